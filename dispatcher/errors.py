@@ -1,0 +1,202 @@
+"""Every error the dispatcher raises, in one tree.
+
+::
+
+    DispatcherError
+    ├── InvalidValue              a value was refused before anything was touched (a ValueError)
+    │   ├── InvalidDraft          … in a submitted message
+    │   │   ├── InvalidSendTime
+    │   │   └── UnknownChannel
+    │   └── InvalidSettings       … in the configuration
+    ├── QuotaExceeded             the time asked for does not fit; names the next slot
+    ├── IdempotencyConflict       the key belongs to a message with other content
+    ├── MessageNotFound
+    ├── TooLate                   the message has left ``scheduled``
+    ├── Unavailable               something outside did not answer; safe to try again
+    │   ├── ReservationsUnavailable
+    │   ├── LimitersUnavailable
+    │   ├── QueueUnavailable
+    │   └── StoreUnavailable
+    │       └── OutcomeUnknown    the message may have been stored
+    └── DeliveryError             raised by transports
+        ├── TemporaryFailure
+        └── PermanentFailure
+
+Data travels as attributes; the text says the same in one sentence. No text and no attribute
+carries a body or a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+_SHOWN_CONFLICTS = 3
+
+
+class DispatcherError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidValue(DispatcherError, ValueError):
+    """A value was refused; nothing was reserved, stored or sent.
+
+    ``field`` names the parameter or setting, ``problem`` what is wrong with the value, and
+    ``accepted`` what would be taken instead.
+    """
+
+    def __init__(self, field: str, problem: str, accepted: str) -> None:
+        super().__init__(f"{field}: {problem}; accepted: {accepted}")
+        self.field = field
+        self.problem = problem
+        self.accepted = accepted
+
+
+class InvalidDraft(InvalidValue):
+    """A field of a submitted message was refused."""
+
+
+class InvalidSendTime(InvalidDraft):
+    """The send time is unreadable, ambiguous, skipped by a clock change, past or too far away."""
+
+
+class UnknownChannel(InvalidDraft):
+    """The settings know no channel of that name. ``known`` lists those they know."""
+
+    def __init__(self, channel: str, known: Sequence[str]) -> None:
+        names = ", ".join(known)
+        super().__init__("channel", f"there is no channel {channel!r}", f"one of {names}")
+        self.channel = channel
+        self.known = tuple(known)
+
+
+class InvalidSettings(InvalidValue):
+    """The configuration contradicts itself or holds a value that cannot be used."""
+
+
+class QuotaExceeded(DispatcherError):
+    """The time asked for would break a quota. No reservation was made.
+
+    ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full,
+    ``send_at`` the time asked for, ``conflicting`` the ids of the messages in the way, and
+    ``next_slot`` the first time at or after ``send_at`` that fits every quota (aware UTC).
+    """
+
+    def __init__(
+        self,
+        *,
+        quota: str,
+        scope: str,
+        send_at: datetime,
+        conflicting: Sequence[UUID],
+        next_slot: datetime,
+    ) -> None:
+        shown = ", ".join(str(each) for each in conflicting[:_SHOWN_CONFLICTS])
+        more = len(conflicting) - _SHOWN_CONFLICTS
+        if more > 0:
+            shown += f" and {more} more"
+        super().__init__(
+            f"{send_at.isoformat()} does not fit the quota {quota} of {scope!r}: "
+            f"in the way is {shown}; the next free slot is {next_slot.isoformat()}"
+        )
+        self.quota = quota
+        self.scope = scope
+        self.send_at = send_at
+        self.conflicting = tuple(conflicting)
+        self.next_slot = next_slot
+
+
+class IdempotencyConflict(DispatcherError):
+    """The idempotency key was used before, for other content. Nothing was changed.
+
+    ``message_id`` is the message the key belongs to, or None while that one is being submitted.
+    """
+
+    def __init__(self, key: str, message_id: UUID | None) -> None:
+        owner = f"message {message_id}" if message_id else "a message that is being submitted"
+        super().__init__(f"idempotency key {key!r} belongs to {owner}, which has other content")
+        self.key = key
+        self.message_id = message_id
+
+
+class MessageNotFound(DispatcherError):
+    """No message has that id; it was never accepted, or it was pruned."""
+
+    def __init__(self, message_id: UUID) -> None:
+        super().__init__(f"there is no message {message_id}")
+        self.message_id = message_id
+
+
+class TooLate(DispatcherError):
+    """The message can no longer be changed. ``status`` is the one it has."""
+
+    def __init__(self, message_id: UUID, status: str) -> None:
+        super().__init__(f"message {message_id} is already {status}")
+        self.message_id = message_id
+        self.status = status
+
+
+class Unavailable(DispatcherError):
+    """Something outside did not answer as it must. Trying again later is safe.
+
+    ``reason`` says what was found, without addresses or secrets.
+    """
+
+    what = "a server"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{self.what} unavailable: {reason}")
+        self.reason = reason
+
+
+class ReservationsUnavailable(Unavailable):
+    """Redis cannot be trusted with a reservation now. Nothing was stored."""
+
+    what = "reservations"
+
+
+class LimitersUnavailable(Unavailable):
+    """Redis cannot be asked for a permit now. Nothing was sent."""
+
+    what = "limiters"
+
+
+class QueueUnavailable(Unavailable):
+    """The broker took no task. The sweep hands the messages over later."""
+
+    what = "queue"
+
+
+class StoreUnavailable(Unavailable):
+    """The database did not do what was asked, and nothing was stored."""
+
+    what = "store"
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """The line broke while the message was being stored, and it cannot be read back.
+
+    It may have been stored, and then it will be sent. ``message_id`` tells: look it up once the
+    database answers, or submit again with the same idempotency key.
+    """
+
+    def __init__(self, reason: str, message_id: UUID) -> None:
+        super().__init__(f"{reason}; whether message {message_id} was stored is not known")
+        self.message_id = message_id
+
+
+class DeliveryError(DispatcherError):
+    """Raised by a transport that knows why a hand-over failed."""
+
+
+class TemporaryFailure(DeliveryError):
+    """The provider did not take the message now. ``retry_after`` is the least wait it asked for."""
+
+    def __init__(self, reason: str = "", retry_after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class PermanentFailure(DeliveryError):
+    """The provider will never take this message."""

@@ -1,0 +1,20 @@
+"""Reads the Lua scripts that lie beside this file.
+
+A script opens with its contract. ``-- @include name.lua`` on a line of its own puts another file
+in its place, so that scripts share functions without sharing a command switch.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+_INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
+
+
+@cache
+def source(name: str) -> str:
+    """Return the text of ``name``.lua with its includes in place."""
+    text = (files(__name__) / f"{name}.lua").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: source(match[1]), text)

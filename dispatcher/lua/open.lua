@@ -1,0 +1,14 @@
+-- Declare a rebuilt shard complete.
+--
+-- KEYS  1 epoch HASH   2 rebuild STRING
+-- ARGV  1 marker   2 identity of the server process   3 number of shards   4 longest quota, ms
+-- Reply 1, or 0 when the marker is no longer the caller's; then the shard stays closed
+
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  return 0
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'server', ARGV[2], 'shards', ARGV[3], 'longest_ms', ARGV[4],
+  'opened_at_ms', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+redis.call('DEL', KEYS[2])
+return 1

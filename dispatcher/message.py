@@ -1,0 +1,196 @@
+"""What travels through the house: drafts, messages, attempts, and the states between them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, cast
+from uuid import UUID
+
+from uuid_utils.compat import uuid7
+
+from dispatcher.errors import InvalidDraft
+
+Body = Mapping[str, Any]
+
+MAX_RECIPIENT = 255
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class Status(StrEnum):
+    """Where a message stands. docs/state-machine.md draws the ways between them."""
+
+    SCHEDULED = "scheduled"
+    SENDING = "sending"
+    SENT = "sent"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a message of this status will never change again."""
+        return self not in (Status.SCHEDULED, Status.SENDING)
+
+
+class Outcome(StrEnum):
+    """What came of one attempt."""
+
+    SENT = "sent"
+    TEMPORARY = "temporary"
+    PERMANENT = "permanent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A validated wish: one content for one recipient at one time.
+
+    ``send_at`` is the time asked for. ``fingerprint`` is a digest of everything the caller asked
+    for; two submits with one idempotency key must agree in it.
+    """
+
+    channel: str
+    recipient: str
+    scope: str
+    body: Body = field(repr=False)
+    send_at: datetime
+    expires_at: datetime | None = None
+    idempotency_key: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One accepted message as the store knows it. All instants are aware UTC.
+
+    ``send_at`` is the promise; ``next_attempt_at`` is when the next try is due and moves with
+    retries and snoozes. ``attempt_count`` counts tries, not snoozes. ``last_error`` is what the
+    last failed try said.
+    """
+
+    id: UUID
+    channel: str
+    recipient: str
+    scope: str
+    body: Body = field(repr=False)
+    send_at: datetime
+    next_attempt_at: datetime
+    expires_at: datetime | None
+    status: Status
+    attempt_count: int
+    max_attempts: int
+    idempotency_key: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    last_error: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try to hand a message over. ``outcome`` is None while it is under way."""
+
+    message_id: UUID
+    token: int
+    started_at: datetime
+    finished_at: datetime | None
+    outcome: Outcome | None
+    error: str | None = field(repr=False)
+    receipt: str | None
+
+
+def new_id() -> UUID:
+    """Return a fresh time-ordered id (UUID version 7, RFC 9562)."""
+    return uuid7()
+
+
+def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str:
+    """Return ``value`` if it is a clean single line of 1 to ``longest`` characters.
+
+    Refused are control and formatting characters (also line separators and bidi controls), lone
+    surrogates, and white space at either end. Raises InvalidDraft.
+    """
+    accepted = f"1 to {longest} printable characters without white space at the ends"
+    if not isinstance(value, str):
+        raise InvalidDraft(name, f"a {type(value).__name__}", accepted)
+    if not 1 <= len(value) <= longest:
+        raise InvalidDraft(name, f"{len(value)} characters", accepted)
+    if value.isascii() and value.isprintable() and " " not in (value[0], value[-1]):
+        return value
+    for character in value:
+        if unicodedata.category(character) in _UNPRINTABLE:
+            raise InvalidDraft(name, f"the character U+{ord(character):04X}", accepted)
+    if value != value.strip():
+        raise InvalidDraft(name, "white space at an end", accepted)
+    return value
+
+
+def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
+    """Return ``body`` if it is a JSON object within the limits. Raises InvalidDraft.
+
+    ``max_bytes`` counts the UTF-8 bytes of its compact JSON, ``max_depth`` nested containers,
+    the object itself included.
+    """
+    accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
+    if not isinstance(body, Mapping):
+        raise InvalidDraft("body", f"a {type(body).__name__}", accepted)
+    clean = _clean(body, "body", max_depth, accepted)
+    try:
+        size = len(dump_json(clean).encode())
+    except ValueError:
+        raise InvalidDraft("body", "a number too long to write", accepted) from None
+    if size > max_bytes:
+        raise InvalidDraft("body", f"{size} bytes", accepted)
+    return cast(Body, clean)
+
+
+def fingerprint(**asked: object) -> str:
+    """Return a digest of what a caller asked for, independent of the order of keys."""
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dump_json(value: object) -> str:
+    """Return compact JSON; NaN and infinities raise ValueError."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _clean(value: object, path: str, depth: int, accepted: str) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return _clean_text(value, path, accepted)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidDraft(path, f"the number {value}", accepted)
+        return value
+    if not isinstance(value, Mapping | list | tuple):
+        raise InvalidDraft(path, f"a {type(value).__name__}, which JSON does not know", accepted)
+    if depth == 0:
+        raise InvalidDraft("body", "too many levels", accepted)
+    if isinstance(value, Mapping):
+        clean = {}
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise InvalidDraft(path, f"a key of type {type(key).__name__}", accepted)
+            clean[_clean_text(key, path, accepted)] = _clean(
+                each, f"{path}.{key[:40]}", depth - 1, accepted
+            )
+        return clean
+    return [_clean(each, f"{path}[{n}]", depth - 1, accepted) for n, each in enumerate(value)]
+
+
+def _clean_text(value: str, path: str, accepted: str) -> str:
+    if "\0" in value:
+        raise InvalidDraft(path, "holds a NUL character", accepted)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidDraft(path, "holds a lone surrogate", accepted) from None
+    return value

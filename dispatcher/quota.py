@@ -1,0 +1,79 @@
+"""How many per how long: quotas judged at submission, limits guarded at delivery.
+
+Both are written the same way, ``N/unit`` or ``N/M unit``: ``"1/minute"``, ``"5/hour"``,
+``"2/30 second"``. They are two types because they are never interchangeable: a quota counts
+promised times, a limit counts hand-overs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from dispatcher.errors import InvalidValue
+
+UNIT_MS = {
+    "second": 1_000,
+    "minute": 60_000,
+    "hour": 3_600_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
+MAX_COUNT = 1_000
+MAX_LENGTH_MS = 366 * UNIT_MS["day"]
+
+_GRAMMAR = re.compile(r"\s*([0-9]{1,9})\s*/\s*(?:([0-9]{1,9})\s+)?([a-z]+?)s?\s*", re.ASCII)
+_ACCEPTED = (
+    f"N/unit or N/M unit with a unit of {', '.join(UNIT_MS)}, N from 1 to {MAX_COUNT}, "
+    "at most 366 days"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _CountPerLength:
+    count: int
+    length_ms: int
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__.lower()
+        if not 1 <= self.count <= MAX_COUNT:
+            raise InvalidValue(name, f"a count of {self.count}", _ACCEPTED)
+        if not 1 <= self.length_ms <= MAX_LENGTH_MS:
+            raise InvalidValue(name, f"a length of {self.length_ms} ms", _ACCEPTED)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"5/hour"``. Raises InvalidValue for anything else."""
+        match = _GRAMMAR.fullmatch(text) if isinstance(text, str) else None
+        if match is None or match[3] not in UNIT_MS:
+            raise InvalidValue(cls.__name__.lower(), f"cannot read {text!r}", _ACCEPTED)
+        return cls(int(match[1]), int(match[2] or 1) * UNIT_MS[match[3]])
+
+    def __str__(self) -> str:
+        unit = max(
+            (unit for unit in UNIT_MS if self.length_ms % UNIT_MS[unit] == 0),
+            key=UNIT_MS.__getitem__,
+            default=None,
+        )
+        if unit is None:
+            return f"{self.count}/{self.length_ms} ms"
+        multiple = self.length_ms // UNIT_MS[unit]
+        return f"{self.count}/{unit}" if multiple == 1 else f"{self.count}/{multiple} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quota(_CountPerLength):
+    """At most ``count`` promised times of one scope within any span shorter than ``length_ms``.
+
+    Times exactly ``length_ms`` apart are fine: under 1 per minute, 11:11:11 and 11:12:11 fit.
+    """
+
+    __str__ = _CountPerLength.__str__
+
+
+@dataclass(frozen=True, slots=True)
+class Limit(_CountPerLength):
+    """At most ``count`` hand-overs within any span shorter than ``length_ms`` (its period)."""
+
+    __str__ = _CountPerLength.__str__

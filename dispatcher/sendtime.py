@@ -1,0 +1,130 @@
+"""Turns what a caller gave as a send time into one instant, or says exactly why not.
+
+Parsing and the tests for skipped and repeated local times are python-dateutil's. The rules of
+the zones come from the tz database through ``zoneinfo``: dateutil's own reader knows only the
+32-bit part of a zone file and loses daylight saving after 2037
+(docs/decisions/0004-zone-rules.md).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from dateutil import parser, tz
+
+from dispatcher.errors import InvalidSendTime
+
+ACCEPTED = (
+    "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
+    "or a local time (2026-12-24T08:30) together with zone"
+)
+_ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
+_ZONE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def parse(
+    value: datetime | str,
+    *,
+    zone: str | None = None,
+    fold: int | None = None,
+    field: str = "send_at",
+) -> datetime:
+    """Return the instant ``value`` names, aware UTC, rounded up to a whole millisecond.
+
+    Rounding up, never down: a message must not leave before its time. Raises InvalidSendTime
+    when the value is unreadable, has neither offset nor zone, has both, falls into a gap that a
+    clock change left, or into an hour that one repeated and ``fold`` (0: first, 1: second time)
+    does not say which.
+    """
+    if fold not in (None, 0, 1):
+        raise InvalidSendTime("fold", f"{fold!r}", "0 for the first, 1 for the second time")
+    moment = _read(value, field)
+    try:
+        if moment.tzinfo is None:
+            moment = _in_zone(moment, zone, fold, field)
+        elif zone is not None:
+            raise InvalidSendTime(field, f"has an offset and the zone {zone!r}", "one of the two")
+        elif not tz.datetime_exists(moment):
+            raise InvalidSendTime(field, _skipped(moment), "a local time that exists")
+        return _whole_milliseconds(moment.astimezone(UTC))
+    except OverflowError:
+        raise InvalidSendTime(field, "is out of range", "a time of the years 1 to 9999") from None
+
+
+def after(length: timedelta, *, now: datetime, field: str = "send_in") -> datetime:
+    """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
+    if not isinstance(length, timedelta):
+        raise InvalidSendTime(field, f"a {type(length).__name__}", "a timedelta of 0 or more")
+    if length < timedelta(0):
+        raise InvalidSendTime(field, f"{length} lies in the past", "a timedelta of 0 or more")
+    try:
+        return _whole_milliseconds(now + length)
+    except OverflowError:
+        raise InvalidSendTime(field, "is out of range", "less than 8,000 years") from None
+
+
+def check_range(
+    send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
+) -> None:
+    """Raise InvalidSendTime unless ``send_at`` lies between ``now`` and ``now + farthest``."""
+    accepted = f"a time from now on, at most {farthest.days} days ahead"
+    if send_at < now:
+        raise InvalidSendTime(field, f"{send_at.isoformat()} is past", accepted)
+    if send_at - now > farthest:
+        raise InvalidSendTime(field, f"{send_at.isoformat()} is too far ahead", accepted)
+
+
+def _read(value: datetime | str, field: str) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str):
+        raise InvalidSendTime(field, f"a {type(value).__name__}", ACCEPTED)
+    text = value.strip()
+    if not _ISO_WITH_TIME.fullmatch(text):
+        raise InvalidSendTime(field, f"cannot read {value[:40]!r}", ACCEPTED)
+    try:
+        return parser.isoparse(text.replace(" ", "T", 1))
+    except (ValueError, OverflowError):
+        raise InvalidSendTime(field, f"cannot read {value[:40]!r}", ACCEPTED) from None
+
+
+def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -> datetime:
+    if zone is None:
+        raise InvalidSendTime(field, "has neither an offset nor a zone", ACCEPTED)
+    local = moment.replace(tzinfo=_zone_rules(zone))
+    if not tz.datetime_exists(local):
+        raise InvalidSendTime(field, _skipped(local), "a local time that exists")
+    if fold is None and moment.fold == 0 and tz.datetime_ambiguous(local):
+        raise InvalidSendTime(
+            field,
+            f"{moment.isoformat()} happens twice in {zone}",
+            "the same with fold=0 (first) or fold=1 (second)",
+        )
+    return tz.enfold(local, fold if fold is not None else moment.fold)
+
+
+def _zone_rules(zone: str) -> ZoneInfo:
+    accepted = "a name of the tz database, such as Europe/Berlin"
+    if not isinstance(zone, str) or not _ZONE_NAME.fullmatch(zone):
+        raise InvalidSendTime("zone", f"{zone!r} is no name of a zone", accepted)
+    try:
+        return ZoneInfo(zone)
+    except (LookupError, ValueError, OSError):
+        raise InvalidSendTime("zone", f"there is no zone {zone!r}", accepted) from None
+
+
+def _skipped(local: datetime) -> str:
+    wall = local.replace(tzinfo=None).isoformat()
+    return f"{wall} is skipped by a clock change in {local.tzinfo}"
+
+
+def _whole_milliseconds(instant: datetime) -> datetime:
+    excess = timedelta(microseconds=instant.microsecond % 1_000)
+    plain = datetime(
+        instant.year, instant.month, instant.day,
+        instant.hour, instant.minute, instant.second, instant.microsecond, tzinfo=UTC,
+    )  # fmt: skip
+    return plain - excess + _MILLISECOND if excess else plain

@@ -1,0 +1,277 @@
+"""Every setting with its unit, its default, and the rules that tie settings to each other.
+
+Read from the environment (``DISPATCHER_HORIZON=20``, ``DISPATCHER_CHANNELS__SMS__TRANSPORT=file``),
+then from ``dispatcher.toml`` in the working directory (another file: ``DISPATCHER_CONFIG``), then
+the defaults below, which are those of the embedded environment in ``.dispatcher/``.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import re
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import quote, urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from dispatcher.errors import InvalidSettings, InvalidValue
+from dispatcher.quota import UNIT_MS, Limit, Quota
+
+PREFIX = "DISPATCHER_"
+EMBEDDED_BROKER_DB = 1
+_LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
+_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*?)s?\s*", re.ASCII)
+
+
+def _read_length(value: object) -> object:
+    if isinstance(value, str):
+        match = _LENGTH.fullmatch(value)
+        unit_ms = UNIT_MS.get(match[2] or "second") if match else None
+        if match is None or unit_ms is None:
+            accepted = f"seconds, or a number and one of {', '.join(UNIT_MS)}"
+            raise InvalidSettings("length", f"cannot read {value!r}", accepted)
+        return timedelta(milliseconds=float(match[1]) * unit_ms)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    return value
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+
+
+def _read_quota(value: object) -> object:
+    return Quota.parse(value) if isinstance(value, str) else value
+
+
+def _read_limit(value: object) -> object:
+    return Limit.parse(value) if isinstance(value, str) else value
+
+
+Length = Annotated[
+    timedelta, BeforeValidator(_read_length), PlainSerializer(timedelta.total_seconds)
+]
+Quotas = Annotated[
+    tuple[Annotated[Quota, BeforeValidator(_read_quota), PlainSerializer(str)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+]
+Limits = tuple[Annotated[Limit, BeforeValidator(_read_limit), PlainSerializer(str)], ...]
+
+
+class Channel(BaseModel):
+    """How one channel's messages are carried, how often a try is repeated, and its limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    transport: str
+    """``console``, ``file``, ``memory``, or ``package.module:attribute``."""
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keyword arguments for the transport's class."""
+    limits: Limits = ()
+    """Limits on the hand-overs of the whole channel, beside those of each scope."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    """Tries before a message ends as failed."""
+    backoff_base: Length = timedelta(seconds=5)
+    """Upper bound of the wait after the first failed try; doubles with each further one."""
+    backoff_longest: Length = timedelta(minutes=10)
+    """Upper bound of any wait."""
+
+
+def _default_channels() -> dict[str, Channel]:
+    return {name: Channel(transport=name) for name in ("console", "file", "memory")}
+
+
+class Settings(BaseSettings):
+    """The whole configuration: frozen, validated once, handed to every part.
+
+    Lengths are seconds, or text such as ``"30 days"``. Raises InvalidSettings through
+    :meth:`load`.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+    )
+
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
+    """First part of every Redis key."""
+    data_dir: Path = Path(".dispatcher")
+    """Folder of the embedded environment and of the file transport."""
+    redis_url: str = Field(
+        default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
+    )
+    """Redis that holds the windows and the permits; must run with ``noeviction``."""
+    database_url: str = Field(
+        default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
+    )
+    """SQLAlchemy URL of the store (SQLite or PostgreSQL)."""
+    broker_url: str = Field(
+        default_factory=lambda data: _default_broker_url(data["redis_url"], data["data_dir"]),
+        repr=False,
+    )
+    """Celery's broker (Redis or RabbitMQ); by default the Redis above."""
+    queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
+    """Celery queue of the dispatcher's tasks."""
+    channels: dict[str, Channel] = Field(default_factory=_default_channels)
+    quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
+    """Judged at submit, per scope, on the promised times; guarded again at delivery."""
+    shards: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Parts the windows are split into. Changing it makes the sweep rebuild the windows."""
+
+    max_horizon: Length = timedelta(days=5 * 366)
+    """How far ahead a message may be submitted."""
+    body_max_bytes: Annotated[int, Field(ge=2, le=16 * 1024 * 1024)] = 64 * 1024
+    body_max_depth: Annotated[int, Field(ge=1, le=200)] = 32
+
+    horizon: Length = timedelta(seconds=30)
+    """How near a message must be to be handed to Celery."""
+    sweep_interval: Length = timedelta(seconds=1)
+    """How often beat starts ``enqueue_due``, ``rescue`` and ``reconcile``."""
+    prune_interval: Length = timedelta(minutes=1)
+    redelivery_timeout: Length = timedelta(seconds=120)
+    """Redis broker: Celery's visibility timeout."""
+    enqueue_grace: Length = timedelta(seconds=5)
+    """How long past its time a message may stay unclaimed before it is enqueued again."""
+    group_size: Annotated[int, Field(ge=1, le=1_000)] = 50
+    """Most messages in one task."""
+    coalesce: Length = timedelta(milliseconds=50)
+    """Messages of one channel due within this length share a task."""
+    claim_ttl: Length = timedelta(seconds=30)
+    """How long a worker may hold a message before it is rescued."""
+    transport_timeout: Length = timedelta(seconds=10)
+    """Longest single hand-over; handed to the transports."""
+    reconcile_grace: Length = timedelta(seconds=60)
+    """Age at which a reservation that the store has not confirmed is looked up."""
+    settle: Length = timedelta(seconds=1)
+    """Longest a submit may take between reservation and commit without a second look."""
+    retention: Length = timedelta(days=30)
+    """How long messages are kept after they ended."""
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Self:
+        """Read environment and file; ``overrides`` win. Raises InvalidSettings."""
+        try:
+            return cls(**overrides)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "settings"
+            cause = first.get("ctx", {}).get("error")
+            if isinstance(cause, InvalidValue):
+                at = field if first["loc"] else cause.field
+                raise InvalidSettings(at, cause.problem, cause.accepted) from None
+            raise InvalidSettings(field, first["msg"], "see dispatcher/settings.py") from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: arguments, environment, file."""
+        del dotenv_settings, file_secret_settings
+        path = Path(os.environ.get(f"{PREFIX}CONFIG", "dispatcher.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, path)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that make another process load these settings."""
+        dumped = self.model_dump(mode="json")
+        return {
+            PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
+            for name, value in dumped.items()
+        }
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        _require(self.channels != {}, "channels", "none", "at least one channel")
+        _require(self.quotas != (), "quotas", "none", "at least one quota")
+        for name in self.channels:
+            _require(
+                re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name) is not None,
+                "channels", f"the name {name!r}", "a-z, 0-9, _ and -, at most 63",
+            )  # fmt: skip
+        self._in_order("transport_timeout", "claim_ttl")
+        self._in_order("sweep_interval", "horizon")
+        _require(
+            self.horizon < self.redelivery_timeout / 2,
+            "horizon", f"{self.horizon} is not below half of redelivery_timeout",
+            "a horizon below half of redelivery_timeout, or tasks run twice",
+        )  # fmt: skip
+        self._in_order("settle", "reconcile_grace")
+        longest = max(quota.length_ms for quota in self.quotas)
+        _require(
+            self.retention > timedelta(milliseconds=longest, hours=1),
+            "retention", f"{self.retention} is shorter than the longest quota and an hour",
+            "longer, or messages that still count would be deleted",
+        )  # fmt: skip
+        return self
+
+    def _in_order(self, lesser: str, greater: str) -> None:
+        low, high = getattr(self, lesser), getattr(self, greater)
+        _require(
+            timedelta(0) < low < high,
+            lesser, f"{low} against {greater} {high}", f"above 0 and below {greater}",
+        )  # fmt: skip
+
+
+def embedded_socket(data_dir: Path) -> Path:
+    """Return where the embedded Redis of ``data_dir`` listens.
+
+    A socket inside the folder, or, where that path is too long for one, a socket in a private
+    folder of the system's temporary folder with a name made from the path.
+    """
+    folder = data_dir.resolve()
+    inside = folder / "redis.sock"
+    if len(os.fsencode(inside)) <= _LONGEST_SOCKET_PATH:
+        return inside
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"dispatcher-{getpass.getuser()}-{digest}" / "redis.sock"
+
+
+def _require(holds: bool, field: str, problem: str, accepted: str) -> None:
+    if not holds:
+        raise InvalidSettings(field, problem, accepted)
+
+
+def _embedded_redis_url(data_dir: Path) -> str:
+    return f"unix://{quote(str(embedded_socket(data_dir)))}"
+
+
+def _embedded_database_url(data_dir: Path) -> str:
+    return f"sqlite:///{data_dir.resolve() / 'dispatcher.db'}"
+
+
+def _default_broker_url(redis_url: str, data_dir: Path) -> str:
+    if redis_url == _embedded_redis_url(data_dir):
+        path = urlsplit(redis_url).path
+        return f"redis+socket://{path}?virtual_host={EMBEDDED_BROKER_DB}"
+    return re.sub(r"^unix://", "redis+socket://", redis_url)
