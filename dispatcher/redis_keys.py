@@ -35,7 +35,10 @@ class ShardKeys:
 
     @property
     def pending(self) -> str:
-        """ZSET of reservations that the store has not confirmed; score: when reserved, ms."""
+        """ZSET of reservations that the store has not confirmed.
+
+        Member: message id, then the key of its window; score: when reserved, ms.
+        """
         return f"{self.tag}:pending"
 
     @property

@@ -23,6 +23,7 @@ ACCEPTED = (
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
 _ZONE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse(
@@ -75,6 +76,16 @@ def check_range(
         raise InvalidSendTime(field, f"{send_at.isoformat()} is past", accepted)
     if send_at - now > farthest:
         raise InvalidSendTime(field, f"{send_at.isoformat()} is too far ahead", accepted)
+
+
+def to_ms(instant: datetime) -> int:
+    """Return whole milliseconds since 1970, rounded down."""
+    return (instant - _EPOCH) // _MILLISECOND
+
+
+def from_ms(ms: int) -> datetime:
+    """Return the aware UTC instant ``ms`` milliseconds after 1970."""
+    return _EPOCH + ms * _MILLISECOND
 
 
 def _read(value: datetime | str, field: str) -> datetime:

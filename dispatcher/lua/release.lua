@@ -17,5 +17,5 @@ if KEYS[3] then
   redis.call('DEL', KEYS[3])
 end
 redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1] .. KEYS[1])
 return 1

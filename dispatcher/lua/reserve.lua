@@ -5,7 +5,7 @@
 -- ARGV  1 message id, 16 bytes
 --       2 time asked for, ms           3 time to search from, ms (>= 2)
 --       4 latest time to book, ms (= 2: book that time or nothing)
---       5 length to keep the window after its last member, ms
+--       5 length to keep a member after its time, ms
 --       6 fingerprint, 7 token of this submit, 8 life of the twins HASH in ms ('' without key)
 --       9... count and length in ms of each quota
 -- Reply {'closed'}                                  the shard is not complete: rebuild first
@@ -35,7 +35,7 @@ if twins then
   end
 end
 
-local at = tonumber(redis.call('ZSCORE', window, id) or nil)
+local at = tonumber(redis.call('ZSCORE', window, id))
 if not at then
   local quotas = quotas_from(9)
   local quota, run = first_block(window, asked, quotas)
@@ -51,11 +51,13 @@ if not at then
     at = slot
   end
   local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local is_last = redis.call('ZCOUNT', window, '(' .. exact(at), '+inf') == 0
   redis.call('ZADD', window, exact(at), id)
-  redis.call('ZADD', pending, exact(time[1] * 1000 + math.floor(time[2] / 1000)), id)
+  redis.call('ZADD', pending, exact(now), id .. window)
   if is_last then
     redis.call('PEXPIREAT', window, exact(at + ARGV[5]))
+    redis.call('ZREMRANGEBYSCORE', window, '-inf', exact(now - ARGV[5]))
   end
 end
 

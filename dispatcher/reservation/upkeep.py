@@ -1,0 +1,209 @@
+"""What the sweep does to the windows: rebuild lost ones, settle unconfirmed reservations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import redis
+
+from dispatcher.lua import source
+from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.reservation.answers import EvictingServer, translated
+from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.windows import KEEP_MS
+from dispatcher.sendtime import from_ms, to_ms
+
+_MARKER_LIFE_MS = 15_000
+_WIPE_BATCH = 500
+
+
+class Reserved(NamedTuple):
+    """A reservation as the store knows it."""
+
+    message_id: UUID
+    scope: str
+    send_at: datetime
+
+
+class Unconfirmed(NamedTuple):
+    """A reservation that the store has not confirmed, and where it stands."""
+
+    message_id: UUID
+    window: bytes
+    keys: ShardKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """A rebuild under way. The marker lets one process at a time fill these shards."""
+
+    marker: str
+    server: str
+    shards: tuple[ShardKeys, ...]
+
+
+class Upkeep:
+    """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
+
+    A rebuild is ``begin``, ``wipe``, ``restore`` as often as needed, ``open``. Each step is
+    guarded by the marker, so that a rebuilder that was overtaken writes nothing more.
+    """
+
+    def __init__(self, client: redis.Redis, fence: Fence) -> None:
+        self._client = client
+        self._fence = fence
+        self._by_shard = dict(enumerate(fence.keys))
+        self._keep_ms = fence.longest_ms + KEEP_MS
+        self._begin = client.register_script(source("begin_rebuild"))
+        self._wipe = client.register_script(source("wipe"))
+        self._restore = client.register_script(source("restore"))
+        self._open = client.register_script(source("open"))
+        self._mark_checked = client.register_script(source("mark_checked"))
+
+    @property
+    def memory(self) -> timedelta:
+        """How far back reservations still matter."""
+        return timedelta(milliseconds=self._keep_ms)
+
+    def begin(self) -> Rebuild | None:
+        """Check every shard; return the rebuild of those that are closed and not being rebuilt.
+
+        On a server that evicts, every shard is closed and ReservationsUnavailable raised.
+        """
+        with translated():
+            try:
+                server, closed = self._fence.incomplete(self._client)
+            except EvictingServer:
+                self._fence.close(self._client)
+                raise
+            if not closed:
+                return None
+            marker = f"{server}:{uuid4().hex}"
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in closed:
+                names = [keys.epoch, keys.rebuild]
+                self._begin(keys=names, args=[marker, _MARKER_LIFE_MS], client=pipeline)
+            replies = pipeline.execute()
+        ours = tuple(keys for keys, begun in zip(closed, replies, strict=True) if begun)
+        return Rebuild(marker, server, ours) if ours else None
+
+    def wipe(self, rebuild: Rebuild) -> None:
+        """Delete the windows and the pending set of the shards being rebuilt."""
+        with translated():
+            for keys in rebuild.shards:
+                found: list[bytes | str] = [keys.pending]
+                for name in self._client.scan_iter(match=keys.all_windows, count=1_000):
+                    found.append(name)
+                    if len(found) >= _WIPE_BATCH:
+                        self._wipe_names(rebuild, keys, found)
+                        found = []
+                self._wipe_names(rebuild, keys, found)
+
+    def _wipe_names(self, rebuild: Rebuild, keys: ShardKeys, names: list[bytes | str]) -> None:
+        self._wipe(keys=[keys.rebuild, *names], args=[rebuild.marker, _MARKER_LIFE_MS])
+
+    def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
+        """Put the rows that belong to these shards back into their windows."""
+        ours = set(rebuild.shards)
+        members: dict[str, list[Any]] = defaultdict(list)
+        for row in rows:
+            members[row.scope] += [to_ms(row.send_at), row.message_id.bytes]
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for scope, flat in members.items():
+                keys = self._keys(scope)
+                if keys in ours:
+                    self._restore(
+                        keys=[keys.rebuild, keys.window(scope), keys.pending],
+                        args=[rebuild.marker, _MARKER_LIFE_MS, self._keep_ms, *flat],
+                        client=pipeline,
+                    )
+            pipeline.execute()
+
+    def open(self, rebuild: Rebuild) -> int:
+        """Declare the shards complete; return how many were still this rebuild's to declare."""
+        facts = [rebuild.marker, rebuild.server, len(self._by_shard), self._fence.longest_ms]
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in rebuild.shards:
+                self._open(keys=[keys.epoch, keys.rebuild], args=facts, client=pipeline)
+            return sum(pipeline.execute())
+
+    def unconfirmed(self, *, older_than: timedelta, at_most: int) -> list[Unconfirmed]:
+        """Return reservations that have waited for the store longer than ``older_than``."""
+        with translated():
+            before = self._now_ms() - older_than // timedelta(milliseconds=1)
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in self._fence.keys:
+                pipeline.zrangebyscore(keys.pending, "-inf", before, start=0, num=at_most)
+            replies = pipeline.execute()
+        return [
+            Unconfirmed(UUID(bytes=member[:16]), member[16:], keys)
+            for keys, members in zip(self._fence.keys, replies, strict=True)
+            for member in members
+        ][:at_most]
+
+    def settle(self, *, confirmed: Sequence[Unconfirmed], orphans: Sequence[Unconfirmed]) -> None:
+        """Forget that ``confirmed`` were pending; give the places of ``orphans`` back."""
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for each in orphans:
+                pipeline.zrem(each.window, each.message_id.bytes)
+            for each in (*confirmed, *orphans):
+                pipeline.zrem(each.keys.pending, each.message_id.bytes + each.window)
+            pipeline.execute()
+
+    def release(self, rows: Sequence[Reserved]) -> None:
+        """Give back the places of messages that the store knows to need none."""
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for row in rows:
+                window = self._keys(row.scope).window(row.scope)
+                pipeline.zrem(window, row.message_id.bytes)
+            pipeline.execute()
+
+    def put_back(self, rows: Sequence[Reserved]) -> int:
+        """Add reservations that are missing in open windows; return how many were."""
+        with translated():
+            now = self._now_ms()
+            pipeline = self._client.pipeline(transaction=False)
+            for row in rows:
+                keys = self._keys(row.scope)
+                window, member = keys.window(row.scope), row.message_id.bytes
+                pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)
+                pipeline.zadd(keys.pending, {member + window.encode(): now}, nx=True)
+            return sum(pipeline.execute()[::2])
+
+    def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
+        """Return the shards opened longer ago than that whose stragglers were not looked for."""
+        with translated():
+            before = self._now_ms() - older_than // timedelta(milliseconds=1)
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in self._fence.keys:
+                pipeline.hmget(keys.epoch, "opened_at_ms", "checked")
+            replies = pipeline.execute()
+        return {
+            keys: from_ms(int(opened))
+            for keys, (opened, checked) in zip(self._fence.keys, replies, strict=True)
+            if opened and not checked and int(opened) <= before
+        }
+
+    def mark_checked(self, shards: Sequence[ShardKeys]) -> None:
+        """Remember that the stragglers of these shards were looked for."""
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in shards:
+                self._mark_checked(keys=[keys.epoch], client=pipeline)
+            pipeline.execute()
+
+    def _keys(self, scope: str) -> ShardKeys:
+        return self._by_shard[shard_of(scope, len(self._by_shard))]
+
+    def _now_ms(self) -> int:
+        seconds, micros = self._client.time()
+        return int(seconds) * 1_000 + int(micros) // 1_000
