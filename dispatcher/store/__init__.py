@@ -1,0 +1,24 @@
+"""The truth: messages and attempts in SQL.
+
+``database`` runs statements and translates what can go wrong, ``messages`` is for those who
+submit, ``claims`` for those who deliver, ``upkeep`` for the sweep. ``schema`` describes the tables
+that the migrations build.
+"""
+
+from dispatcher.store.claims import Claim, Claims, Failure, Result
+from dispatcher.store.database import Database
+from dispatcher.store.messages import Messages
+from dispatcher.store.migrate import migrate
+from dispatcher.store.upkeep import Due, StoreUpkeep
+
+__all__ = [
+    "Claim",
+    "Claims",
+    "Database",
+    "Due",
+    "Failure",
+    "Messages",
+    "Result",
+    "StoreUpkeep",
+    "migrate",
+]

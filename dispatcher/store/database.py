@@ -1,0 +1,162 @@
+"""One engine, and what the dispatcher needs to know when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.message import dump_json
+
+T = TypeVar("T")
+
+_BUSY_SECONDS = 5.0
+_POSTGRES_OPTIONS = " ".join(
+    f"-c {name}={value}"
+    for name, value in {
+        "synchronous_commit": "on",
+        "statement_timeout": "30s",
+        "lock_timeout": "5s",
+        "idle_in_transaction_session_timeout": "30s",
+    }.items()
+)
+# Deadlock, serialization failure: the database undid the transaction and says so.
+_UNDONE = frozenset({"40P01", "40001"})
+_TRIES = 3
+
+
+class Database:
+    """Runs pieces of work on pooled connections in autocommit mode.
+
+    Every piece of work must be safe to run again: it is, once, when the line breaks, because then
+    nobody knows whether it was done. Raises StoreUnavailable for what the database or the driver
+    cannot do.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = _with_driver(url)
+        sqlite = self.url.get_backend_name() == "sqlite"
+        self._begin = "BEGIN IMMEDIATE" if sqlite else "BEGIN"
+        options: dict[str, Any] = {
+            "connect_args": {"timeout": _BUSY_SECONDS} if sqlite else {
+                "connect_timeout": 3, "options": _POSTGRES_OPTIONS
+            }
+        }  # fmt: skip
+        try:
+            self.engine = create_engine(
+                self.url,
+                isolation_level="AUTOCOMMIT",
+                pool_reset_on_return=None,
+                pool_size=5,
+                max_overflow=27,
+                pool_timeout=2,
+                json_serializer=dump_json,
+                hide_parameters=True,
+                **options,
+            )
+        except (ImportError, NoSuchModuleError) as error:
+            raise InvalidSettings(
+                "database_url", f"its driver is missing ({error})", "an installed driver"
+            ) from error
+        if sqlite:
+            event.listen(self.engine, "connect", _prepare_sqlite)
+
+    def close(self) -> None:
+        """Close the pooled connections."""
+        self.engine.dispose()
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` with each statement committed on its own."""
+        for last in (False,) * (_TRIES - 1) + (True,):
+            try:
+                with self.engine.connect() as connection:
+                    return work(connection)
+            except (DBAPIError, PoolTimeout) as error:
+                if last or not _worth_another_try(error):
+                    raise unavailable(error) from error
+        raise AssertionError("unreachable")
+
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in one transaction."""
+
+        def in_transaction(connection: Connection) -> T:
+            connection.exec_driver_sql(self._begin)
+            try:
+                result = work(connection)
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                _undo(connection)
+                raise
+            return result
+
+        return self.run(in_transaction)
+
+
+def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
+    """Say what went wrong without addresses, statements or values."""
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable("no connection became free in time")
+    if isinstance(error, DBAPIError):
+        name = type(error.orig).__name__
+        if error.connection_invalidated or name in {"ConnectionTimeout", "AdminShutdown"}:
+            return StoreUnavailable("the connection to the database broke")
+        code = getattr(error.orig, "sqlstate", None) or getattr(
+            error.orig, "sqlite_errorname", None
+        )
+        return StoreUnavailable(f"the database answered {code or name}")
+    return StoreUnavailable(type(error).__name__)
+
+
+def is_disconnect(error: DBAPIError) -> bool:
+    """Whether the line broke, so that what was sent may or may not have been done."""
+    return bool(error.connection_invalidated)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise StoreUnavailable for whatever SQLAlchemy raises inside."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise unavailable(error) from error
+
+
+def _worth_another_try(error: SQLAlchemyError) -> bool:
+    if not isinstance(error, DBAPIError):
+        return False
+    return is_disconnect(error) or getattr(error.orig, "sqlstate", None) in _UNDONE
+
+
+def _undo(connection: Connection) -> None:
+    if connection.invalidated or connection.closed:
+        return
+    try:
+        connection.exec_driver_sql("ROLLBACK")
+    except DBAPIError:
+        connection.invalidate()
+
+
+def _with_driver(text: str) -> URL:
+    accepted = "sqlite:///… or postgresql://…"
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise InvalidSettings("database_url", "cannot be read", accepted) from None
+    if url.drivername in {"postgresql", "postgres"}:
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in {"sqlite", "postgresql"}:
+        raise InvalidSettings("database_url", f"a database {url.drivername}", accepted)
+    return url
+
+
+def _prepare_sqlite(connection: Any, record: object) -> None:
+    del record
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")

@@ -1,0 +1,93 @@
+"""Instants in SQL: one column type and the database's own clock, on every dialect."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, DateTime, Dialect, String
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.expression import FunctionElement, literal
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+_SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
+
+
+class Instant(TypeDecorator[datetime]):
+    """An aware UTC datetime.
+
+    ``timestamptz`` where the database has it. On SQLite text in UTC with milliseconds, the form
+    in which SQLite tells its own time, so that the two compare as text.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Choose the column type."""
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(23))
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        """Turn an aware datetime into what the driver takes."""
+        if value is None or dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        """Turn what the driver gives into an aware UTC datetime."""
+        if value is None:
+            return None
+        if dialect.name == "sqlite":
+            return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        instant: datetime = value.astimezone(UTC)
+        return instant
+
+
+class _DatabaseNow(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "database_now"
+
+
+class _Later(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "later"
+
+
+def database_now() -> ColumnElement[datetime]:
+    """Return the present instant by the database's clock, the same throughout a statement."""
+    return _DatabaseNow()
+
+
+def later(instant: ColumnElement[datetime], seconds: ColumnElement[float] | float) -> Any:
+    """Return ``instant`` moved by ``seconds``."""
+    shift = literal(float(seconds)) if isinstance(seconds, int | float) else seconds
+    return _Later(instant, shift)
+
+
+@compiles(_DatabaseNow)
+def _now(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    del element, compiler, kw
+    return "statement_timestamp()"
+
+
+@compiles(_DatabaseNow, "sqlite")
+def _now_sqlite(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    del element, compiler, kw
+    return f"strftime('{_SQLITE_FORMAT}', 'now')"
+
+
+@compiles(_Later)
+def _later(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"({instant} + make_interval(secs => {seconds}))"
+
+
+@compiles(_Later, "sqlite")
+def _later_sqlite(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"strftime('{_SQLITE_FORMAT}', {instant}, printf('%+.3f seconds', {seconds}))"

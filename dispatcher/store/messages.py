@@ -1,0 +1,181 @@
+"""What those who submit need: add, read, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
+from dispatcher.message import Attempt, Message, Outcome, Status
+from dispatcher.store.database import Database, is_disconnect, unavailable
+from dispatcher.store.instants import database_now
+from dispatcher.store.schema import attempts, messages
+
+_READ = tuple(messages.c[name] for name in Message.__dataclass_fields__)
+_ADD_TRIES = 3
+
+
+class Messages:
+    """Messages by id, by idempotency key, and by what an operator asks for."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        dialect = postgresql if database.url.get_backend_name() == "postgresql" else sqlite
+        self._insert = dialect.insert(messages).on_conflict_do_nothing()
+
+    def add(self, message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> Message:
+        """Store ``message`` and return what is stored.
+
+        That is another message when its idempotency key was there before. When the line breaks
+        the insert is run again, which does nothing if the first one was done; so the answer is
+        read back from state. Raises StoreUnavailable when nothing was stored, OutcomeUnknown when
+        that cannot be found out.
+        """
+        row = {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
+            "status": message.status.value,
+            "enqueue_at": enqueue_at,
+            "claim_token": 0,
+            "reserved": True,
+            "fingerprint": fingerprint,
+        }
+        unknown = False
+        for last in (False,) * (_ADD_TRIES - 1) + (True,):
+            asked = False
+            try:
+                with self._database.engine.connect() as connection:
+                    asked = True
+                    if connection.execute(self._insert, row).rowcount == 1:
+                        return message
+                    stored = self._stored(connection, message)
+                if stored is not None:
+                    return stored
+            except (DBAPIError, PoolTimeout) as error:
+                broken = asked and isinstance(error, DBAPIError) and is_disconnect(error)
+                unknown = unknown or broken
+                if broken and not last:
+                    continue
+                failure = unavailable(error)
+                if unknown:
+                    raise OutcomeUnknown(failure.reason, message.id) from error
+                raise failure from error
+        raise StoreUnavailable("the idempotency key was freed and taken again and again")
+
+    def get(self, message_id: UUID) -> Message:
+        """Return a message. Raises MessageNotFound."""
+        query = select(*_READ).where(messages.c.id == message_id)
+        row = self._database.run(lambda connection: connection.execute(query).one_or_none())
+        if row is None:
+            raise MessageNotFound(message_id)
+        return to_message(row)
+
+    def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
+        """Return the message that has the key, and its fingerprint."""
+        query = select(*_READ, messages.c.fingerprint).where(
+            messages.c.idempotency_key == idempotency_key
+        )
+        row = self._database.run(lambda connection: connection.execute(query).one_or_none())
+        return (to_message(row), row.fingerprint) if row is not None else None
+
+    def find(
+        self,
+        *,
+        status: Status | None,
+        recipient: str | None,
+        channel: str | None,
+        at_most: int,
+    ) -> list[Message]:
+        """Return the messages that match, newest first."""
+        query = select(*_READ).order_by(messages.c.id.desc()).limit(at_most)
+        if status is not None:
+            query = query.where(messages.c.status == status.value)
+        if recipient is not None:
+            query = query.where(messages.c.recipient == recipient)
+        if channel is not None:
+            query = query.where(messages.c.channel == channel)
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return [to_message(row) for row in rows]
+
+    def attempts(self, message_id: UUID) -> list[Attempt]:
+        """Return the tries of a message, first one first."""
+        query = (
+            select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
+        )
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return [to_attempt(row) for row in rows]
+
+    def cancel(self, message_id: UUID) -> Message:
+        """Cancel a message if it is still scheduled; return it as it now stands.
+
+        Raises MessageNotFound. The caller reads from the status whether it is cancelled.
+        """
+        statement = (
+            update(messages)
+            .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
+            .values(status=Status.CANCELLED.value, finished_at=database_now())
+        )
+        query = select(*_READ).where(messages.c.id == message_id)
+
+        def work(connection: Connection) -> Row[Any] | None:
+            connection.execute(statement)
+            return connection.execute(query).one_or_none()
+
+        row = self._database.run(work)
+        if row is None:
+            raise MessageNotFound(message_id)
+        return to_message(row)
+
+    def remove(self, message_id: UUID) -> bool:
+        """Delete a message that nobody has been told of, if it is still scheduled.
+
+        Return whether it is gone.
+        """
+        statement = delete(messages).where(
+            messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value
+        )
+        query = select(messages.c.id).where(messages.c.id == message_id)
+
+        def work(connection: Connection) -> bool:
+            connection.execute(statement)
+            return connection.execute(query).one_or_none() is None
+
+        return self._database.run(work)
+
+    def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
+        """Let the sweep hand these over at its next turn, because publishing them failed."""
+        statement = (
+            update(messages)
+            .where(
+                messages.c.id.in_(message_ids), messages.c.status == Status.SCHEDULED.value
+            )
+            .values(enqueue_at=database_now())
+        )  # fmt: skip
+        self._database.run(lambda connection: connection.execute(statement))
+
+    def _stored(self, connection: Connection, message: Message) -> Message | None:
+        query = select(*_READ)
+        mine = connection.execute(query.where(messages.c.id == message.id)).one_or_none()
+        if mine is None and message.idempotency_key is not None:
+            key = messages.c.idempotency_key == message.idempotency_key
+            mine = connection.execute(query.where(key)).one_or_none()
+        return to_message(mine) if mine is not None else None
+
+
+def to_message(row: Row[Any]) -> Message:
+    """Turn a row that begins with the columns of a message into one."""
+    values = dict(zip(Message.__dataclass_fields__, row, strict=False))
+    values["status"] = Status(values["status"])
+    return Message(**values)
+
+
+def to_attempt(row: Row[Any]) -> Attempt:
+    """Turn a row of attempts into one."""
+    values = dict(row._mapping)  # noqa: SLF001 - the public name of Row's mapping view
+    values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
+    return Attempt(**values)

@@ -1,0 +1,106 @@
+"""The tables. The migrations build them; ``alembic check`` proves that both agree."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+
+from dispatcher.message import MAX_RECIPIENT, Outcome, Status
+from dispatcher.store.instants import Instant
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _one_of(column: str, values: type[Status] | type[Outcome]) -> str:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return f"{column} IN ({listed})"
+
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("channel", String(63), nullable=False),
+    Column("recipient", String(MAX_RECIPIENT), nullable=False),
+    Column("scope", String(MAX_RECIPIENT), nullable=False),
+    Column("body", JSON, nullable=False),
+    Column("send_at", Instant, nullable=False),
+    Column("next_attempt_at", Instant, nullable=False),
+    Column("enqueue_at", Instant, nullable=False),
+    Column("expires_at", Instant),
+    Column("status", String(9), nullable=False),
+    Column("attempt_count", SmallInteger, nullable=False),
+    Column("max_attempts", SmallInteger, nullable=False),
+    Column("claim_token", Integer, nullable=False),
+    Column("claimed_by", Uuid),
+    Column("claim_expires_at", Instant),
+    Column("reserved", Boolean, nullable=False),
+    Column("idempotency_key", String(MAX_RECIPIENT)),
+    Column("fingerprint", String(64)),
+    Column("created_at", Instant, nullable=False),
+    Column("finished_at", Instant),
+    Column("last_error", Text),
+    UniqueConstraint("idempotency_key"),
+    CheckConstraint(_one_of("status", Status), name="status_known"),
+    CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
+    CheckConstraint(
+        "(status = 'sending') = (claim_expires_at IS NOT NULL AND claimed_by IS NOT NULL)",
+        name="sending_has_claim",
+    ),
+    CheckConstraint(
+        "(status IN ('scheduled', 'sending')) = (finished_at IS NULL)", name="final_has_end"
+    ),
+    CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
+)
+
+# What the sweep looks for stays small however many messages are stored.
+for _name, _columns, _where in (
+    ("enqueue_at", ("enqueue_at",), "status = 'scheduled'"),
+    ("claim_expires_at", ("claim_expires_at",), "status = 'sending'"),
+    ("finished_at", ("finished_at",), "finished_at IS NOT NULL"),
+    ("unreleased", ("id",), "reserved AND status IN ('cancelled', 'expired')"),
+):
+    Index(
+        f"ix_messages_{_name}",
+        *(messages.c[column] for column in _columns),
+        postgresql_where=text(_where),
+        sqlite_where=text(_where),
+    )
+Index("ix_messages_recipient", messages.c.recipient)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("message_id", Uuid, ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True),
+    Column("token", Integer, primary_key=True, autoincrement=False),
+    Column("started_at", Instant, nullable=False),
+    Column("finished_at", Instant),
+    Column("outcome", String(9)),
+    Column("error", Text),
+    Column("receipt", Text),
+    CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
+    CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
+)

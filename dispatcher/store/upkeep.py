@@ -1,0 +1,198 @@
+"""What the sweep needs: what is due, what was left behind, what is old. All in bounded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, and_, case, delete, false, or_, select, true, update
+
+from dispatcher.message import Outcome, Status
+from dispatcher.sendtime import to_ms
+from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now, later
+from dispatcher.store.schema import attempts, messages
+
+_UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
+_HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
+
+
+class Due(NamedTuple):
+    """A message to hand to Celery."""
+
+    message_id: UUID
+    channel: str
+    next_attempt_at: datetime
+
+
+class Place(NamedTuple):
+    """A reservation as the store knows it."""
+
+    message_id: UUID
+    scope: str
+    send_at: datetime
+
+
+class StoreUpkeep:
+    """The store's half of the sweep. Any number of sweeps may run side by side."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
+        """Return messages whose time to be enqueued has come, soonest first.
+
+        Each is returned again ``grace`` after it is due if nobody has claimed it by then: its
+        task was lost.
+        """
+        now = database_now()
+        chosen = (
+            select(messages.c.id)
+            .where(messages.c.status == Status.SCHEDULED.value, messages.c.enqueue_at <= now)
+            .order_by(messages.c.enqueue_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
+        statement = (
+            update(messages)
+            .where(messages.c.id.in_(chosen.scalar_subquery()))
+            .values(enqueue_at=later(due_from, grace.total_seconds()))
+            .returning(messages.c.id, messages.c.channel, messages.c.next_attempt_at)
+        )
+        rows = self._database.run(lambda connection: connection.execute(statement).all())
+        return sorted((Due(*row) for row in rows), key=lambda due: due.next_attempt_at)
+
+    def rescue(self, *, at_most: int) -> int:
+        """End the claims that have run out; return how many.
+
+        What the attempt did is unknown. The message is due again at once, unless its tries or
+        its time are used up.
+        """
+        now = database_now()
+        run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
+        chosen = (
+            select(messages.c.id, messages.c.claim_token)
+            .where(*run_out)
+            .order_by(messages.c.claim_expires_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        used_up = messages.c.attempt_count >= messages.c.max_attempts
+        too_late = messages.c.expires_at <= now
+
+        def work(connection: Connection) -> int:
+            rows = connection.execute(chosen).all()
+            if not rows:
+                return 0
+            ids = [row.id for row in rows]
+            connection.execute(
+                update(attempts)
+                .where(
+                    attempts.c.message_id.in_(ids),
+                    attempts.c.finished_at.is_(None),
+                )
+                .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
+            )
+            connection.execute(
+                update(messages)
+                .where(messages.c.id.in_(ids), *run_out)
+                .values(
+                    status=case(
+                        (used_up, Status.FAILED.value),
+                        (too_late, Status.EXPIRED.value),
+                        else_=Status.SCHEDULED.value,
+                    ),
+                    finished_at=case((or_(used_up, too_late), now), else_=None),
+                    next_attempt_at=now,
+                    enqueue_at=now,
+                    claimed_by=None,
+                    claim_expires_at=None,
+                    last_error=_UNKNOWN,
+                )
+            )
+            return len(ids)
+
+        return self._database.transact(work)
+
+    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+        """Delete messages that ended longer ago than that; return how many."""
+        chosen = (
+            select(messages.c.id)
+            .where(
+                messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
+                ~and_(_HOLDS_NO_PLACE, messages.c.reserved),
+            )
+            .order_by(messages.c.finished_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        statement = (
+            delete(messages)
+            .where(messages.c.id.in_(chosen.scalar_subquery()))
+            .returning(messages.c.id)
+        )
+        return len(self._database.run(lambda connection: connection.execute(statement).all()))
+
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, bool]:
+        """Return, for those of the ids that are stored, whether they hold a reservation."""
+        query = select(messages.c.id, _HOLDS_NO_PLACE).where(messages.c.id.in_(message_ids))
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return {message_id: not gone for message_id, gone in rows}
+
+    def unreleased(self, *, at_most: int) -> list[Place]:
+        """Return cancelled and expired messages whose place may still be taken."""
+        query = (
+            select(messages.c.id, messages.c.scope, messages.c.send_at)
+            .where(_HOLDS_NO_PLACE, messages.c.reserved == true())
+            .order_by(messages.c.id)
+            .limit(at_most)
+        )
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return [Place(*row) for row in rows]
+
+    def mark_released(self, message_ids: Sequence[UUID]) -> None:
+        """Note that the places of these messages are free."""
+        statement = update(messages).where(messages.c.id.in_(message_ids)).values(reserved=false())
+        self._database.run(lambda connection: connection.execute(statement))
+
+    def places(
+        self,
+        *,
+        memory: timedelta,
+        batch: int,
+        created: tuple[datetime, datetime] | None = None,
+    ) -> Iterator[list[Place]]:
+        """Yield all reservations that still matter: times from ``memory`` ago on.
+
+        With ``created``, only of messages whose ids were made between those two instants.
+        """
+        query = (
+            select(messages.c.id, messages.c.scope, messages.c.send_at)
+            .where(
+                messages.c.reserved == true(),
+                ~_HOLDS_NO_PLACE,
+                messages.c.send_at > later(database_now(), -memory.total_seconds()),
+            )
+            .order_by(messages.c.id)
+            .limit(batch)
+        )
+        last = UUID(int=0)
+        if created is not None:
+            last = _first_id(created[0])
+            query = query.where(messages.c.id < _first_id(created[1]))
+        while True:
+            page = query.where(messages.c.id > last)
+            rows = self._database.run(lambda connection, page=page: connection.execute(page).all())
+            if rows:
+                yield [Place(*row) for row in rows]
+            if len(rows) < batch:
+                return
+            last = rows[-1].id
+
+
+def _first_id(instant: datetime) -> UUID:
+    """Return the lowest version 7 UUID of that millisecond: its time is its first 48 bits."""
+    return UUID(int=max(0, to_ms(instant)) << 80)

@@ -1,0 +1,41 @@
+"""Runs the migrations, on a connection handed in by ``dispatcher migrate`` or on the settings'."""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import Connection
+
+from dispatcher.settings import Settings
+from dispatcher.store.database import Database
+from dispatcher.store.schema import metadata
+
+_LOCK = 0x64697370  # "disp": two migrations at a time take turns
+
+
+def run(connection: Connection) -> None:
+    sqlite = connection.dialect.name == "sqlite"
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else "BEGIN")
+    try:
+        if not sqlite:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        context.configure(
+            connection=connection,
+            target_metadata=metadata,
+            render_as_batch=sqlite,
+            transactional_ddl=False,
+        )
+        context.run_migrations()
+        connection.exec_driver_sql("COMMIT")
+    except BaseException:
+        connection.exec_driver_sql("ROLLBACK")
+        raise
+
+
+handed_in = context.config.attributes.get("connection")
+if handed_in is not None:
+    run(handed_in)
+else:
+    database = Database(Settings.load().database_url)
+    with database.engine.connect() as own:
+        run(own)
+    database.close()
