@@ -42,10 +42,9 @@ class ShardKeys:
         return f"{self.tag}:pending"
 
     @property
-    def all_windows(self) -> str:
+    def contents(self) -> str:
         """Glob that matches every window of the shard."""
-        escaped = self.tag.replace("[", "\\[").replace("?", "\\?").replace("*", "\\*")
-        return f"{escaped}:window:*"
+        return f"{_escaped(self.tag)}:window:*"
 
     def window(self, scope: str) -> str:
         """ZSET of one scope's reservations; member: message id, score: send_at, ms."""
@@ -57,16 +56,45 @@ class ShardKeys:
         return f"{self.tag}:twins:{digest}"
 
 
+@dataclass(frozen=True, slots=True)
+class PermitKeys:
+    """The keys of all permit logs. They share one hash tag: one script takes a group's permits."""
+
+    namespace: str
+
+    @property
+    def tag(self) -> str:
+        """Hash tag that all permit logs begin with."""
+        return f"{{{self.namespace}:permits}}"
+
+    @property
+    def epoch(self) -> str:
+        """HASH that exists exactly while the logs are complete."""
+        return f"{self.tag}:epoch"
+
+    @property
+    def rebuild(self) -> str:
+        """STRING that names who is rebuilding the logs."""
+        return f"{self.tag}:rebuild"
+
+    @property
+    def contents(self) -> str:
+        """Glob that matches every log."""
+        return f"{_escaped(self.tag)}:log:*"
+
+    def scope(self, scope: str) -> str:
+        """ZSET of one scope's permits; member: permit id, score: time of the hand-over, ms."""
+        return f"{self.tag}:log:scope:{scope}"
+
+    def channel(self, channel: str) -> str:
+        """ZSET of one channel's permits."""
+        return f"{self.tag}:log:channel:{channel}"
+
+
 def shard_of(scope: str, shards: int) -> int:
     """Return the shard of ``scope``: CRC-32 of its UTF-8 bytes, modulo ``shards``."""
     return zlib.crc32(scope.encode()) % shards
 
 
-def scope_permits(namespace: str, scope: str) -> str:
-    """ZSET of one scope's permits."""
-    return f"{{{namespace}:permits}}:scope:{scope}"
-
-
-def channel_permits(namespace: str, channel: str) -> str:
-    """ZSET of one channel's permits."""
-    return f"{{{namespace}:permits}}:channel:{channel}"
+def _escaped(literal: str) -> str:
+    return "".join(f"\\{each}" if each in "[]?*\\" else each for each in literal)

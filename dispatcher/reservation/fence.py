@@ -1,10 +1,10 @@
-"""No script runs against windows that a restart or a failover made stale.
+"""No script runs against windows or permit logs that a restart or a failover made stale.
 
 A Redis that comes back from its log, or a replica that takes over, may lack the last writes while
 its data look whole. Every such change breaks the connections to it. So every new connection first
-learns which process it talks to, and takes back the epoch of each shard that was declared
-complete on another one; only then does it carry a script. The shard stays closed until the sweep
-has rebuilt it.
+learns which process it talks to, and takes back the epoch of each part (a shard of the windows, or
+the permit logs) that was declared complete on another one; only then does it carry a script. The
+part stays closed until the sweep has rebuilt it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from typing import Any
 import redis
 
 from dispatcher.lua import source
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis_keys import PermitKeys, ShardKeys
 from dispatcher.reservation.answers import EvictingServer
+
+
+Part = ShardKeys | PermitKeys
 
 
 class Fence:
     """Greets each new connection; pass it to redis-py as ``redis_connect_func``.
 
-    ``longest_ms`` is the length of the longest quota in ms. Raises EvictingServer, a redis error,
+    ``longest_ms`` is the length of the longest quota or limit in ms. Raises EvictingServer, a redis error,
     when the server's ``maxmemory-policy`` is not ``noeviction``.
     """
 
     def __init__(self, *, namespace: str, shards: int, longest_ms: int) -> None:
         self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
+        self.parts: tuple[Part, ...] = (*self.keys, PermitKeys(namespace))
         self.longest_ms = longest_ms
 
     def __call__(self, connection: Any) -> None:
-        """Set the connection up, then check every shard."""
+        """Set the connection up, then check every part."""
         connection.on_connect()
         connection.send_command("INFO")
         server = identity(connection.read_response())
@@ -39,28 +43,28 @@ class Fence:
         sha = connection.read_response()
         commands = [
             ("EVALSHA", sha, 2, keys.epoch, keys.rebuild, server, len(self.keys), self.longest_ms)
-            for keys in self.keys
+            for keys in self.parts
         ]
         connection.send_packed_command(connection.pack_commands(commands))
         for _ in commands:
             connection.read_response()
 
-    def incomplete(self, client: redis.Redis) -> tuple[str, list[ShardKeys]]:
-        """Check every shard again; return the server's identity and the shards that are closed."""
+    def incomplete(self, client: redis.Redis) -> tuple[str, list[Part]]:
+        """Check every part again; return the server's identity and the parts that are closed."""
         server = identity(client.execute_command("INFO", NEVER_DECODE=True))
         pipeline = client.pipeline(transaction=False)
-        for keys in self.keys:
+        for keys in self.parts:
             arguments = (keys.epoch, keys.rebuild, server, len(self.keys), self.longest_ms)
             pipeline.eval(source("fence"), 2, *arguments)
         replies = pipeline.execute()
         return server, [
-            keys for keys, complete in zip(self.keys, replies, strict=True) if not complete
+            keys for keys, complete in zip(self.parts, replies, strict=True) if not complete
         ]
 
     def close(self, client: redis.Redis) -> None:
-        """Take every shard's epoch back: nothing is booked until a rebuild."""
+        """Take every epoch back: nothing is booked or sent until a rebuild."""
         pipeline = client.pipeline(transaction=False)
-        for keys in self.keys:
+        for keys in self.parts:
             pipeline.delete(keys.epoch)
         pipeline.execute()
 

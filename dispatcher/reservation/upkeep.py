@@ -12,9 +12,9 @@ from uuid import UUID, uuid4
 import redis
 
 from dispatcher.lua import source
-from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.reservation.answers import EvictingServer, translated
-from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
 from dispatcher.sendtime import from_ms, to_ms
 
@@ -40,11 +40,21 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A rebuild under way. The marker lets one process at a time fill these shards."""
+    """A rebuild under way. The marker lets one process at a time fill these parts."""
 
     marker: str
     server: str
-    shards: tuple[ShardKeys, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def shards(self) -> tuple[ShardKeys, ...]:
+        """The shards of the windows among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, ShardKeys))
+
+    @property
+    def permits(self) -> bool:
+        """Whether the permit logs are among the parts."""
+        return any(isinstance(part, PermitKeys) for part in self.parts)
 
 
 class Upkeep:
@@ -71,9 +81,9 @@ class Upkeep:
         return timedelta(milliseconds=self._keep_ms)
 
     def begin(self) -> Rebuild | None:
-        """Check every shard; return the rebuild of those that are closed and not being rebuilt.
+        """Check every part; return the rebuild of those that are closed and not being rebuilt.
 
-        On a server that evicts, every shard is closed and ReservationsUnavailable raised.
+        On a server that evicts, every part is closed and ReservationsUnavailable raised.
         """
         with translated():
             try:
@@ -93,18 +103,20 @@ class Upkeep:
         return Rebuild(marker, server, ours) if ours else None
 
     def wipe(self, rebuild: Rebuild) -> None:
-        """Delete the windows and the pending set of the shards being rebuilt."""
+        """Delete what is left of the parts being rebuilt."""
         with translated():
-            for keys in rebuild.shards:
-                found: list[bytes | str] = [keys.pending]
-                for name in self._client.scan_iter(match=keys.all_windows, count=1_000):
+            for keys in rebuild.parts:
+                found: list[bytes | str] = []
+                if isinstance(keys, ShardKeys):
+                    found.append(keys.pending)
+                for name in self._client.scan_iter(match=keys.contents, count=1_000):
                     found.append(name)
                     if len(found) >= _WIPE_BATCH:
                         self._wipe_names(rebuild, keys, found)
                         found = []
                 self._wipe_names(rebuild, keys, found)
 
-    def _wipe_names(self, rebuild: Rebuild, keys: ShardKeys, names: list[bytes | str]) -> None:
+    def _wipe_names(self, rebuild: Rebuild, keys: Part, names: list[bytes | str]) -> None:
         self._wipe(keys=[keys.rebuild, *names], args=[rebuild.marker, _MARKER_LIFE_MS])
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
@@ -126,11 +138,11 @@ class Upkeep:
             pipeline.execute()
 
     def open(self, rebuild: Rebuild) -> int:
-        """Declare the shards complete; return how many were still this rebuild's to declare."""
+        """Declare the parts complete; return how many were still this rebuild's to declare."""
         facts = [rebuild.marker, rebuild.server, len(self._by_shard), self._fence.longest_ms]
         with translated():
             pipeline = self._client.pipeline(transaction=False)
-            for keys in rebuild.shards:
+            for keys in rebuild.parts:
                 self._open(keys=[keys.epoch, keys.rebuild], args=facts, client=pipeline)
             return sum(pipeline.execute())
 

@@ -1,0 +1,121 @@
+"""Celery, configured the one way that is known to work here.
+
+``celery -A dispatcher.celery_app worker`` and ``… beat`` find :data:`app`, made from the settings
+of the environment when it is first asked for. Why each option has its value:
+docs/decisions/0006-celery-settings.md.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery import Celery
+from kombu import Queue
+
+from dispatcher.settings import Settings
+
+DELIVER = "dispatcher.deliver"
+SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune")
+TASKS_MODULE = "dispatcher.tasks"
+
+_WORKER_SOCKET_SECONDS = 5.0
+_SUBMIT_SOCKET_SECONDS = 0.4
+
+
+def options(settings: Settings, *, socket_seconds: float = _WORKER_SOCKET_SECONDS) -> dict[str, Any]:
+    """Return Celery's whole configuration. ``socket_seconds`` bounds each word to the broker."""
+    return {
+        "broker_url": settings.broker_url,
+        "broker_transport_options": _transport_options(settings, socket_seconds),
+        "broker_connection_timeout": socket_seconds,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_channel_error_retry": True,
+        "result_backend": None,
+        "task_ignore_result": True,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_publish_retry": False,
+        "task_acks_late": False,
+        "task_default_queue": settings.queue,
+        "task_queues": [Queue(settings.queue)],
+        "task_create_missing_queues": False,
+        "worker_prefetch_multiplier": 1,
+        "worker_soft_shutdown_timeout": 10.0,
+        "worker_enable_soft_shutdown_on_idle": True,
+        "worker_send_task_events": False,
+        "timezone": "UTC",
+        "enable_utc": True,
+        "beat_schedule": beat_schedule(settings),
+        "beat_scheduler": "celery.beat:Scheduler",
+        "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
+    }
+
+
+def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return the sweep as entries of a beat schedule. Each run expires after one tick."""
+    every = dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+    return {
+        f"dispatcher.{duty}": {
+            "task": f"dispatcher.{duty}",
+            "schedule": every[duty],
+            "options": {
+                "queue": settings.queue,
+                "expires": max(every[duty], timedelta(seconds=1)).total_seconds(),
+                "argsrepr": "",
+                "kwargsrepr": "",
+            },
+        }
+        for duty in SWEEPS
+    }
+
+
+def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
+    """Make a Celery app. One for ``submitting`` gives up on a broker within a second."""
+    app = Celery("dispatcher", set_as_current=not submitting, include=[TASKS_MODULE])
+    seconds = _SUBMIT_SOCKET_SECONDS if submitting else _WORKER_SOCKET_SECONDS
+    app.conf.update(options(settings, socket_seconds=seconds))
+    return app
+
+
+def attach(app: Celery, settings: Settings) -> None:
+    """Add the dispatcher's tasks, their queue and the sweep to an app of yours.
+
+    Its workers must take the queue ``settings.queue`` and be able to reach the same Redis and
+    database; its beat starts the sweep.
+    """
+    app.conf.imports = (*app.conf.imports, TASKS_MODULE)
+    routes = app.conf.task_routes or {}
+    app.conf.task_routes = {"dispatcher.*": {"queue": settings.queue}, **routes}
+    app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(settings)}
+
+
+def __getattr__(name: str) -> Celery:
+    if name != "app":
+        raise AttributeError(name)
+    app = create_app(Settings.load())
+    globals()["app"] = app
+    return app
+
+
+def _transport_options(settings: Settings, socket_seconds: float) -> dict[str, Any]:
+    scheme = urlsplit(settings.broker_url).scheme
+    if not scheme.startswith(("redis", "valkey", "sentinel")):
+        return {
+            "confirm_publish": True,
+            "connect_timeout": socket_seconds,
+            "read_timeout": None,
+            "write_timeout": socket_seconds,
+            "max_retries": 1,
+        }
+    return {
+        "visibility_timeout": settings.redelivery_timeout.total_seconds(),
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+        "socket_timeout": socket_seconds,
+        "socket_connect_timeout": socket_seconds,
+        "socket_keepalive": True,
+        "max_connections": 50,
+    }

@@ -1,0 +1,9 @@
+"""What guards the actual sends: one algorithm a file, each with its script.
+
+A limiter answers "may this go now?" with a :class:`Decision`. Time is always Redis ``TIME``.
+"""
+
+from dispatcher.limiters.base import Decision
+from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
+
+__all__ = ["Decision", "PermitRequest", "SlidingLog"]

@@ -1,0 +1,19 @@
+-- Put permits that the store knows back into a log, while the logs are being rebuilt.
+--
+-- KEYS  1 rebuild STRING   2 log ZSET
+-- ARGV  1 marker   2 life of the marker, ms   3 length of the longest limit, ms
+--       4... age in ms (negative: how long it may still be used) and permit id of each permit
+-- Reply 1, or 0 when the marker is no longer the caller's; then nothing was written
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for position = 4, #ARGV, 2 do
+  redis.call('ZADD', KEYS[2], string.format('%.0f', now - ARGV[position]), ARGV[position + 1])
+end
+local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
+redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', last[2] + ARGV[3]))
+return 1

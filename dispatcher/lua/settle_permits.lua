@@ -1,0 +1,15 @@
+-- Move permits that were used to the time of their hand-over.
+--
+-- KEYS  logs, ZSETs of permits
+-- ARGV  per permit: place of its log in KEYS, permit id, time since the hand-over began in ms
+-- Reply 1
+--
+-- A permit that is not in its log (it was given back, or Redis was emptied) is not added.
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for position = 1, #ARGV, 3 do
+  local at = string.format('%.0f', now - ARGV[position + 2])
+  redis.call('ZADD', KEYS[tonumber(ARGV[position])], 'XX', at, ARGV[position + 1])
+end
+return 1

@@ -1,0 +1,86 @@
+-- Take permits from logs of hand-overs, for a group, in order.
+--
+-- KEYS  1 epoch HASH   2... logs, ZSETs of permits; score: time of the hand-over, ms
+-- ARGV  1 hold, ms: how long after now a permit may be used
+--       2 JSON list, per log: its limits as count, length in ms, count, length in ms, ...
+--       3 JSON list, per request: the 1-based places of its logs in 2
+--       4... permit id of each request
+-- Reply {'closed'}   the logs are not complete: rebuild first
+--       or, per request, two integers: wait in ms (0: the permit is taken), permits left
+--
+-- A permit enters its logs at now + hold, the latest time its hand-over can happen, and is moved to
+-- the real time by settle_permits.lua. So a hand-over never lies later than its score, and counting
+-- scores later than now - length never counts too few. A refused request takes nothing; it is told
+-- to wait as if all permits in flight were used now.
+--
+-- Idempotent by permit id: asked again, a permit that was taken is granted again.
+
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return {'closed'}
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local hold = tonumber(ARGV[1])
+local limits, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
+
+local function exact(ms)
+  return string.format('%.0f', ms)
+end
+
+local function key_of(log)
+  return KEYS[1 + log]
+end
+
+-- How long a log makes the next permit wait, and how many it would give now.
+local function wait_for(log)
+  local wait, left = 0, math.huge
+  local counts = limits[log]
+  for place = 1, #counts, 2 do
+    local count, length = counts[place], counts[place + 1]
+    local taken = redis.call('ZCOUNT', key_of(log), '(' .. exact(now - length), '+inf')
+    left = math.min(left, count - taken)
+    if taken >= count then
+      local nth = redis.call('ZREVRANGE', key_of(log), count - 1, count - 1, 'WITHSCORES')
+      wait = math.max(wait, math.min(tonumber(nth[2]), now) + length - now)
+    end
+  end
+  return wait, left
+end
+
+local longest = {}
+for log = 1, #limits do
+  longest[log] = 0
+  for place = 2, #limits[log], 2 do
+    longest[log] = math.max(longest[log], limits[log][place])
+  end
+end
+
+local reply = {}
+local touched = {}
+for request = 1, #wanted do
+  local id, logs = ARGV[3 + request], wanted[request]
+  local taken_before = logs[1] and redis.call('ZSCORE', key_of(logs[1]), id)
+  local wait, left = 0, math.huge
+  for _, log in ipairs(logs) do
+    local log_wait, log_left = wait_for(log)
+    wait, left = math.max(wait, log_wait), math.min(left, log_left)
+  end
+  if taken_before then
+    wait = 0
+  elseif wait == 0 then
+    for _, log in ipairs(logs) do
+      redis.call('ZADD', key_of(log), exact(now + hold), id)
+      touched[log] = true
+    end
+    left = left - 1
+  end
+  reply[#reply + 1] = wait
+  reply[#reply + 1] = left == math.huge and 0 or math.max(0, left)
+end
+
+for log in pairs(touched) do
+  redis.call('ZREMRANGEBYSCORE', key_of(log), '-inf', exact(now - longest[log]))
+  redis.call('PEXPIRE', key_of(log), exact(hold + longest[log]))
+end
+return reply

@@ -1,0 +1,217 @@
+"""A TCP proxy that breaks the line on purpose.
+
+One thread moves all bytes. The proxy listens on a free loopback port and forwards to a unix
+socket.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Self
+
+_CHUNK = 65_536
+
+
+class _Mode(Enum):
+    PASS = auto()
+    REFUSE = auto()
+    BLACKHOLE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    client: socket.socket
+    server: socket.socket
+    armed: bool = False
+    tail: bytes = b""
+
+
+@dataclass(slots=True)
+class _Drop:
+    pattern: bytes
+    skip: int
+    times: int
+    then_refuse: bool
+    dropped: int = field(default=0)
+
+
+class Proxy:
+    """Stands between a client and a server; pass, refuse, swallow, or lose chosen replies."""
+
+    def __init__(self, upstream: Path) -> None:
+        self._upstream = str(upstream)
+        self._lock = threading.RLock()
+        self._mode = _Mode.PASS
+        self._drop: _Drop | None = None
+        self._lines: set[_Line] = set()
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def dropped(self) -> int:
+        """How many replies the present ``drop_reply`` has lost."""
+        with self._lock:
+            return self._drop.dropped if self._drop else 0
+
+    def pass_all(self) -> None:
+        """Forward everything from now on."""
+        with self._lock:
+            self._mode, self._drop = _Mode.PASS, None
+        self._wake()
+
+    def refuse(self) -> None:
+        """Reset every new connection; those that exist go on."""
+        with self._lock:
+            self._mode = _Mode.REFUSE
+        self._wake()
+
+    def blackhole(self) -> None:
+        """Accept and answer nothing, on new and existing connections, until ``pass_all``."""
+        with self._lock:
+            self._mode = _Mode.BLACKHOLE
+        self._wake()
+
+    def drop_reply(
+        self, pattern: bytes, *, nth: int = 1, times: int = 1, then_refuse: bool = False
+    ) -> None:
+        """Lose the reply to the ``nth`` command that contains ``pattern``, and ``times - 1`` more.
+
+        The server gets and executes the command; where its answer would pass, the line is cut.
+        With ``then_refuse`` the server cannot be reached after that.
+        """
+        with self._lock:
+            self._drop = _Drop(pattern, nth - 1, times, then_refuse)
+
+    def cut_all(self) -> None:
+        """Reset every connection that exists."""
+        with self._lock:
+            for line in list(self._lines):
+                self._cut(line)
+
+    def close(self) -> None:
+        """Cut everything and stop listening."""
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join(10)
+        self.cut_all()
+        for each in (self._listener, self._wake_in, self._wake_out):
+            each.close()
+        self._selector.close()
+
+    def _wake(self) -> None:
+        self._wake_in.send(b"x")
+
+    def _run(self) -> None:
+        while True:
+            ready = self._selector.select()
+            with self._lock:
+                if self._closing:
+                    return
+                swallowing = self._mode is _Mode.BLACKHOLE
+            if swallowing:
+                self._wake_out.recv(_CHUNK)  # nothing moves until the mode changes
+                continue
+            for key, _ in ready:
+                with self._lock:
+                    self._handle(key)
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        if key.fileobj is self._wake_out:
+            self._wake_out.recv(_CHUNK)
+        elif key.fileobj is self._listener:
+            self._accept()
+        elif key.data in self._lines:
+            self._forward(key.data, from_client=key.fileobj is key.data.client)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        if self._mode is _Mode.REFUSE:
+            _reset(client)
+            return
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(self._upstream)
+        except OSError:
+            server.close()
+            _reset(client)
+            return
+        line = _Line(client, server)
+        self._lines.add(line)
+        self._selector.register(client, selectors.EVENT_READ, line)
+        self._selector.register(server, selectors.EVENT_READ, line)
+
+    def _forward(self, line: _Line, *, from_client: bool) -> None:
+        source, target = (
+            (line.client, line.server) if from_client else (line.server, line.client)
+        )
+        try:
+            data = source.recv(_CHUNK)
+            if not data or (not from_client and self._loses_reply(line)):
+                self._cut(line)
+                return
+            if from_client:
+                self._look_for_pattern(line, data)
+            target.sendall(data)
+        except OSError:
+            self._cut(line)
+
+    def _look_for_pattern(self, line: _Line, data: bytes) -> None:
+        drop = self._drop
+        if drop is None or drop.dropped >= drop.times:
+            return
+        seen = line.tail + data
+        if drop.pattern in seen:
+            line.tail = b""
+            if drop.skip > 0:
+                drop.skip -= 1
+            else:
+                line.armed = True
+        else:
+            line.tail = seen[-len(drop.pattern) + 1 :] if len(drop.pattern) > 1 else b""
+
+    def _loses_reply(self, line: _Line) -> bool:
+        drop = self._drop
+        if not line.armed or drop is None:
+            return False
+        line.armed = False
+        if drop.dropped >= drop.times:
+            return False
+        drop.dropped += 1
+        if drop.then_refuse:
+            self._mode = _Mode.REFUSE
+        return True
+
+    def _cut(self, line: _Line) -> None:
+        if line not in self._lines:
+            return
+        self._lines.remove(line)
+        for each in (line.client, line.server):
+            self._selector.unregister(each)
+        _reset(line.client)
+        line.server.close()
+
+
+def _reset(connection: socket.socket) -> None:
+    """Close with a reset, so that the other side notices at once."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

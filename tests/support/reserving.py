@@ -1,0 +1,108 @@
+"""Windows and their upkeep on a given Redis, as the dispatcher wires them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from dispatcher.quota import Quota
+from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.reservation import Fence, Upkeep, Windows
+from dispatcher.sendtime import to_ms
+
+NAMESPACE = "test"
+SHARDS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserving(AbstractContextManager["Reserving"]):
+    """What one process of the dispatcher holds of the reservations."""
+
+    client: redis.Redis
+    fence: Fence
+    windows: Windows
+    upkeep: Upkeep
+    namespace: str
+    shards: int
+
+    def open(self) -> None:
+        """Declare every closed shard complete, as the sweep does when the store is empty."""
+        rebuild = self.upkeep.begin()
+        if rebuild is not None:
+            self.upkeep.open(rebuild)
+
+    def keys(self, scope: str) -> ShardKeys:
+        return ShardKeys(self.namespace, shard_of(scope, self.shards))
+
+    def members(self, scope: str) -> dict[UUID, int]:
+        """Return a window as it is: message id and send_at in ms."""
+        return window(self.client, self.keys(scope).window(scope))
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+def reserving(
+    url: str,
+    quotas: Sequence[Quota] = (Quota(1, 60_000),),
+    *,
+    namespace: str = NAMESPACE,
+    shards: int = SHARDS,
+    retries: int = 3,
+    timeout: float = 5.0,
+) -> Reserving:
+    """Build what a process of the dispatcher builds; connects at the first call."""
+    longest_ms = max(quota.length_ms for quota in quotas)
+    fence = Fence(namespace=namespace, shards=shards, longest_ms=longest_ms)
+    client = redis.Redis.from_url(
+        url,
+        redis_connect_func=fence,
+        retry=Retry(NoBackoff(), retries),
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+    )
+    windows = Windows(
+        client,
+        namespace=namespace,
+        shards=shards,
+        quotas=quotas,
+        twins_life=timedelta(seconds=60),
+    )
+    return Reserving(
+        client=client,
+        fence=fence,
+        windows=windows,
+        upkeep=Upkeep(client, fence),
+        namespace=namespace,
+        shards=shards,
+    )
+
+
+def window(client: redis.Redis, key: str) -> dict[UUID, int]:
+    """Return the members of a window with their times in ms."""
+    found = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
+    return {UUID(bytes=member): int(score) for member, score in found}
+
+
+def pending(client: redis.Redis, keys: ShardKeys) -> set[UUID]:
+    """Return the ids that wait for the store to confirm them."""
+    found = cast(list[bytes], client.zrange(keys.pending, 0, -1))
+    return {UUID(bytes=member[:16]) for member in found}
+
+
+def at(base: datetime, seconds: float) -> datetime:
+    """Return the instant so many seconds after ``base``."""
+    return base + timedelta(seconds=seconds)
+
+
+def ms(instant: datetime) -> int:
+    """Return an instant as the windows hold it."""
+    return to_ms(instant)

