@@ -1,1 +1,59 @@
-"""Dispatcher."""
+"""Scheduled messages for Celery teams.
+
+Quotas are judged exactly when a message is submitted, limits when it is sent, and what was
+accepted is never lost. Start with :class:`Dispatcher`.
+"""
+
+from dispatcher.client import Dispatcher
+from dispatcher.errors import (
+    DeliveryError,
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidDraft,
+    InvalidSendTime,
+    InvalidSettings,
+    InvalidValue,
+    LimitersUnavailable,
+    MessageNotFound,
+    OutcomeUnknown,
+    PermanentFailure,
+    QueueUnavailable,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    StoreUnavailable,
+    TemporaryFailure,
+    TooLate,
+    Unavailable,
+    UnknownChannel,
+)
+from dispatcher.message import Attempt, Message, Outcome, Status
+from dispatcher.settings import Channel, Settings
+
+__all__ = [
+    "Attempt",
+    "Channel",
+    "DeliveryError",
+    "Dispatcher",
+    "DispatcherError",
+    "IdempotencyConflict",
+    "InvalidDraft",
+    "InvalidSendTime",
+    "InvalidSettings",
+    "InvalidValue",
+    "LimitersUnavailable",
+    "Message",
+    "MessageNotFound",
+    "Outcome",
+    "OutcomeUnknown",
+    "PermanentFailure",
+    "QueueUnavailable",
+    "QuotaExceeded",
+    "ReservationsUnavailable",
+    "Settings",
+    "Status",
+    "StoreUnavailable",
+    "TemporaryFailure",
+    "TooLate",
+    "Unavailable",
+    "UnknownChannel",
+]

@@ -24,7 +24,9 @@ _WORKER_SOCKET_SECONDS = 5.0
 _SUBMIT_SOCKET_SECONDS = 0.4
 
 
-def options(settings: Settings, *, socket_seconds: float = _WORKER_SOCKET_SECONDS) -> dict[str, Any]:
+def options(
+    settings: Settings, *, socket_seconds: float = _WORKER_SOCKET_SECONDS
+) -> dict[str, Any]:
     """Return Celery's whole configuration. ``socket_seconds`` bounds each word to the broker."""
     return {
         "broker_url": settings.broker_url,

@@ -16,6 +16,7 @@
     │   ├── ReservationsUnavailable
     │   ├── LimitersUnavailable
     │   ├── QueueUnavailable
+    │   ├── EmbeddedUnavailable
     │   └── StoreUnavailable
     │       └── OutcomeUnknown    the message may have been stored
     └── DeliveryError             raised by transports
@@ -166,6 +167,12 @@ class QueueUnavailable(Unavailable):
     """The broker took no task. The sweep hands the messages over later."""
 
     what = "queue"
+
+
+class EmbeddedUnavailable(Unavailable):
+    """The embedded environment cannot be started here, or did not start."""
+
+    what = "embedded environment"
 
 
 class StoreUnavailable(Unavailable):

@@ -147,7 +147,7 @@ def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
         raise InvalidDraft("body", "a number too long to write", accepted) from None
     if size > max_bytes:
         raise InvalidDraft("body", f"{size} bytes", accepted)
-    return cast(Body, clean)
+    return cast("Body", clean)
 
 
 def fingerprint(**asked: object) -> str:

@@ -80,10 +80,12 @@ class Queue:
         groups = group(tickets, coalesce=self._coalesce, size=self._group_size)
         try:
             self._publish(list(groups))
-        except Exception as error:  # noqa: BLE001 - whatever a transport raises: it took nothing
+        except Exception as error:
             self._declared = False
             self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
-            raise QueueUnavailable(f"the broker did not take the tasks ({type(error).__name__})") from error
+            raise QueueUnavailable(
+                f"the broker did not take the tasks ({type(error).__name__})"
+            ) from error
 
     def close(self) -> None:
         """Close the connections to the broker."""

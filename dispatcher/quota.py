@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Self
 
 from dispatcher.errors import InvalidValue
@@ -24,10 +25,24 @@ MAX_COUNT = 1_000
 MAX_LENGTH_MS = 366 * UNIT_MS["day"]
 
 _GRAMMAR = re.compile(r"\s*([0-9]{1,9})\s*/\s*(?:([0-9]{1,9})\s+)?([a-z]+?)s?\s*", re.ASCII)
+_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*?)s?\s*", re.ASCII)
 _ACCEPTED = (
     f"N/unit or N/M unit with a unit of {', '.join(UNIT_MS)}, N from 1 to {MAX_COUNT}, "
     "at most 366 days"
 )
+
+
+def parse_length(text: str) -> timedelta:
+    """Read ``"90"`` (seconds), ``"30 days"`` or ``"1.5 hours"``. Raises InvalidValue."""
+    match = _LENGTH.fullmatch(text)
+    unit_ms = UNIT_MS.get(match[2] or "second") if match else None
+    if match is None or unit_ms is None:
+        accepted = f"seconds, or a number and one of {', '.join(UNIT_MS)}"
+        raise InvalidValue("length", f"cannot read {text!r}", accepted)
+    try:
+        return timedelta(milliseconds=float(match[1]) * unit_ms)
+    except OverflowError:
+        raise InvalidValue("length", f"{text!r} is too long", "less than 2 million years") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,14 @@ def parse(
     zone: str | None = None,
     fold: int | None = None,
     field: str = "send_at",
+    zone_for_local_only: bool = False,
 ) -> datetime:
     """Return the instant ``value`` names, aware UTC, rounded up to a whole millisecond.
 
     Rounding up, never down: a message must not leave before its time. Raises InvalidSendTime
     when the value is unreadable, has neither offset nor zone, has both, falls into a gap that a
     clock change left, or into an hour that one repeated and ``fold`` (0: first, 1: second time)
-    does not say which.
+    does not say which. With ``zone_for_local_only`` a value that has an offset ignores the zone.
     """
     if fold not in (None, 0, 1):
         raise InvalidSendTime("fold", f"{fold!r}", "0 for the first, 1 for the second time")
@@ -46,7 +47,7 @@ def parse(
     try:
         if moment.tzinfo is None:
             moment = _in_zone(moment, zone, fold, field)
-        elif zone is not None:
+        elif zone is not None and not zone_for_local_only:
             raise InvalidSendTime(field, f"has an offset and the zone {zone!r}", "one of the two")
         elif not tz.datetime_exists(moment):
             raise InvalidSendTime(field, _skipped(moment), "a local time that exists")

@@ -36,22 +36,16 @@ from pydantic_settings import (
 )
 
 from dispatcher.errors import InvalidSettings, InvalidValue
-from dispatcher.quota import UNIT_MS, Limit, Quota
+from dispatcher.quota import Limit, Quota, parse_length
 
 PREFIX = "DISPATCHER_"
 EMBEDDED_BROKER_DB = 1
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
-_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*?)s?\s*", re.ASCII)
 
 
 def _read_length(value: object) -> object:
     if isinstance(value, str):
-        match = _LENGTH.fullmatch(value)
-        unit_ms = UNIT_MS.get(match[2] or "second") if match else None
-        if match is None or unit_ms is None:
-            accepted = f"seconds, or a number and one of {', '.join(UNIT_MS)}"
-            raise InvalidSettings("length", f"cannot read {value!r}", accepted)
-        return timedelta(milliseconds=float(match[1]) * unit_ms)
+        return parse_length(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return timedelta(seconds=value)
     return value
@@ -255,6 +249,16 @@ def embedded_socket(data_dir: Path) -> Path:
         return inside
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"dispatcher-{getpass.getuser()}-{digest}" / "redis.sock"
+
+
+def embedded_addresses(data_dir: Path) -> dict[str, str]:
+    """Return the three addresses of the embedded environment in ``data_dir``."""
+    redis_url = _embedded_redis_url(data_dir)
+    return {
+        "redis_url": redis_url,
+        "database_url": _embedded_database_url(data_dir),
+        "broker_url": _default_broker_url(redis_url, data_dir),
+    }
 
 
 def _require(holds: bool, field: str, problem: str, accepted: str) -> None:

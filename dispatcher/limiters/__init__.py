@@ -1,9 +1,11 @@
 """What guards the actual sends: one algorithm a file, each with its script.
 
 A limiter answers "may this go now?" with a :class:`Decision`. Time is always Redis ``TIME``.
+``permits`` says which limits guard a delivery.
 """
 
 from dispatcher.limiters.base import Decision
+from dispatcher.limiters.permits import Permit, Permits
 from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
 
-__all__ = ["Decision", "PermitRequest", "SlidingLog"]
+__all__ = ["Decision", "Permit", "PermitRequest", "Permits", "SlidingLog"]

@@ -61,7 +61,9 @@ class SlidingLog:
         """
         logs = sorted({log for request in requests for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
-        flat = [[part for each in limits[log] for part in (each.count, each.length_ms)] for log in logs]
+        flat = [
+            [part for each in limits[log] for part in (each.count, each.length_ms)] for log in logs
+        ]
         wanted = [[place[log] for log in request.logs] for request in requests]
         arguments: list[Any] = [hold // _MILLISECOND, json.dumps(flat), json.dumps(wanted)]
         arguments += [request.permit_id for request in requests]

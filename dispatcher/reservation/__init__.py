@@ -5,7 +5,7 @@ windows from the store and looks after reservations that nobody confirmed.
 """
 
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.upkeep import Upkeep
+from dispatcher.reservation.upkeep import Rebuild, Reserved, Upkeep
 from dispatcher.reservation.windows import Booking, Submit, Windows
 
-__all__ = ["Booking", "Fence", "Submit", "Upkeep", "Windows"]
+__all__ = ["Booking", "Fence", "Rebuild", "Reserved", "Submit", "Upkeep", "Windows"]

@@ -17,7 +17,6 @@ from dispatcher.lua import source
 from dispatcher.redis_keys import PermitKeys, ShardKeys
 from dispatcher.reservation.answers import EvictingServer
 
-
 Part = ShardKeys | PermitKeys
 
 

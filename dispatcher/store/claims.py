@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, bindparam, delete, insert, literal, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, literal, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.database import Database
@@ -22,10 +22,14 @@ _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A message that is ours to deliver until the claim ends. The token fences our record."""
+    """A message that is ours to deliver until the claim ends. The token fences our record.
+
+    ``expires_in`` is the time in seconds the message had left when it was claimed, None for ever.
+    """
 
     message: Message
     token: int
+    expires_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +108,18 @@ class Claims:
                 .exists(),
             ),
         )
-        read = select(*_READ, messages.c.claim_token).where(*taken).order_by(messages.c.send_at)
+        read = (
+            select(*_READ, messages.c.claim_token, now.label("now"))
+            .where(*taken)
+            .order_by(messages.c.next_attempt_at, messages.c.id)
+        )
 
         def work(connection: Connection) -> list[Claim]:
             connection.execute(take)
             connection.execute(expire)
             connection.execute(begin)
             rows = connection.execute(read).all()
-            return [Claim(to_message(row), row.claim_token) for row in rows]
+            return [Claim(to_message(row), row.claim_token, _seconds_left(row)) for row in rows]
 
         return self._database.transact(work)
 
@@ -191,6 +199,10 @@ class Claims:
             connection.execute(_UNDONE_ATTEMPT, rows)
 
         self._database.transact(work)
+
+
+def _seconds_left(row: Row[Any]) -> float | None:
+    return (row.expires_at - row.now).total_seconds() if row.expires_at else None
 
 
 def _key(claim: Claim) -> dict[str, Any]:

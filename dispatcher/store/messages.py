@@ -176,6 +176,6 @@ def to_message(row: Row[Any]) -> Message:
 
 def to_attempt(row: Row[Any]) -> Attempt:
     """Turn a row of attempts into one."""
-    values = dict(row._mapping)  # noqa: SLF001 - the public name of Row's mapping view
+    values = dict(row._mapping)
     values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
     return Attempt(**values)

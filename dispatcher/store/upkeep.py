@@ -7,7 +7,20 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, and_, case, delete, false, or_, select, true, update
+from sqlalchemy import (
+    Connection,
+    Uuid,
+    and_,
+    case,
+    delete,
+    false,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
 
 from dispatcher.message import Outcome, Status
 from dispatcher.sendtime import to_ms
@@ -33,6 +46,19 @@ class Place(NamedTuple):
     message_id: UUID
     scope: str
     send_at: datetime
+
+
+class Taken(NamedTuple):
+    """A permit as the store knows it: of an attempt that has begun.
+
+    ``age`` since its hand-over at the latest; negative while it may still happen.
+    """
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+    age: timedelta
 
 
 class StoreUpkeep:
@@ -191,6 +217,51 @@ class StoreUpkeep:
             if len(rows) < batch:
                 return
             last = rows[-1].id
+
+    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
+        """Yield the permits of all attempts whose hand-over may lie within ``memory``."""
+        now = database_now()
+        query = (
+            select(
+                attempts.c.message_id,
+                attempts.c.token,
+                messages.c.scope,
+                messages.c.channel,
+                attempts.c.finished_at,
+                messages.c.claim_expires_at,
+                now.label("now"),
+            )
+            .join(messages, messages.c.id == attempts.c.message_id)
+            .where(
+                or_(
+                    attempts.c.finished_at.is_(None),
+                    attempts.c.finished_at > later(now, -memory.total_seconds()),
+                )
+            )
+            .order_by(attempts.c.message_id, attempts.c.token)
+            .limit(batch)
+        )
+        last: tuple[UUID, int] = (UUID(int=0), 0)
+        while True:
+            position = tuple_(attempts.c.message_id, attempts.c.token) > tuple_(
+                literal(last[0], Uuid()), literal(last[1])
+            )
+            page = query.where(position)
+            rows = self._database.run(lambda connection, page=page: connection.execute(page).all())
+            if rows:
+                yield [
+                    Taken(
+                        row.message_id,
+                        row.token,
+                        row.scope,
+                        row.channel,
+                        row.now - (row.finished_at or row.claim_expires_at or row.now),
+                    )
+                    for row in rows
+                ]
+            if len(rows) < batch:
+                return
+            last = (rows[-1].message_id, rows[-1].token)
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -60,7 +60,7 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
             f"channels.{name}.options", "given for a transport that is no class", "none"
         )
     if callable(getattr(found, "send", None)):
-        return cast(Transport, found)
+        return cast("Transport", found)
     if callable(found):
         return _Function(found)
     raise InvalidSettings(

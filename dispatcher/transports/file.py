@@ -19,8 +19,9 @@ class _Now(Protocol):
 class FileTransport:
     """Writes to ``path``, which many threads and processes may share.
 
-    A line is one write in append mode and on disk before it counts as sent. Its fields: id,
-    channel, recipient, body, send_at, sent_at (both ISO 8601 UTC), attempt.
+    A line is one write in append mode, and the operating system has it before it counts as sent: a
+    killed process loses none. Its fields: id, channel, recipient, body, send_at, sent_at (both
+    ISO 8601 UTC), attempt.
     """
 
     def __init__(self, path: Path, clock: _Now | None = None) -> None:
@@ -30,22 +31,24 @@ class FileTransport:
 
     def send(self, message: Message) -> str | None:
         """Append ``message``. Raises TemporaryFailure when the disk takes no whole line."""
-        line = dump_json(
-            {
-                "id": str(message.id),
-                "channel": message.channel,
-                "recipient": message.recipient,
-                "body": message.body,
-                "send_at": message.send_at.isoformat(),
-                "sent_at": self._clock.now().isoformat(),
-                "attempt": message.attempt_count,
-            }
-        ).encode() + b"\n"
+        line = (
+            dump_json(
+                {
+                    "id": str(message.id),
+                    "channel": message.channel,
+                    "recipient": message.recipient,
+                    "body": message.body,
+                    "send_at": message.send_at.isoformat(),
+                    "sent_at": self._clock.now().isoformat(),
+                    "attempt": message.attempt_count,
+                }
+            ).encode()
+            + b"\n"
+        )
         try:
             target = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 written = os.write(target, line)
-                os.fsync(target)
             finally:
                 os.close(target)
         except OSError as error:

@@ -1,0 +1,200 @@
+"""Where the parts meet: settings in, wired use cases out.
+
+Nothing connects before it is used, and in a worker nothing is built before the fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.retry import Retry
+
+from dispatcher.celery_app import create_app
+from dispatcher.clock import Clock, SystemClock
+from dispatcher.delivery import Delivery
+from dispatcher.errors import InvalidSettings
+from dispatcher.limiters import Permits
+from dispatcher.queue import Queue
+from dispatcher.quota import Limit
+from dispatcher.reservation import Fence, Upkeep, Windows
+from dispatcher.settings import Settings
+from dispatcher.store import Claims, Database, Messages, StoreUpkeep
+from dispatcher.submission import Submission
+from dispatcher.sweep import Sweep
+from dispatcher.transports import Transport, load
+
+_REDIS_SECONDS = 2.0
+_REDIS_RETRIES = 2
+
+
+class Parts:
+    """The wired house for one configuration, each part built when first asked for."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock = clock or SystemClock()
+
+    @cached_property
+    def fence(self) -> Fence:
+        """What every connection to Redis passes."""
+        limits = [each for channel in self.settings.channels.values() for each in channel.limits]
+        return Fence(
+            namespace=self.settings.namespace,
+            shards=self.settings.shards,
+            longest_ms=max(each.length_ms for each in (*self.settings.quotas, *limits)),
+        )
+
+    @cached_property
+    def redis(self) -> redis.Redis:
+        """The client for windows and permits.
+
+        A call whose reply is lost is repeated twice: every script is idempotent.
+        """
+        over_network: dict[str, Any] = {
+            "socket_connect_timeout": _REDIS_SECONDS,
+            "socket_keepalive": True,
+        }
+        if self.settings.redis_url.startswith("unix:"):
+            over_network = {}
+        try:
+            return redis.Redis.from_url(
+                self.settings.redis_url,
+                protocol=2,
+                redis_connect_func=self.fence,
+                socket_timeout=_REDIS_SECONDS,
+                **over_network,
+                retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _REDIS_RETRIES),
+            )
+        except ValueError:
+            raise InvalidSettings(
+                "redis_url", "cannot be read", "redis://…, rediss://… or unix://…"
+            ) from None
+
+    @cached_property
+    def database(self) -> Database:
+        """The store's engine."""
+        return Database(self.settings.database_url)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Messages in the store."""
+        return Messages(self.database)
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The windows of reservations."""
+        return Windows(
+            self.redis,
+            namespace=self.settings.namespace,
+            shards=self.settings.shards,
+            quotas=self.settings.quotas,
+            twins_life=self.settings.reconcile_grace * 2,
+        )
+
+    @cached_property
+    def upkeep(self) -> Upkeep:
+        """What rebuilds and settles the windows."""
+        return Upkeep(self.redis, self.fence)
+
+    @cached_property
+    def permits(self) -> Permits:
+        """What guards the hand-overs."""
+        return Permits(
+            self.redis,
+            namespace=self.settings.namespace,
+            scope_limits=[Limit(each.count, each.length_ms) for each in self.settings.quotas],
+            channel_limits={name: each.limits for name, each in self.settings.channels.items()},
+        )
+
+    @cached_property
+    def queue(self) -> Queue:
+        """What hands ids to Celery."""
+        return Queue(
+            create_app(self.settings, submitting=True),
+            name=self.settings.queue,
+            clock=self.clock,
+            coalesce=self.settings.coalesce,
+            group_size=self.settings.group_size,
+        )
+
+    @cached_property
+    def transports(self) -> Mapping[str, Transport]:
+        """The transport of each channel."""
+        return {
+            name: load(name, channel, self.settings)
+            for name, channel in self.settings.channels.items()
+        }
+
+    @cached_property
+    def submission(self) -> Submission:
+        """The use cases of those who submit."""
+        return Submission(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            messages=self.messages,
+            queue=self.queue,
+        )
+
+    @cached_property
+    def delivery(self) -> Delivery:
+        """The use case of the worker."""
+        return Delivery(
+            settings=self.settings,
+            clock=self.clock,
+            claims=Claims(self.database, ttl=self.settings.claim_ttl),
+            permits=self.permits,
+            transports=self.transports,
+        )
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        """The duties of the beat job."""
+        return Sweep(
+            settings=self.settings,
+            clock=self.clock,
+            store=StoreUpkeep(self.database),
+            messages=self.messages,
+            windows=self.upkeep,
+            permits=self.permits,
+            queue=self.queue,
+        )
+
+    def close(self) -> None:
+        """Close what was opened."""
+        built = vars(self)
+        if "redis" in built:
+            self.redis.close()
+        if "database" in built:
+            self.database.close()
+        if "queue" in built:
+            self.queue.close()
+
+
+@dataclass(slots=True)
+class _Here:
+    pid: int = 0
+    parts: Parts | None = None
+
+
+_here = _Here()
+_lock = Lock()
+
+
+def here() -> Parts:
+    """Return the parts of this process, built from the environment's settings when first asked.
+
+    A forked child builds its own. Raises InvalidSettings.
+    """
+    with _lock:
+        if _here.parts is None or _here.pid != os.getpid():
+            _here.parts = Parts(Settings.load())
+            _here.pid = os.getpid()
+        return _here.parts

@@ -1,0 +1,28 @@
+"""The command line. Exit codes:
+
+0 done; 1 a step failed; 2 bad input; 3 refused by a quota; 4 no such message; 5 too late, or the
+idempotency key has other content; 6 something outside is unavailable.
+"""  # noqa: D400 - the first line introduces the table
+
+from __future__ import annotations
+
+import sys
+
+from dispatcher.cli import demo, messages, services
+from dispatcher.cli.app import app, exit_code, say_error
+from dispatcher.errors import DispatcherError
+
+__all__ = ["app", "main"]
+
+services.register(app)
+messages.register(app)
+demo.register(app)
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence on standard error."""
+    try:
+        app()
+    except DispatcherError as error:
+        say_error(str(error))
+        sys.exit(exit_code(error))

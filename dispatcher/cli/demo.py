@@ -1,0 +1,175 @@
+"""``dispatcher demo``: a short, honest run of everything, on real servers, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dispatcher.cli import show
+from dispatcher.client import Dispatcher
+from dispatcher.clock import SystemClock
+from dispatcher.errors import QuotaExceeded
+from dispatcher.message import Message, Status
+
+QUOTAS = "1/20 second, 5/hour, 10/day"
+_DEADLINE_SECONDS = 60.0
+_LEAD = timedelta(seconds=4)
+_SECOND = timedelta(seconds=1)
+
+
+class _Failed(Exception):
+    """A step did not do what it must."""
+
+
+@dataclass
+class _Play:
+    dispatcher: Dispatcher
+    clock: SystemClock = field(default_factory=SystemClock)
+    promised: list[Message] = field(default_factory=list)
+    cancelled: Message | None = None
+
+    def submit(self, name: str, text: str, at: datetime) -> Message:
+        message = self.dispatcher.submit(
+            channel="file", recipient=name, body={"text": text}, send_at=at
+        )
+        _say(f"{name}: “{text}” accepted for [bold]{_time(message.send_at)}[/]")
+        return message
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(demo)
+
+
+def demo() -> None:
+    """Play a short scenario on real servers and show what happens. Leaves nothing behind."""
+    from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="dispatcher-demo-") as folder:
+            show.out.print("starting Redis, SQLite, one Celery worker and one beat …")
+            with (
+                environment(folder, quotas=QUOTAS, channels={"file": {"transport": "file"}}) as to,
+                Dispatcher(to) as dispatcher,
+            ):
+                play = _Play(dispatcher)
+                show.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
+                _submit_all(play)
+                _deliver(play)
+                _check(play, to.data_dir / "sent" / "file.jsonl")
+    except _Failed as failed:
+        show.out.print(f"[red]✗ {escape(str(failed))}[/]")
+        raise typer.Exit(1) from None
+
+
+def _submit_all(play: _Play) -> None:
+    start = play.clock.now().replace(microsecond=0) + _LEAD + _SECOND
+    show.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
+    first = play.submit("ada", "Your code is 4711", start)
+    ben = play.submit("ben", "Your parcel is here", start + _SECOND)
+    cleo = play.submit("cleo", "See you at nine", start + 2 * _SECOND)
+
+    show.out.print("\n[bold]2. A second one for ada, one second after the first[/]")
+    with _refused() as refusal:
+        play.submit("ada", "Your code is 4712", start + _SECOND)
+    error = refusal[0]
+    _require(error.conflicting == (first.id,), "the refusal names another message")
+    _require(error.next_slot == start + timedelta(seconds=20), "the refusal names another slot")
+    _say(f"[yellow]refused[/] by {error.quota}: {_time(first.send_at)} is in the way", "✗")
+    _say(f"the next free slot is [bold]{_time(error.next_slot)}[/] – booked:", "→")
+    second = play.submit("ada", "Your code is 4712", error.next_slot)
+
+    show.out.print("\n[bold]3. One is cancelled, and its place is free at once[/]")
+    at = start + timedelta(seconds=22)
+    play.cancelled = play.submit("cleo", "Bring the blue folder", at)
+    with _refused():
+        play.submit("cleo", "Bring the red folder", at)
+    _say("[yellow]refused[/]: that place is taken", "✗")
+    play.dispatcher.cancel(play.cancelled.id)
+    _say("the first one is [dim]cancelled[/]", "→")
+    instead = play.submit("cleo", "Bring the red folder", at)
+    play.promised = [first, ben, cleo, second, instead]
+
+
+def _deliver(play: _Play) -> None:
+    show.out.print("\n[bold]4. The worker delivers[/]")
+    waiting = {message.id: message for message in play.promised}
+    deadline = play.clock.monotonic() + _DEADLINE_SECONDS
+    with show.out.status("waiting for the promised times …"):
+        while waiting and play.clock.monotonic() < deadline:
+            play.clock.sleep(0.1)
+            for message in list(waiting.values()):
+                now = play.dispatcher.get(message.id)
+                if now.status.is_final:
+                    del waiting[message.id]
+                    _require(now.status is Status.SENT, f"{message.id} ended as {now.status}")
+                    _say(
+                        f"{message.recipient}: “{message.body['text']}” is {show.status_text(now.status)}"
+                    )
+    _require(not waiting, f"{len(waiting)} messages were not delivered in time")
+
+
+def _check(play: _Play, path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    sent: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        sent.setdefault(line["id"], []).append(line)
+    table = Table(title="\nWhat reached the file transport", title_justify="left", box=None)
+    for heading in ("recipient", "text", "promised (UTC)", "actual", "late by"):
+        table.add_column(heading)
+    for message in play.promised:
+        times = sent.pop(str(message.id), [])
+        _require(len(times) == 1, f"{message.id} was sent {len(times)} times")
+        actual = datetime.fromisoformat(times[0]["sent_at"])
+        late = actual - message.send_at
+        _require(late >= timedelta(0), f"{message.id} was sent early")
+        table.add_row(
+            message.recipient,
+            str(message.body["text"]),
+            _time(message.send_at),
+            actual.strftime("%H:%M:%S.%f")[:-3],
+            f"{late // timedelta(milliseconds=1)} ms",
+        )
+    cancelled = play.cancelled
+    if cancelled is not None:
+        _require(str(cancelled.id) not in sent, "the cancelled message was sent")
+        table.add_row(
+            cancelled.recipient, str(cancelled.body["text"]), _time(cancelled.send_at),
+            "[dim]cancelled, never sent[/]", "",
+        )  # fmt: skip
+    _require(not sent, "something was sent that nobody submitted")
+    show.out.print(table)
+    show.out.print("\n[green]✓ every promise was kept[/]")
+
+
+@contextmanager
+def _refused() -> Iterator[list[QuotaExceeded]]:
+    caught: list[QuotaExceeded] = []
+    try:
+        yield caught
+    except QuotaExceeded as error:
+        caught.append(error)
+    _require(bool(caught), "a message was accepted that must be refused")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _Failed(otherwise)
+
+
+def _say(text: str, mark: str = "✓") -> None:
+    show.out.print(f"  {mark} {text}", highlight=False)
+
+
+def _time(instant: datetime) -> str:
+    return instant.strftime("%H:%M:%S")

@@ -1,0 +1,104 @@
+"""Commands that run something: up, worker, beat, migrate, version."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+from dispatcher.bootstrap import Parts
+from dispatcher.cli import show
+from dispatcher.settings import Settings
+from dispatcher.store import migrate as migrate_store
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command()(up)
+    app.command(context_settings=_PASS_ON)(worker)
+    app.command(context_settings=_PASS_ON)(beat)
+    app.command()(migrate)
+    app.command()(version)
+
+
+def up() -> None:
+    """Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.
+
+    Needs no other service. From a second shell in the same folder every command and
+    `Dispatcher()` then work.
+    """
+    from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
+
+    settings = Settings.load()
+    with _until_stopped() as stopped, environment(settings.data_dir) as running:
+        show.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
+        show.out.print(
+            "try, from a second shell here: "
+            'dispatcher submit --channel file --recipient ada --text hello --send-in "5 seconds"',
+            soft_wrap=True,
+        )
+        stopped.wait()
+        show.out.print("stopping …")
+
+
+def worker(
+    context: typer.Context,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1)] = 16,
+) -> None:
+    """Start a Celery worker with the recommended options. Further options go to Celery."""
+    settings = Settings.load()
+    Parts(settings).transports  # noqa: B018 - a channel that cannot work stops the start
+    _celery(
+        "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={settings.queue}",
+        "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args,
+    )  # fmt: skip
+
+
+def beat(context: typer.Context) -> None:
+    """Start a Celery beat, which starts the sweep. Any number may run."""
+    Settings.load()
+    _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
+
+
+def migrate() -> None:
+    """Bring the database to the schema of this version. Safe to repeat."""
+    parts = Parts(Settings.load())
+    show.out.print(f"the database is at revision {migrate_store(parts.database)}")
+    parts.close()
+
+
+def version() -> None:
+    """Print the version."""
+    show.out.print(installed_version("dispatcher"))
+
+
+def _celery(*arguments: str) -> None:
+    from dispatcher.celery_app import app  # noqa: PLC0415 - made from the settings just checked
+
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    app.start(list(arguments))
+
+
+@contextmanager
+def _until_stopped() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set, so that what was started is stopped in order."""
+    stopped = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stopped.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,112 @@
+"""How messages look: as tables for people, as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dispatcher.message import Attempt, Message, Status
+
+_STYLES = {
+    Status.SCHEDULED: "cyan",
+    Status.SENDING: "blue",
+    Status.SENT: "green",
+    Status.FAILED: "red",
+    Status.EXPIRED: "yellow",
+    Status.CANCELLED: "dim",
+}
+
+out = Console(highlight=False)
+
+
+def as_json(value: Any) -> None:
+    """Write one JSON value to standard output."""
+    print(json.dumps(value, ensure_ascii=False, indent=2))  # noqa: T201 - it is the output
+
+
+def message_data(message: Message) -> dict[str, Any]:
+    """Return a message as plain JSON values, its body included."""
+    return {
+        "id": str(message.id),
+        "status": message.status.value,
+        "channel": message.channel,
+        "recipient": message.recipient,
+        "scope": message.scope,
+        "body": dict(message.body),
+        "send_at": message.send_at.isoformat(),
+        "next_attempt_at": message.next_attempt_at.isoformat(),
+        "expires_at": _iso(message.expires_at),
+        "attempt_count": message.attempt_count,
+        "max_attempts": message.max_attempts,
+        "idempotency_key": message.idempotency_key,
+        "created_at": message.created_at.isoformat(),
+        "finished_at": _iso(message.finished_at),
+        "last_error": message.last_error,
+    }
+
+
+def attempt_data(attempt: Attempt) -> dict[str, Any]:
+    """Return an attempt as plain JSON values."""
+    return {
+        "token": attempt.token,
+        "started_at": attempt.started_at.isoformat(),
+        "finished_at": _iso(attempt.finished_at),
+        "outcome": attempt.outcome.value if attempt.outcome else None,
+        "error": attempt.error,
+        "receipt": attempt.receipt,
+    }
+
+
+def message_table(messages: Sequence[Message]) -> Table:
+    """Return a table of messages, one a row, without their bodies."""
+    table = Table(box=None, header_style="bold")
+    for heading in ("id", "status", "channel", "recipient", "send at (UTC)", "tries"):
+        table.add_column(heading, no_wrap=heading == "id")
+    for message in messages:
+        table.add_row(
+            str(message.id),
+            status_text(message.status),
+            message.channel,
+            message.recipient,
+            clock_text(message.send_at),
+            str(message.attempt_count),
+        )
+    return table
+
+
+def story(message: Message, attempts: Sequence[Attempt]) -> Table:
+    """Return everything known of one message, line by line."""
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in message_data(message).items():
+        if value is not None:
+            table.add_row(
+                name, json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
+            )
+    for attempt in attempts:
+        outcome = attempt.outcome.value if attempt.outcome else "under way"
+        detail = attempt.error or attempt.receipt or ""
+        table.add_row(
+            f"attempt {attempt.token}", f"{attempt.started_at.isoformat()} {outcome} {detail}"
+        )
+    return table
+
+
+def status_text(status: Status) -> str:
+    """Return a status in its colour."""
+    return f"[{_STYLES[status]}]{status.value}[/]"
+
+
+def clock_text(instant: datetime) -> str:
+    """Return an instant to the second."""
+    return instant.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _iso(instant: datetime | None) -> str | None:
+    return instant.isoformat() if instant else None

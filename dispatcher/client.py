@@ -1,0 +1,301 @@
+"""The front door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Self
+from uuid import UUID
+
+from dispatcher import sendtime
+from dispatcher.bootstrap import Parts
+from dispatcher.clock import Clock
+from dispatcher.errors import InvalidDraft, InvalidSendTime, UnknownChannel
+from dispatcher.message import (
+    Attempt,
+    Draft,
+    Message,
+    Status,
+    check_body,
+    check_text,
+    fingerprint,
+)
+from dispatcher.settings import Settings
+
+SendTime = datetime | str
+OnConflict = Literal["reject", "shift"]
+
+_MILLISECOND = timedelta(milliseconds=1)
+_MOST_FOUND = 10_000
+
+
+class Dispatcher:
+    """Submits messages, looks them up and cancels them.
+
+    ``settings`` default to those of the environment and ``dispatcher.toml``; see
+    :class:`~dispatcher.settings.Settings`. Nothing connects before the first call. One instance
+    may be shared by threads; after a fork make a new one. Use it as a context manager, or call
+    :meth:`close`.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
+        self.settings = settings if settings is not None else Settings.load()
+        self._parts = Parts(self.settings, clock)
+
+    def submit(
+        self,
+        *,
+        channel: str,
+        recipient: str,
+        body: Mapping[str, Any],
+        send_at: SendTime | None = None,
+        send_in: timedelta | None = None,
+        zone: str | None = None,
+        fold: int | None = None,
+        scope: str | None = None,
+        idempotency_key: str | None = None,
+        expires_at: SendTime | None = None,
+        on_conflict: OnConflict = "reject",
+        latest: SendTime | None = None,
+    ) -> Message:
+        """Accept a message for a future time, if it fits every quota. Return it.
+
+        The time is ``send_at`` or ``send_in`` from now. ``send_at`` is an aware datetime, an ISO
+        8601 string with an offset, or a local time (string or naive datetime) with ``zone``;
+        ``fold`` says which of two repeated local times is meant. ``scope`` names whose capacity
+        is counted, by default the recipient. With ``idempotency_key`` a repeated call returns
+        the message of the first one. After ``expires_at`` the message is not sent any more.
+        ``on_conflict="shift"`` books the first slot that fits, up to ``latest``.
+
+        Once this returns, the message ends as sent, failed, expired or cancelled, whatever
+        process dies. When it raises, nothing is reserved or stored (except OutcomeUnknown).
+
+        Raises:
+            InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel).
+            QuotaExceeded: the time does not fit; carries the next slot.
+            IdempotencyConflict: the key belongs to other content.
+            ReservationsUnavailable: Redis is down, incomplete, evicting or full.
+            StoreUnavailable: the database did not take the message.
+            OutcomeUnknown: the line broke; the message may have been stored.
+
+        """
+        draft, until = self._draft(
+            channel=channel,
+            recipient=recipient,
+            body=body,
+            send_at=send_at,
+            send_in=send_in,
+            zone=zone,
+            fold=fold,
+            scope=scope,
+            idempotency_key=idempotency_key,
+            expires_at=expires_at,
+            on_conflict=on_conflict,
+            latest=latest,
+        )
+        return self._parts.submission.submit(draft, latest=until)
+
+    def get(self, message_id: UUID | str) -> Message:
+        """Return a message. Raises MessageNotFound."""
+        return self._parts.messages.get(_id(message_id))
+
+    def attempts(self, message_id: UUID | str) -> list[Attempt]:
+        """Return the tries of a message, first one first; none for an unknown id."""
+        return self._parts.messages.attempts(_id(message_id))
+
+    def find(
+        self,
+        *,
+        status: Status | str | None = None,
+        recipient: str | None = None,
+        channel: str | None = None,
+        at_most: int = 100,
+    ) -> list[Message]:
+        """Return the messages that match every filter given, newest first."""
+        if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
+            raise InvalidDraft("at_most", repr(at_most), f"1 to {_MOST_FOUND}")
+        if status is not None:
+            try:
+                status = Status(status)
+            except ValueError:
+                known = ", ".join(Status)
+                raise InvalidDraft("status", f"there is no status {status!r}", known) from None
+        return self._parts.messages.find(
+            status=status, recipient=recipient, channel=channel, at_most=at_most
+        )
+
+    def cancel(self, message_id: UUID | str) -> Message:
+        """Cancel a scheduled message; its quota is free again at once. Return it.
+
+        Once this returns, the message is never sent. Cancelling it again is fine. Raises
+        MessageNotFound, and TooLate once it is being sent or has ended.
+        """
+        return self._parts.submission.cancel(_id(message_id))
+
+    def next_slot(
+        self,
+        *,
+        recipient: str | None = None,
+        scope: str | None = None,
+        after: SendTime | None = None,
+        zone: str | None = None,
+        fold: int | None = None,
+    ) -> datetime:
+        """Return the first time at or after ``after`` (default: now) that fits every quota.
+
+        Books nothing. Give a recipient or a scope. Raises InvalidDraft and
+        ReservationsUnavailable.
+        """
+        if scope is None and recipient is None:
+            raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
+        counted = check_text("scope", scope if scope is not None else recipient)
+        now = self._parts.clock.now()
+        if after is None:
+            start = sendtime.after(timedelta(0), now=now)
+        else:
+            start = sendtime.parse(after, zone=zone, fold=fold, field="after")
+            farthest = self.settings.max_horizon
+            sendtime.check_range(start, now=now, farthest=farthest, field="after")
+        return self._parts.windows.next_slot(counted, start)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _draft(
+        self,
+        *,
+        channel: str,
+        recipient: str,
+        body: Mapping[str, Any],
+        send_at: SendTime | None,
+        send_in: timedelta | None,
+        zone: str | None,
+        fold: int | None,
+        scope: str | None,
+        idempotency_key: str | None,
+        expires_at: SendTime | None,
+        on_conflict: OnConflict,
+        latest: SendTime | None,
+    ) -> tuple[Draft, datetime | None]:
+        """Judge every parameter before anything is touched; return draft and latest slot."""
+        if not isinstance(channel, str) or channel not in self.settings.channels:
+            raise UnknownChannel(str(channel), sorted(self.settings.channels))
+        check_text("recipient", recipient)
+        if scope is not None:
+            check_text("scope", scope)
+        if idempotency_key is not None:
+            check_text("idempotency_key", idempotency_key)
+        clean = check_body(
+            body,
+            max_bytes=self.settings.body_max_bytes,
+            max_depth=self.settings.body_max_depth,
+        )
+        now = self._parts.clock.now()
+        at, asked = self._send_time(send_at, send_in, zone, fold, now)
+        expiry = self._expiry(expires_at, zone, fold, at)
+        until = self._latest(on_conflict, latest, zone, fold, at, expiry, now)
+        draft = Draft(
+            channel=channel,
+            recipient=recipient,
+            scope=scope if scope is not None else recipient,
+            body=clean,
+            send_at=at,
+            expires_at=expiry,
+            idempotency_key=idempotency_key,
+            fingerprint=None
+            if idempotency_key is None
+            else fingerprint(
+                channel=channel,
+                recipient=recipient,
+                scope=scope,
+                body=clean,
+                time=asked,
+                expires_at=expiry,
+            ),
+        )
+        return draft, until
+
+    def _send_time(
+        self,
+        send_at: SendTime | None,
+        send_in: timedelta | None,
+        zone: str | None,
+        fold: int | None,
+        now: datetime,
+    ) -> tuple[datetime, str]:
+        """Return the instant asked for, and the wish in a form that a repeated call shares."""
+        if (send_at is None) == (send_in is None):
+            given = "neither" if send_at is None else "both"
+            raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
+        if send_in is not None:
+            at = sendtime.after(send_in, now=now)
+            asked, field = f"in {send_in // _MILLISECOND} ms", "send_in"
+        else:
+            assert send_at is not None  # noqa: S101 - tells mypy what the first test has shown
+            at = sendtime.parse(send_at, zone=zone, fold=fold)
+            asked, field = at.isoformat(), "send_at"
+        sendtime.check_range(at, now=now, farthest=self.settings.max_horizon, field=field)
+        return at, asked
+
+    def _expiry(
+        self, expires_at: SendTime | None, zone: str | None, fold: int | None, at: datetime
+    ) -> datetime | None:
+        if expires_at is None:
+            return None
+        expiry = sendtime.parse(
+            expires_at, zone=zone, fold=fold, field="expires_at", zone_for_local_only=True
+        )
+        if expiry <= at:
+            raise InvalidSendTime(
+                "expires_at", f"{expiry.isoformat()} is not after the send time", "a later time"
+            )
+        return expiry
+
+    def _latest(
+        self,
+        on_conflict: OnConflict,
+        latest: SendTime | None,
+        zone: str | None,
+        fold: int | None,
+        at: datetime,
+        expiry: datetime | None,
+        now: datetime,
+    ) -> datetime | None:
+        if on_conflict not in ("reject", "shift"):
+            raise InvalidDraft("on_conflict", repr(on_conflict), "'reject' or 'shift'")
+        if on_conflict == "reject":
+            if latest is not None:
+                raise InvalidDraft("latest", "given without on_conflict='shift'", "none")
+            return None
+        until = now + self.settings.max_horizon
+        if latest is not None:
+            until = sendtime.parse(
+                latest, zone=zone, fold=fold, field="latest", zone_for_local_only=True
+            )
+            if until < at:
+                raise InvalidSendTime(
+                    "latest", f"{until.isoformat()} is before the send time", "a later time"
+                )
+        return until if expiry is None else min(until, expiry - _MILLISECOND)
+
+
+def _id(value: UUID | str) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidDraft("id", f"{str(value)[:40]!r} is no message id", "a UUID") from None

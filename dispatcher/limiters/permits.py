@@ -1,0 +1,86 @@
+"""The permits of deliveries: which limits guard a hand-over, and under which names they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+import redis
+
+from dispatcher.limiters.base import Decision
+from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
+from dispatcher.quota import Limit
+from dispatcher.redis_keys import PermitKeys
+
+MARKER_LIFE = timedelta(seconds=15)
+
+
+class Permit(NamedTuple):
+    """The leave of one attempt to hand one message over."""
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+
+
+class Permits:
+    """Guards each hand-over by the limits of its scope and of its channel.
+
+    Raises LimitersUnavailable whenever Redis cannot be trusted to answer.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        namespace: str,
+        scope_limits: Sequence[Limit],
+        channel_limits: Mapping[str, Sequence[Limit]],
+    ) -> None:
+        self._keys = PermitKeys(namespace)
+        self._log = SlidingLog(client, epoch_key=self._keys.epoch)
+        self._scope_limits = scope_limits
+        self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
+        every = [*scope_limits, *(each for some in channel_limits.values() for each in some)]
+        self.memory = timedelta(milliseconds=max(limit.length_ms for limit in every))
+        """How far back hand-overs still matter."""
+
+    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[Decision]:
+        """Ask for permits in order; one granted must be used within ``hold`` or given back."""
+        limits: dict[str, Sequence[Limit]] = {}
+        for permit in wanted:
+            limits[self._keys.scope(permit.scope)] = self._scope_limits
+            if permit.channel in self._channel_limits:
+                limits[self._keys.channel(permit.channel)] = self._channel_limits[permit.channel]
+        return self._log.acquire([self._request(each) for each in wanted], limits, hold=hold)
+
+    def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
+        """Note when permits were used: each with the time since its hand-over began."""
+        self._log.settle([(self._request(permit), since) for permit, since in used])
+
+    def give_back(self, unused: Sequence[Permit]) -> None:
+        """Return permits that were not used; harmless for those that were not granted."""
+        self._log.give_back([self._request(permit) for permit in unused])
+
+    def restore(self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str) -> None:
+        """Put permits back into emptied logs: each with its age, negative while it may be used.
+
+        ``marker`` is that of the rebuild; once it is another's, nothing is written.
+        """
+        self._log.restore(
+            [(self._request(permit), age) for permit, age in taken],
+            rebuild_key=self._keys.rebuild,
+            marker=marker,
+            marker_life=MARKER_LIFE,
+            longest=self.memory,
+        )
+
+    def _request(self, permit: Permit) -> PermitRequest:
+        logs = [self._keys.scope(permit.scope)]
+        if permit.channel in self._channel_limits:
+            logs.append(self._keys.channel(permit.channel))
+        permit_id = permit.message_id.bytes + permit.token.to_bytes(4, "big")
+        return PermitRequest(permit_id, tuple(logs))

@@ -1,0 +1,186 @@
+"""Submit and cancel: schedule, reserve, add, enqueue."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from uuid import UUID
+
+from dispatcher.clock import Clock
+from dispatcher.errors import (
+    IdempotencyConflict,
+    OutcomeUnknown,
+    QueueUnavailable,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import Draft, Message, Status, new_id
+from dispatcher.queue import Queue, Ticket
+from dispatcher.reservation import Booking, Submit, Windows
+from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.settings import Settings
+from dispatcher.store import Messages
+
+log = logging.getLogger(__name__)
+
+
+class Submission:
+    """The use cases of those who submit.
+
+    What a submit leaves when its process dies at any line is healed by the sweep: a reservation
+    without a message is released, a message that was not enqueued is handed over.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        windows: Windows,
+        messages: Messages,
+        queue: Queue,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._windows = windows
+        self._messages = messages
+        self._queue = queue
+
+    def submit(self, draft: Draft, *, latest: datetime | None = None) -> Message:
+        """Accept ``draft`` at its time or, with ``latest``, at the next slot up to then.
+
+        Raises QuotaExceeded, IdempotencyConflict, ReservationsUnavailable, StoreUnavailable:
+        then nothing is reserved or stored; and OutcomeUnknown.
+        """
+        known = self._known(draft)
+        if known is not None:
+            return known
+        started = self._clock.monotonic()
+        try:
+            booking = self._reserve(draft, latest)
+        except QuotaExceeded:
+            known = self._known(draft)
+            if known is None:
+                raise
+            return known
+        message = self._add(draft, booking)
+        if message.id != booking.message_id:
+            return message
+        if self._clock.monotonic() - started > self._settings.settle.total_seconds():
+            self._look_again(message, booking)
+        self._enqueue(message)
+        return message
+
+    def cancel(self, message_id: UUID) -> Message:
+        """Cancel a scheduled message and give its place back at once.
+
+        Cancelling a cancelled message is fine. Raises MessageNotFound, and TooLate once the
+        message is being sent or has ended.
+        """
+        message = self._messages.cancel(message_id)
+        if message.status is not Status.CANCELLED:
+            raise TooLate(message_id, message.status)
+        try:
+            self._windows.release(message_id, message.scope)
+        except ReservationsUnavailable as error:
+            log.warning("message %s: cancelled, its place is freed later: %s", message_id, error)
+        return message
+
+    def _known(self, draft: Draft) -> Message | None:
+        if draft.idempotency_key is None:
+            return None
+        found = self._messages.with_key(draft.idempotency_key)
+        if found is None:
+            return None
+        message, fingerprint = found
+        if fingerprint != draft.fingerprint:
+            raise IdempotencyConflict(draft.idempotency_key, message.id)
+        return message
+
+    def _reserve(self, draft: Draft, latest: datetime | None) -> Booking:
+        submit = None
+        if draft.idempotency_key is not None:
+            submit = Submit(draft.idempotency_key, draft.fingerprint or "")
+        return self._windows.reserve(
+            new_id(), scope=draft.scope, send_at=draft.send_at, latest=latest, submit=submit
+        )
+
+    def _add(self, draft: Draft, booking: Booking) -> Message:
+        message = Message(
+            id=booking.message_id,
+            channel=draft.channel,
+            recipient=draft.recipient,
+            scope=draft.scope,
+            body=draft.body,
+            send_at=booking.send_at,
+            next_attempt_at=booking.send_at,
+            expires_at=draft.expires_at,
+            status=Status.SCHEDULED,
+            attempt_count=0,
+            max_attempts=self._settings.channels[draft.channel].max_attempts,
+            idempotency_key=draft.idempotency_key,
+            created_at=from_ms(to_ms(self._clock.now())),
+            finished_at=None,
+            last_error=None,
+        )
+        lead = self._settings.enqueue_grace if self._is_near(message) else -self._settings.horizon
+        try:
+            stored = self._messages.add(
+                message, enqueue_at=message.send_at + lead, fingerprint=draft.fingerprint
+            )
+            if stored.id != message.id:
+                self._known(draft)  # raises IdempotencyConflict where the content differs
+                self._withdraw(booking)
+        except OutcomeUnknown:
+            raise  # the message may be stored: reconcile finds out whether its place is needed
+        except (StoreUnavailable, IdempotencyConflict):
+            self._withdraw(booking)
+            raise
+        return stored
+
+    def _withdraw(self, booking: Booking) -> None:
+        try:
+            self._windows.withdraw(booking)
+        except ReservationsUnavailable as error:
+            log.warning("message %s: its place is freed later: %s", booking.message_id, error)
+
+    def _look_again(self, message: Message, booking: Booking) -> None:
+        """Make sure that the place is still ours, because storing the message took long.
+
+        The sweep may have given it up meanwhile, or rebuilt the windows before the message was in
+        the store. Raises QuotaExceeded when another message has the place; then this one is taken
+        back, unless it is already being sent.
+        """
+        try:
+            self._windows.reserve(
+                message.id, scope=message.scope, send_at=message.send_at, submit=booking.submit
+            )
+        except ReservationsUnavailable as error:
+            log.warning("message %s: its place is restored later: %s", message.id, error)
+        except QuotaExceeded:
+            if message.idempotency_key is None:
+                taken_back = self._messages.remove(message.id)
+            else:  # a twin may have told its caller of this message, so it does not vanish
+                taken_back = self._messages.cancel(message.id).status is Status.CANCELLED
+            if taken_back:
+                raise
+
+    def _is_near(self, message: Message) -> bool:
+        return message.next_attempt_at - self._clock.now() <= self._settings.horizon
+
+    def _enqueue(self, message: Message) -> None:
+        if not self._is_near(message):
+            return
+        try:
+            self._queue.enqueue([Ticket(message.id, message.channel, message.next_attempt_at)])
+        except QueueUnavailable as error:
+            log.warning("message %s: enqueued later: %s", message.id, error)
+            self._leave_to_sweep(message.id)
+
+    def _leave_to_sweep(self, message_id: UUID) -> None:
+        try:
+            self._messages.enqueue_again([message_id])
+        except StoreUnavailable as error:
+            log.warning("message %s: enqueued after its grace: %s", message_id, error)

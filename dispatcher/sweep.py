@@ -1,0 +1,173 @@
+"""The sweep: four duties that make the rest of the house forgiving.
+
+Any number of sweeps may run side by side; each duty works in bounded batches and answers how much
+it did.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dispatcher.clock import Clock
+from dispatcher.errors import QueueUnavailable
+from dispatcher.limiters import Permit, Permits
+from dispatcher.queue import Queue, Ticket
+from dispatcher.reservation import Rebuild, Reserved, Upkeep
+from dispatcher.settings import Settings
+from dispatcher.store import Messages, StoreUpkeep
+
+log = logging.getLogger(__name__)
+
+_BATCH = 1_000
+_MOST_BATCHES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What one ``reconcile`` did.
+
+    ``rebuilt`` parts of Redis, ``restored`` reservations that were missing, ``confirmed`` ones
+    that the store knows, ``released`` ones that it does not or no longer needs.
+    """
+
+    rebuilt: int = 0
+    restored: int = 0
+    confirmed: int = 0
+    released: int = 0
+
+
+class Sweep:
+    """The use cases of the beat job."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        store: StoreUpkeep,
+        messages: Messages,
+        windows: Upkeep,
+        permits: Permits,
+        queue: Queue,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._store = store
+        self._messages = messages
+        self._windows = windows
+        self._permits = permits
+        self._queue = queue
+
+    def enqueue_due(self) -> int:
+        """Hand to Celery what comes near, and again what is due but was not claimed.
+
+        Return how many messages. Where the broker takes nothing they stay for the next turn.
+        """
+        total = 0
+        for _ in range(_MOST_BATCHES):
+            due = self._store.take_due(at_most=_BATCH, grace=self._settings.enqueue_grace)
+            if not due:
+                break
+            try:
+                self._queue.enqueue([Ticket(*each) for each in due])
+            except QueueUnavailable as error:
+                log.warning("%d messages stay for the next sweep: %s", len(due), error)
+                self._messages.enqueue_again([each.message_id for each in due])
+                break
+            total += len(due)
+            if len(due) < _BATCH:
+                break
+        return total
+
+    def rescue(self) -> int:
+        """Free the messages whose worker died or froze; return how many."""
+        rescued = _in_batches(lambda: self._store.rescue(at_most=_BATCH))
+        if rescued:
+            log.warning("%d messages rescued: their outcome is unknown", rescued)
+        return rescued
+
+    def prune(self) -> int:
+        """Delete messages that ended longer ago than the retention; return how many."""
+        keep = self._settings.retention
+        return _in_batches(lambda: self._store.prune(older_than=keep, at_most=_BATCH))
+
+    def reconcile(self, *, settle: timedelta | None = None) -> Reconciled:
+        """Make Redis agree with the store.
+
+        Rebuild what Redis lost; look up reservations that were not confirmed within the grace;
+        free the places of cancelled and expired messages. ``settle`` is how long to let submits
+        that are under way finish before a rebuild reads the store (default: the setting). Raises
+        ReservationsUnavailable and StoreUnavailable.
+        """
+        rebuild = self._windows.begin()
+        rebuilt = 0
+        if rebuild is not None:
+            rebuilt = self._rebuild(rebuild, self._settings.settle if settle is None else settle)
+        restored = self._restore_stragglers()
+        confirmed, orphans = self._settle_unconfirmed()
+        released = _in_batches(self._release_unneeded)
+        return Reconciled(rebuilt, restored, confirmed, released + orphans)
+
+    def _rebuild(self, rebuild: Rebuild, settle: timedelta) -> int:
+        # A submit that reserved before the loss and commits after the store is read would be
+        # missed. It either commits within the settle time, or looks at its reservation again.
+        self._clock.sleep(settle.total_seconds())
+        self._windows.wipe(rebuild)
+        if rebuild.shards:
+            for page in self._store.places(memory=self._windows.memory, batch=_BATCH):
+                self._windows.restore(rebuild, [Reserved(*place) for place in page])
+        if rebuild.permits:
+            for taken in self._store.permits(memory=self._permits.memory, batch=_BATCH):
+                permits = [(Permit(*each[:4]), each.age) for each in taken]
+                self._permits.restore(permits, marker=rebuild.marker)
+        opened = self._windows.open(rebuild)
+        log.warning("%d of %d lost parts of Redis rebuilt", opened, len(rebuild.parts))
+        return opened
+
+    def _restore_stragglers(self) -> int:
+        """Look, once after each rebuild, for messages stored while it read the store."""
+        grace = self._settings.reconcile_grace
+        unchecked = self._windows.unchecked(older_than=grace)
+        if not unchecked:
+            return 0
+        created = (min(unchecked.values()) - grace, max(unchecked.values()) + grace)
+        restored = 0
+        for page in self._store.places(memory=self._windows.memory, batch=_BATCH, created=created):
+            restored += self._windows.put_back([Reserved(*place) for place in page])
+        self._windows.mark_checked(list(unchecked))
+        return restored
+
+    def _settle_unconfirmed(self) -> tuple[int, int]:
+        known, unknown = 0, 0
+        for _ in range(_MOST_BATCHES):
+            found = self._windows.unconfirmed(
+                older_than=self._settings.reconcile_grace, at_most=_BATCH
+            )
+            if not found:
+                break
+            holding = self._store.holding([each.message_id for each in found])
+            confirmed = [each for each in found if holding.get(each.message_id, False)]
+            orphans = [each for each in found if not holding.get(each.message_id, False)]
+            self._windows.settle(confirmed=confirmed, orphans=orphans)
+            known, unknown = known + len(confirmed), unknown + len(orphans)
+        return known, unknown
+
+    def _release_unneeded(self) -> int:
+        places = self._store.unreleased(at_most=_BATCH)
+        if places:
+            self._windows.release([Reserved(*place) for place in places])
+            self._store.mark_released([place.message_id for place in places])
+        return len(places)
+
+
+def _in_batches(work: Callable[[], int]) -> int:
+    total = 0
+    for _ in range(_MOST_BATCHES):
+        done = work()
+        total += done
+        if done < _BATCH:
+            break
+    return total

@@ -1,0 +1,39 @@
+"""The Celery tasks: three lines each. They are shared, so any Celery app can carry them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from celery import shared_task
+
+from dispatcher.bootstrap import here
+
+
+@shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
+def deliver(message_ids: list[str]) -> None:
+    """Deliver these messages."""
+    here().delivery.deliver([UUID(each) for each in message_ids])
+
+
+@shared_task(name="dispatcher.enqueue_due", ignore_result=True, acks_late=False)
+def enqueue_due() -> None:
+    """Hand over what comes near."""
+    here().sweep.enqueue_due()
+
+
+@shared_task(name="dispatcher.rescue", ignore_result=True, acks_late=False)
+def rescue() -> None:
+    """Free what a dead worker left."""
+    here().sweep.rescue()
+
+
+@shared_task(name="dispatcher.reconcile", ignore_result=True, acks_late=False)
+def reconcile() -> None:
+    """Make Redis agree with the store."""
+    here().sweep.reconcile()
+
+
+@shared_task(name="dispatcher.prune", ignore_result=True, acks_late=False)
+def prune() -> None:
+    """Delete what is old."""
+    here().sweep.prune()
