@@ -206,7 +206,15 @@ class Dispatcher:
         now = self._parts.clock.now()
         at, asked = self._send_time(send_at, send_in, zone, fold, now)
         expiry = self._expiry(expires_at, zone, fold, at)
-        until = self._latest(on_conflict, latest, zone, fold, at, expiry, now)
+        until = self._latest(
+            on_conflict=on_conflict,
+            latest=latest,
+            zone=zone,
+            fold=fold,
+            at=at,
+            expiry=expiry,
+            now=now,
+        )
         draft = Draft(
             channel=channel,
             recipient=recipient,
@@ -266,6 +274,7 @@ class Dispatcher:
 
     def _latest(
         self,
+        *,
         on_conflict: OnConflict,
         latest: SendTime | None,
         zone: str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery import Celery
@@ -96,7 +96,8 @@ class Queue:
             if not self._declared:
                 producer.maybe_declare(self._app.amqp.queues[self._name])
                 self._declared = True
-            with producer.batch(_BATCH):
+            batch: Any = producer  # celery-types does not know Producer.batch yet
+            with batch.batch(_BATCH):
                 for each in groups:
                     self._app.send_task(
                         DELIVER,

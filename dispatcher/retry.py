@@ -23,5 +23,6 @@ def backoff(
     together do not come back together.
     """
     exponent = min(attempt - 1, 32)
-    ceiling = min(base * 2**exponent, longest)
-    return (at_least or timedelta(0)) + ceiling * random()
+    ceiling: timedelta = min(base * (1 << exponent), longest)
+    wait: timedelta = (at_least or timedelta(0)) + ceiling * random()
+    return wait

@@ -1,8 +1,8 @@
-"""The command line. Exit codes:
+"""The command line, thin.
 
-0 done; 1 a step failed; 2 bad input; 3 refused by a quota; 4 no such message; 5 too late, or the
-idempotency key has other content; 6 something outside is unavailable.
-"""  # noqa: D400 - the first line introduces the table
+Exit codes: 0 done; 1 a step failed; 2 bad input; 3 refused by a quota; 4 no such message; 5 too
+late, or the idempotency key has other content; 6 something outside is unavailable.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dispatcher demo``: a short, honest run of everything, on real servers, in a folder of its own."""
+"""``dispatcher demo``: a short, honest run of everything, on real servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAD = timedelta(seconds=4)
 _SECOND = timedelta(seconds=1)
 
 
-class _Failed(Exception):
+class _StepFailed(Exception):
     """A step did not do what it must."""
 
 
@@ -67,7 +67,7 @@ def demo() -> None:
                 _submit_all(play)
                 _deliver(play)
                 _check(play, to.data_dir / "sent" / "file.jsonl")
-    except _Failed as failed:
+    except _StepFailed as failed:
         show.out.print(f"[red]✗ {escape(str(failed))}[/]")
         raise typer.Exit(1) from None
 
@@ -113,9 +113,8 @@ def _deliver(play: _Play) -> None:
                 if now.status.is_final:
                     del waiting[message.id]
                     _require(now.status is Status.SENT, f"{message.id} ended as {now.status}")
-                    _say(
-                        f"{message.recipient}: “{message.body['text']}” is {show.status_text(now.status)}"
-                    )
+                    ended = show.status_text(now.status)
+                    _say(f"{message.recipient}: “{message.body['text']}” is {ended}")
     _require(not waiting, f"{len(waiting)} messages were not delivered in time")
 
 
@@ -164,7 +163,7 @@ def _refused() -> Iterator[list[QuotaExceeded]]:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise _Failed(otherwise)
+        raise _StepFailed(otherwise)
 
 
 def _say(text: str, mark: str = "✓") -> None:

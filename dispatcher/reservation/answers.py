@@ -9,6 +9,16 @@ import redis
 
 from dispatcher.errors import ReservationsUnavailable
 
+_REASONS: tuple[tuple[type[redis.RedisError], str], ...] = (
+    (redis.exceptions.OutOfMemoryError, "Redis is out of memory"),
+    (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
+    (redis.exceptions.ReadOnlyError, "Redis is a read-only replica"),
+    (redis.exceptions.AuthenticationError, "Redis refused the credentials"),
+    (redis.exceptions.NoPermissionError, "Redis refused the credentials"),
+    (redis.exceptions.TimeoutError, "Redis did not answer in time"),
+    (redis.exceptions.ConnectionError, "Redis cannot be reached"),
+)
+
 
 class EvictingServer(redis.ResponseError):
     """The server forgets keys when it is full, reservations among them."""
@@ -26,16 +36,9 @@ def translated() -> Iterator[None]:
 def _reason(error: redis.RedisError) -> str:
     if isinstance(error, EvictingServer):
         return str(error)
-    if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
-        return "Redis is out of memory"
-    if isinstance(error, redis.BusyLoadingError):
-        return "Redis is loading its data"
-    if isinstance(error, redis.ReadOnlyError):
-        return "Redis is a read-only replica"
-    if isinstance(error, redis.TimeoutError):
-        return "Redis did not answer in time"
-    if isinstance(error, redis.AuthenticationError | redis.NoPermissionError):
-        return "Redis refused the credentials"
-    if isinstance(error, redis.ConnectionError):
-        return "Redis cannot be reached"
-    return f"Redis answered {str(error).split(' ', 1)[0]}"
+    for kind, text in _REASONS:
+        if isinstance(error, kind):
+            return text
+    # Only the first word, the error's code: the rest may name keys, and keys name recipients.
+    code = str(error).split(" ", 1)[0]
+    return "Redis is out of memory" if code == "OOM" else f"Redis answered {code}"

@@ -9,6 +9,7 @@ part stays closed until the sweep has rebuilt it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -23,8 +24,8 @@ Part = ShardKeys | PermitKeys
 class Fence:
     """Greets each new connection; pass it to redis-py as ``redis_connect_func``.
 
-    ``longest_ms`` is the length of the longest quota or limit in ms. Raises EvictingServer, a redis error,
-    when the server's ``maxmemory-policy`` is not ``noeviction``.
+    ``longest_ms`` is the length of the longest quota or limit in ms. Raises EvictingServer, a
+    redis error, when the server's ``maxmemory-policy`` is not ``noeviction``.
     """
 
     def __init__(self, *, namespace: str, shards: int, longest_ms: int) -> None:
@@ -50,7 +51,7 @@ class Fence:
 
     def incomplete(self, client: redis.Redis) -> tuple[str, list[Part]]:
         """Check every part again; return the server's identity and the parts that are closed."""
-        server = identity(client.execute_command("INFO", NEVER_DECODE=True))
+        server = identity(client.info())
         pipeline = client.pipeline(transaction=False)
         for keys in self.parts:
             arguments = (keys.epoch, keys.rebuild, server, len(self.keys), self.longest_ms)
@@ -68,12 +69,12 @@ class Fence:
         pipeline.execute()
 
 
-def identity(info: bytes | str | dict[str, Any]) -> str:
+def identity(info: bytes | str | Mapping[str, Any]) -> str:
     """Return what tells this server process, in this role, from every other.
 
     ``info`` is the reply to INFO. Raises EvictingServer.
     """
-    if isinstance(info, dict):
+    if isinstance(info, Mapping):
         fields = {name: str(value) for name, value in info.items()}
     else:
         text = info.decode() if isinstance(info, bytes) else info

@@ -139,7 +139,12 @@ class Upkeep:
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
-        facts = [rebuild.marker, rebuild.server, len(self._by_shard), self._fence.longest_ms]
+        facts: list[str | int] = [
+            rebuild.marker,
+            rebuild.server,
+            len(self._by_shard),
+            self._fence.longest_ms,
+        ]
         with translated():
             pipeline = self._client.pipeline(transaction=False)
             for keys in rebuild.parts:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, literal, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, literal, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.database import Database
@@ -119,7 +119,10 @@ class Claims:
             connection.execute(expire)
             connection.execute(begin)
             rows = connection.execute(read).all()
-            return [Claim(to_message(row), row.claim_token, _seconds_left(row)) for row in rows]
+            return [
+                Claim(to_message(row), row.claim_token, _seconds_left(row.expires_at, row.now))
+                for row in rows
+            ]
 
         return self._database.transact(work)
 
@@ -201,8 +204,8 @@ class Claims:
         self._database.transact(work)
 
 
-def _seconds_left(row: Row[Any]) -> float | None:
-    return (row.expires_at - row.now).total_seconds() if row.expires_at else None
+def _seconds_left(expires_at: datetime | None, now: datetime) -> float | None:
+    return (expires_at - now).total_seconds() if expires_at else None
 
 
 def _key(claim: Claim) -> dict[str, Any]:

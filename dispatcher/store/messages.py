@@ -167,7 +167,7 @@ class Messages:
         return to_message(mine) if mine is not None else None
 
 
-def to_message(row: Row[Any]) -> Message:
+def to_message(row: Sequence[Any]) -> Message:
     """Turn a row that begins with the columns of a message into one."""
     values = dict(zip(Message.__dataclass_fields__, row, strict=False))
     values["status"] = Status(values["status"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     Connection,
+    Row,
+    Select,
     Uuid,
     and_,
     case,
@@ -195,7 +197,7 @@ class StoreUpkeep:
 
         With ``created``, only of messages whose ids were made between those two instants.
         """
-        query = (
+        query: Select[Any] = (
             select(messages.c.id, messages.c.scope, messages.c.send_at)
             .where(
                 messages.c.reserved == true(),
@@ -210,10 +212,9 @@ class StoreUpkeep:
             last = _first_id(created[0])
             query = query.where(messages.c.id < _first_id(created[1]))
         while True:
-            page = query.where(messages.c.id > last)
-            rows = self._database.run(lambda connection, page=page: connection.execute(page).all())
+            rows = self._read(query.where(messages.c.id > last))
             if rows:
-                yield [Place(*row) for row in rows]
+                yield [Place(row.id, row.scope, row.send_at) for row in rows]
             if len(rows) < batch:
                 return
             last = rows[-1].id
@@ -246,8 +247,7 @@ class StoreUpkeep:
             position = tuple_(attempts.c.message_id, attempts.c.token) > tuple_(
                 literal(last[0], Uuid()), literal(last[1])
             )
-            page = query.where(position)
-            rows = self._database.run(lambda connection, page=page: connection.execute(page).all())
+            rows = self._read(query.where(position))
             if rows:
                 yield [
                     Taken(
@@ -262,6 +262,9 @@ class StoreUpkeep:
             if len(rows) < batch:
                 return
             last = (rows[-1].message_id, rows[-1].token)
+
+    def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        return self._database.run(lambda connection: connection.execute(query).all())
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -45,13 +45,16 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
     options = dict(channel.options)
     if channel.transport == "file":
         path = settings.data_dir / "sent" / f"{name}.jsonl"
-        return _make(name, FileTransport, {"path": Path(options.pop("path", path)), **options})
+        return cast(
+            Transport,
+            _make(name, FileTransport, {"path": Path(options.pop("path", path)), **options}),
+        )
     builtin: dict[str, Callable[..., Transport]] = {
         "console": ConsoleTransport,
         "memory": MemoryTransport,
     }
     if channel.transport in builtin:
-        return _make(name, builtin[channel.transport], options)
+        return cast(Transport, _make(name, builtin[channel.transport], options))
     found = _find(name, channel.transport)
     if inspect.isclass(found):
         found = _make(name, found, options)

@@ -1,0 +1,51 @@
+# Set-up is included in every target: a fresh clone needs Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check format bench migrate clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Play a short scenario on real servers
+	$(BIN)/dispatcher demo
+
+test: $(READY) ## Run all tests
+	$(BIN)/python -m pytest
+
+test-fast: $(READY) ## Run the tests that need no server
+	$(BIN)/python -m pytest tests/unit
+
+check: $(READY) ## Lint, types, architecture, migrations, compose file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	export DISPATCHER_DATABASE_URL="sqlite:///$$folder/check.db" && \
+	$(BIN)/alembic upgrade head && $(BIN)/alembic check
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## Measure; prints figures for benchmarks/RESULTS.md
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+migrate: $(READY) ## Bring the configured database to the current schema
+	$(BIN)/dispatcher migrate
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
