@@ -40,6 +40,7 @@ from dispatcher.quota import Limit, Quota, parse_length
 
 PREFIX = "DISPATCHER_"
 EMBEDDED_BROKER_DB = 1
+_FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 
 
@@ -221,6 +222,10 @@ class Settings(BaseSettings):
             "a horizon below half of redelivery_timeout, or tasks run twice",
         )  # fmt: skip
         self._in_order("settle", "reconcile_grace")
+        _require(
+            timedelta(0) < self.max_horizon <= _FARTHEST,
+            "max_horizon", f"{self.max_horizon}", f"more than 0 and at most {_FARTHEST.days} days",
+        )  # fmt: skip
         longest = max(quota.length_ms for quota in self.quotas)
         _require(
             self.retention > timedelta(milliseconds=longest, hours=1),

@@ -11,5 +11,6 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then
   return {'closed'}
 end
-local slot, found = leap(KEYS[1], tonumber(ARGV[1]), quotas_from(2))
+local quotas, longest = quotas_from(2)
+local slot, found = leap(KEYS[1], tonumber(ARGV[1]), quotas, longest)
 return {found and 'slot' or 'searching', slot}

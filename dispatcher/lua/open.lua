@@ -9,6 +9,6 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then
 end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[1], 'server', ARGV[2], 'shards', ARGV[3], 'longest_ms', ARGV[4],
-  'opened_at_ms', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+  'opened_at_ms', time[1] * 1000 + math.floor(time[2] / 1000))
 redis.call('DEL', KEYS[2])
 return 1

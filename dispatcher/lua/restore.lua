@@ -1,8 +1,8 @@
 -- Put reservations that the store knows back into a window, while the shard is being rebuilt.
 --
 -- KEYS  1 rebuild STRING   2 window ZSET   3 pending ZSET
--- ARGV  1 marker   2 life of the marker, ms   3 length to keep a member after its time, ms
---       4... send_at in ms and message id of each reservation
+-- ARGV  1 marker   2 life of the marker, ms
+--       3... send_at in ms and message id of each reservation
 -- Reply 1, or 0 when the marker is no longer the caller's; then nothing was written
 --
 -- They go to pending too: a message that is cancelled while this runs is found there.
@@ -12,11 +12,9 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-for position = 4, #ARGV, 2 do
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for position = 3, #ARGV, 2 do
   redis.call('ZADD', KEYS[2], ARGV[position], ARGV[position + 1])
   redis.call('ZADD', KEYS[3], 'NX', now, ARGV[position + 1] .. KEYS[2])
 end
-local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
-redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', last[2] + ARGV[3]))
 return 1

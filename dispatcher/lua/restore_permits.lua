@@ -12,8 +12,8 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for position = 4, #ARGV, 2 do
-  redis.call('ZADD', KEYS[2], string.format('%.0f', now - ARGV[position]), ARGV[position + 1])
+  redis.call('ZADD', KEYS[2], now - ARGV[position], ARGV[position + 1])
 end
 local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
-redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', last[2] + ARGV[3]))
+redis.call('PEXPIREAT', KEYS[2], last[2] + ARGV[3])
 return 1

@@ -9,7 +9,7 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for position = 1, #ARGV, 3 do
-  local at = string.format('%.0f', now - ARGV[position + 2])
+  local at = now - ARGV[position + 2]
   redis.call('ZADD', KEYS[tonumber(ARGV[position])], 'XX', at, ARGV[position + 1])
 end
 return 1

@@ -24,10 +24,6 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local hold = tonumber(ARGV[1])
 local limits, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
 
-local function exact(ms)
-  return string.format('%.0f', ms)
-end
-
 local function key_of(log)
   return KEYS[1 + log]
 end
@@ -38,7 +34,7 @@ local function wait_for(log)
   local counts = limits[log]
   for place = 1, #counts, 2 do
     local count, length = counts[place], counts[place + 1]
-    local taken = redis.call('ZCOUNT', key_of(log), '(' .. exact(now - length), '+inf')
+    local taken = redis.call('ZCOUNT', key_of(log), '(' .. now - length, '+inf')
     left = math.min(left, count - taken)
     if taken >= count then
       local nth = redis.call('ZREVRANGE', key_of(log), count - 1, count - 1, 'WITHSCORES')
@@ -70,7 +66,7 @@ for request = 1, #wanted do
     wait = 0
   elseif wait == 0 then
     for _, log in ipairs(logs) do
-      redis.call('ZADD', key_of(log), exact(now + hold), id)
+      redis.call('ZADD', key_of(log), now + hold, id)
       touched[log] = true
     end
     left = left - 1
@@ -80,7 +76,7 @@ for request = 1, #wanted do
 end
 
 for log in pairs(touched) do
-  redis.call('ZREMRANGEBYSCORE', key_of(log), '-inf', exact(now - longest[log]))
-  redis.call('PEXPIRE', key_of(log), exact(hold + longest[log]))
+  redis.call('ZREMRANGEBYSCORE', key_of(log), '-inf', now - longest[log])
+  redis.call('PEXPIRE', key_of(log), hold + longest[log])
 end
 return reply

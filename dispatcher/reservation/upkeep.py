@@ -72,6 +72,7 @@ class Upkeep:
         self._begin = client.register_script(source("begin_rebuild"))
         self._wipe = client.register_script(source("wipe"))
         self._restore = client.register_script(source("restore"))
+        self._tidy = client.register_script(source("tidy"))
         self._open = client.register_script(source("open"))
         self._mark_checked = client.register_script(source("mark_checked"))
 
@@ -132,7 +133,7 @@ class Upkeep:
                 if keys in ours:
                     self._restore(
                         keys=[keys.rebuild, keys.window(scope), keys.pending],
-                        args=[rebuild.marker, _MARKER_LIFE_MS, self._keep_ms, *flat],
+                        args=[rebuild.marker, _MARKER_LIFE_MS, *flat],
                         client=pipeline,
                     )
             pipeline.execute()
@@ -166,11 +167,13 @@ class Upkeep:
         ][:at_most]
 
     def settle(self, *, confirmed: Sequence[Unconfirmed], orphans: Sequence[Unconfirmed]) -> None:
-        """Forget that ``confirmed`` were pending; give the places of ``orphans`` back."""
+        """Forget that ``confirmed`` were pending, give the places of ``orphans`` back, tidy up."""
         with translated():
             pipeline = self._client.pipeline(transaction=False)
             for each in orphans:
                 pipeline.zrem(each.window, each.message_id.bytes)
+            for window in {each.window for each in (*confirmed, *orphans)}:
+                self._tidy(keys=[window], args=[self._keep_ms], client=pipeline)
             for each in (*confirmed, *orphans):
                 pipeline.zrem(each.keys.pending, each.message_id.bytes + each.window)
             pipeline.execute()
@@ -194,7 +197,8 @@ class Upkeep:
                 window, member = keys.window(row.scope), row.message_id.bytes
                 pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)
                 pipeline.zadd(keys.pending, {member + window.encode(): now}, nx=True)
-            return sum(pipeline.execute()[::2])
+                pipeline.persist(window)
+            return sum(pipeline.execute()[::3])
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
         """Return the shards opened longer ago than that whose stragglers were not looked for."""

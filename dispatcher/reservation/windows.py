@@ -66,7 +66,6 @@ class Windows:
         self._shards = shards
         self._quotas = tuple(quotas)
         self._twins_life_ms = twins_life // timedelta(milliseconds=1)
-        self._keep_ms = max(quota.length_ms for quota in quotas) + KEEP_MS
         self._flat = [part for quota in quotas for part in (quota.count, quota.length_ms)]
         self._reserve = client.register_script(source("reserve"))
         self._next_slot = client.register_script(source("next_slot"))
@@ -97,7 +96,7 @@ class Windows:
             twin = (submit.fingerprint, submit.token, self._twins_life_ms)
         start = asked
         for _ in range(_MOST_CALLS):
-            arguments = (message_id.bytes, asked, start, limit, self._keep_ms, *twin, *self._flat)
+            arguments = (message_id.bytes, asked, start, limit, *twin, *self._flat)
             reply = self._call(self._reserve, names, arguments)
             match reply[0]:
                 case b"booked":
