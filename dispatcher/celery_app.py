@@ -21,6 +21,7 @@ SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune")
 TASKS_MODULE = "dispatcher.tasks"
 
 _WORKER_SOCKET_SECONDS = 5.0
+_CONNECT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 _SUBMIT_SOCKET_SECONDS = 0.4
 
 
@@ -79,6 +80,8 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
     app = Celery("dispatcher", set_as_current=not submitting, include=[TASKS_MODULE])
     seconds = _SUBMIT_SOCKET_SECONDS if submitting else _WORKER_SOCKET_SECONDS
     app.conf.update(options(settings, socket_seconds=seconds))
+    if submitting:
+        app.conf.broker_transport_options |= _CONNECT_ONCE
     return app
 
 
@@ -110,7 +113,6 @@ def _transport_options(settings: Settings, socket_seconds: float) -> dict[str, A
             "connect_timeout": socket_seconds,
             "read_timeout": None,
             "write_timeout": socket_seconds,
-            "max_retries": 1,
         }
     return {
         "visibility_timeout": settings.redelivery_timeout.total_seconds(),

@@ -28,7 +28,8 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         dialect = postgresql if database.url.get_backend_name() == "postgresql" else sqlite
-        self._insert = dialect.insert(messages).on_conflict_do_nothing()
+        insert = dialect.insert(messages).on_conflict_do_nothing()
+        self._insert = insert.execution_options(preserve_rowcount=True)
 
     def add(self, message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> Message:
         """Store ``message`` and return what is stored.
