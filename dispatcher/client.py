@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 from uuid import UUID
 
 from dispatcher import sendtime
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidDraft, InvalidSendTime, UnknownChannel
-from dispatcher.message import (
-    Attempt,
-    Draft,
-    Message,
-    Status,
-    check_body,
-    check_text,
-    fingerprint,
-)
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import Attempt, Draft, Message, OnConflict, Status, check_text
 from dispatcher.settings import Settings
 
 SendTime = datetime | str
-OnConflict = Literal["reject", "shift"]
 
-_MILLISECOND = timedelta(milliseconds=1)
 _MOST_FOUND = 10_000
 
 
@@ -80,7 +70,7 @@ class Dispatcher:
             OutcomeUnknown: the line broke; the message may have been stored.
 
         """
-        draft, until = self._draft(
+        draft = Draft(
             channel=channel,
             recipient=recipient,
             body=body,
@@ -94,7 +84,7 @@ class Dispatcher:
             on_conflict=on_conflict,
             latest=latest,
         )
-        return self._parts.submission.submit(draft, latest=until)
+        return self._parts.submission.submit(draft)
 
     def get(self, message_id: UUID | str) -> Message:
         """Return a message. Raises MessageNotFound."""
@@ -173,132 +163,6 @@ class Dispatcher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _draft(
-        self,
-        *,
-        channel: str,
-        recipient: str,
-        body: Mapping[str, Any],
-        send_at: SendTime | None,
-        send_in: timedelta | None,
-        zone: str | None,
-        fold: int | None,
-        scope: str | None,
-        idempotency_key: str | None,
-        expires_at: SendTime | None,
-        on_conflict: OnConflict,
-        latest: SendTime | None,
-    ) -> tuple[Draft, datetime | None]:
-        """Judge every parameter before anything is touched; return draft and latest slot."""
-        if not isinstance(channel, str) or channel not in self.settings.channels:
-            raise UnknownChannel(str(channel), sorted(self.settings.channels))
-        check_text("recipient", recipient)
-        if scope is not None:
-            check_text("scope", scope)
-        if idempotency_key is not None:
-            check_text("idempotency_key", idempotency_key)
-        clean = check_body(
-            body,
-            max_bytes=self.settings.body_max_bytes,
-            max_depth=self.settings.body_max_depth,
-        )
-        now = self._parts.clock.now()
-        at, asked = self._send_time(send_at, send_in, zone, fold, now)
-        expiry = self._expiry(expires_at, zone, fold, at)
-        until = self._latest(
-            on_conflict=on_conflict,
-            latest=latest,
-            zone=zone,
-            fold=fold,
-            at=at,
-            expiry=expiry,
-            now=now,
-        )
-        draft = Draft(
-            channel=channel,
-            recipient=recipient,
-            scope=scope if scope is not None else recipient,
-            body=clean,
-            send_at=at,
-            expires_at=expiry,
-            idempotency_key=idempotency_key,
-            fingerprint=None
-            if idempotency_key is None
-            else fingerprint(
-                channel=channel,
-                recipient=recipient,
-                scope=scope,
-                body=clean,
-                time=asked,
-                expires_at=expiry,
-            ),
-        )
-        return draft, until
-
-    def _send_time(
-        self,
-        send_at: SendTime | None,
-        send_in: timedelta | None,
-        zone: str | None,
-        fold: int | None,
-        now: datetime,
-    ) -> tuple[datetime, str]:
-        """Return the instant asked for, and the wish in a form that a repeated call shares."""
-        if (send_at is None) == (send_in is None):
-            given = "neither" if send_at is None else "both"
-            raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
-        if send_in is not None:
-            at = sendtime.after(send_in, now=now)
-            asked, field = f"in {send_in // _MILLISECOND} ms", "send_in"
-        else:
-            assert send_at is not None  # noqa: S101 - tells mypy what the first test has shown
-            at = sendtime.parse(send_at, zone=zone, fold=fold)
-            asked, field = at.isoformat(), "send_at"
-        sendtime.check_range(at, now=now, farthest=self.settings.max_horizon, field=field)
-        return at, asked
-
-    def _expiry(
-        self, expires_at: SendTime | None, zone: str | None, fold: int | None, at: datetime
-    ) -> datetime | None:
-        if expires_at is None:
-            return None
-        expiry = sendtime.parse(
-            expires_at, zone=zone, fold=fold, field="expires_at", zone_for_local_only=True
-        )
-        if expiry <= at:
-            raise InvalidSendTime(
-                "expires_at", f"{expiry.isoformat()} is not after the send time", "a later time"
-            )
-        return expiry
-
-    def _latest(
-        self,
-        *,
-        on_conflict: OnConflict,
-        latest: SendTime | None,
-        zone: str | None,
-        fold: int | None,
-        at: datetime,
-        expiry: datetime | None,
-        now: datetime,
-    ) -> datetime | None:
-        if on_conflict not in ("reject", "shift"):
-            raise InvalidDraft("on_conflict", repr(on_conflict), "'reject' or 'shift'")
-        if on_conflict == "reject":
-            if latest is not None:
-                raise InvalidDraft("latest", "given without on_conflict='shift'", "none")
-            return None
-        until = now + self.settings.max_horizon
-        if latest is not None:
-            until = sendtime.parse(
-                latest, zone=zone, fold=fold, field="latest", zone_for_local_only=True
-            )
-            if until < at:
-                raise InvalidSendTime(
-                    "latest", f"{until.isoformat()} is before the send time", "a later time"
-                )
-        return until if expiry is None else min(until, expiry - _MILLISECOND)
 
 
 def _id(value: UUID | str) -> UUID:

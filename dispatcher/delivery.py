@@ -76,8 +76,12 @@ class Delivery:
         sent = 0
         waiting = list(message_ids)
         while waiting:
-            sent += self._deliver_due(waiting)
-            early = self._claims.early(waiting)
+            claims, this = self._claim(waiting)
+            sent += self._send(self._permit(claims, this), this)
+            self._record(this)
+            claimed = {claim.message.id for claim in claims}
+            left = [message_id for message_id in waiting if message_id not in claimed]
+            early = self._claims.early(left) if left else {}
             soon = {id_: wait for id_, wait in early.items() if wait <= WAIT_IN_HAND}
             if len(soon) < len(early):
                 self._claims.enqueue_when_due([id_ for id_ in early if id_ not in soon])
@@ -86,15 +90,10 @@ class Delivery:
             waiting = list(soon)
         return sent
 
-    def _deliver_due(self, message_ids: Sequence[UUID]) -> int:
+    def _claim(self, message_ids: Sequence[UUID]) -> tuple[list[Claim], _Round]:
         claimed_at = self._clock.monotonic()
         claims = self._claims.claim(message_ids)
-        ttl = self._settings.claim_ttl.total_seconds()
-        this = _Round(claimed_at, claimed_at + ttl)
-        granted = self._permit(claims, this)
-        sent = self._send(granted, this)
-        self._record(this)
-        return sent
+        return claims, _Round(claimed_at, claimed_at + self._settings.claim_ttl.total_seconds())
 
     def _permit(self, claims: Sequence[Claim], this: _Round) -> list[Claim]:
         """Return the claims that may go now; the others are put back to when they may."""

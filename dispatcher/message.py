@@ -8,9 +8,9 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -18,6 +18,7 @@ from uuid_utils.compat import uuid7
 from dispatcher.errors import InvalidDraft
 
 Body = Mapping[str, Any]
+OnConflict = Literal["reject", "shift"]
 
 MAX_RECIPIENT = 255
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -50,20 +51,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A validated wish: one content for one recipient at one time.
-
-    ``send_at`` is the time asked for. ``fingerprint`` is a digest of everything the caller asked
-    for; two submits with one idempotency key must agree in it.
-    """
+    """What a caller asks for, as they said it. The fields are those of ``Dispatcher.submit``."""
 
     channel: str
     recipient: str
-    scope: str
     body: Body = field(repr=False)
-    send_at: datetime
-    expires_at: datetime | None = None
+    send_at: datetime | str | None = None
+    send_in: timedelta | None = None
+    zone: str | None = None
+    fold: int | None = None
+    scope: str | None = None
     idempotency_key: str | None = None
-    fingerprint: str | None = None
+    expires_at: datetime | str | None = None
+    on_conflict: OnConflict = "reject"
+    latest: datetime | str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -11,7 +11,7 @@ from rich.markup import escape
 from dispatcher.cli import show
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import Status
+from dispatcher.message import OnConflict, Status
 from dispatcher.quota import parse_length
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -19,7 +19,6 @@ Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe
 Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
-OnConflict = Literal["reject", "shift"]
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable
@@ -79,7 +86,7 @@ class Database:
                     return work(connection)
             except (DBAPIError, PoolTimeout) as error:
                 if last or not _worth_another_try(error):
-                    raise unavailable(error) from error
+                    raise unavailable(error) from cause(error)
         raise AssertionError("unreachable")
 
     def transact(self, work: Callable[[Connection], T]) -> T:
@@ -113,6 +120,11 @@ def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     return StoreUnavailable(type(error).__name__)
 
 
+def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
+    """Return the error to chain to ours: none where the database may quote the row in it."""
+    return None if isinstance(error, IntegrityError | DataError) else error
+
+
 def is_disconnect(error: DBAPIError) -> bool:
     """Whether the line broke, so that what was sent may or may not have been done."""
     return bool(error.connection_invalidated)
@@ -124,7 +136,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise unavailable(error) from error
+        raise unavailable(error) from cause(error)
 
 
 def _worth_another_try(error: SQLAlchemyError) -> bool:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Attempt, Message, Outcome, Status
-from dispatcher.store.database import Database, is_disconnect, unavailable
+from dispatcher.store.database import Database, cause, is_disconnect, unavailable
 from dispatcher.store.instants import database_now
 from dispatcher.store.schema import attempts, messages
 
@@ -64,8 +64,8 @@ class Messages:
                     continue
                 failure = unavailable(error)
                 if unknown:
-                    raise OutcomeUnknown(failure.reason, message.id) from error
-                raise failure from error
+                    raise OutcomeUnknown(failure.reason, message.id) from cause(error)
+                raise failure from cause(error)
         raise StoreUnavailable("the idempotency key was freed and taken again and again")
 
     def get(self, message_id: UUID) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
 from uuid import UUID
 
 from dispatcher.clock import Clock
@@ -22,8 +21,12 @@ from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
+from dispatcher.submission.schedule import ValidDraft, schedule
 
 log = logging.getLogger(__name__)
+
+_LOOKS = 10
+_BETWEEN_LOOKS_SECONDS = 0.5
 
 
 class Submission:
@@ -48,24 +51,25 @@ class Submission:
         self._messages = messages
         self._queue = queue
 
-    def submit(self, draft: Draft, *, latest: datetime | None = None) -> Message:
-        """Accept ``draft`` at its time or, with ``latest``, at the next slot up to then.
+    def submit(self, draft: Draft) -> Message:
+        """Accept ``draft``: schedule, reserve, add, enqueue.
 
-        Raises QuotaExceeded, IdempotencyConflict, ReservationsUnavailable, StoreUnavailable:
-        then nothing is reserved or stored; and OutcomeUnknown.
+        Raises InvalidDraft, QuotaExceeded, IdempotencyConflict, ReservationsUnavailable,
+        StoreUnavailable: then nothing is reserved or stored; and OutcomeUnknown.
         """
-        known = self._known(draft)
+        valid = schedule(draft, settings=self._settings, now=self._clock.now())
+        known = self._known(valid)
         if known is not None:
             return known
         started = self._clock.monotonic()
         try:
-            booking = self._reserve(draft, latest)
+            booking = self._reserve(valid)
         except QuotaExceeded:
-            known = self._known(draft)
+            known = self._known(valid)
             if known is None:
                 raise
             return known
-        message = self._add(draft, booking)
+        message = self._add(valid, booking)
         if message.id != booking.message_id:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
@@ -88,7 +92,7 @@ class Submission:
             log.warning("message %s: cancelled, its place is freed later: %s", message_id, error)
         return message
 
-    def _known(self, draft: Draft) -> Message | None:
+    def _known(self, draft: ValidDraft) -> Message | None:
         if draft.idempotency_key is None:
             return None
         found = self._messages.with_key(draft.idempotency_key)
@@ -99,15 +103,19 @@ class Submission:
             raise IdempotencyConflict(draft.idempotency_key, message.id)
         return message
 
-    def _reserve(self, draft: Draft, latest: datetime | None) -> Booking:
+    def _reserve(self, draft: ValidDraft) -> Booking:
         submit = None
         if draft.idempotency_key is not None:
             submit = Submit(draft.idempotency_key, draft.fingerprint or "")
         return self._windows.reserve(
-            new_id(), scope=draft.scope, send_at=draft.send_at, latest=latest, submit=submit
+            new_id(),
+            scope=draft.scope,
+            send_at=draft.send_at,
+            latest=draft.latest,
+            submit=submit,
         )
 
-    def _add(self, draft: Draft, booking: Booking) -> Message:
+    def _add(self, draft: ValidDraft, booking: Booking) -> Message:
         message = Message(
             id=booking.message_id,
             channel=draft.channel,
@@ -154,11 +162,7 @@ class Submission:
         back, unless it is already being sent.
         """
         try:
-            self._windows.reserve(
-                message.id, scope=message.scope, send_at=message.send_at, submit=booking.submit
-            )
-        except ReservationsUnavailable as error:
-            log.warning("message %s: its place is restored later: %s", message.id, error)
+            self._reserve_again(message, booking)
         except QuotaExceeded:
             if message.idempotency_key is None:
                 taken_back = self._messages.remove(message.id)
@@ -166,6 +170,19 @@ class Submission:
                 taken_back = self._messages.cancel(message.id).status is Status.CANCELLED
             if taken_back:
                 raise
+
+    def _reserve_again(self, message: Message, booking: Booking) -> None:
+        for _ in range(_LOOKS):
+            try:
+                self._windows.reserve(
+                    message.id, scope=message.scope, send_at=message.send_at, submit=booking.submit
+                )
+            except ReservationsUnavailable as error:
+                reason = error
+                self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
+            else:
+                return
+        log.warning("message %s: its place is restored later: %s", message.id, reason)
 
     def _is_near(self, message: Message) -> bool:
         return message.next_attempt_at - self._clock.now() <= self._settings.horizon
