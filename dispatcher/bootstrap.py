@@ -30,8 +30,8 @@ from dispatcher.submission import Submission
 from dispatcher.sweep import Sweep
 from dispatcher.transports import Transport, load
 
-_REDIS_SECONDS = 2.0
-_REDIS_RETRIES = 2
+_REDIS_SECONDS = 1.0
+_REDIS_RETRIES = 1
 
 
 class Parts:
@@ -55,7 +55,7 @@ class Parts:
     def redis(self) -> redis.Redis:
         """The client for windows and permits.
 
-        A call whose reply is lost is repeated twice: every script is idempotent.
+        A call whose reply is lost is repeated once: every script is idempotent.
         """
         over_network: dict[str, Any] = {
             "socket_connect_timeout": _REDIS_SECONDS,

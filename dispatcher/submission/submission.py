@@ -107,13 +107,19 @@ class Submission:
         submit = None
         if draft.idempotency_key is not None:
             submit = Submit(draft.idempotency_key, draft.fingerprint or "")
-        return self._windows.reserve(
-            new_id(),
-            scope=draft.scope,
-            send_at=draft.send_at,
-            latest=draft.latest,
-            submit=submit,
-        )
+        message_id = new_id()
+        try:
+            return self._windows.reserve(
+                message_id,
+                scope=draft.scope,
+                send_at=draft.send_at,
+                latest=draft.latest,
+                submit=submit,
+            )
+        except ReservationsUnavailable:
+            # Only the reply may have been lost.
+            self._withdraw(Booking(message_id, draft.scope, draft.send_at, submit))
+            raise
 
     def _add(self, draft: ValidDraft, booking: Booking) -> Message:
         message = Message(
