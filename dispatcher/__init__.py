@@ -4,6 +4,8 @@ Quotas are judged exactly when a message is submitted, limits when it is sent, a
 accepted is never lost. Start with :class:`Dispatcher`.
 """
 
+import logging
+
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
     DeliveryError,
@@ -28,6 +30,8 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Attempt, Message, Outcome, Status
 from dispatcher.settings import Channel, Settings
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Attempt",

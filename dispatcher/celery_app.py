@@ -49,6 +49,7 @@ def options(
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
         "worker_send_task_events": False,
+        "worker_redirect_stdouts": False,
         "timezone": "UTC",
         "enable_utc": True,
         "beat_schedule": beat_schedule(settings),

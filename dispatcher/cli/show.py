@@ -66,7 +66,7 @@ def message_table(messages: Sequence[Message]) -> Table:
     """Return a table of messages, one a row, without their bodies."""
     table = Table(box=None, header_style="bold")
     for heading in ("id", "status", "channel", "recipient", "send at (UTC)", "tries"):
-        table.add_column(heading, no_wrap=heading == "id")
+        table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
     for message in messages:
         table.add_row(
             str(message.id),
