@@ -31,13 +31,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 _SHOWN_CONFLICTS = 3
 
 
 class DispatcherError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. All can be pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(
+    kind: type[DispatcherError], args: tuple[Any, ...], data: dict[str, Any]
+) -> DispatcherError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(data)
+    return error
 
 
 class InvalidValue(DispatcherError, ValueError):

@@ -141,14 +141,14 @@ def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
         raise InvalidDraft("body", f"a {type(body).__name__}", accepted)
-    clean = _clean(body, "body", max_depth, accepted)
+    clean = _Cleaner(accepted, most=max_bytes).clean(body, "body", max_depth)
     try:
         size = len(dump_json(clean).encode())
     except ValueError:
         raise InvalidDraft("body", "a number too long to write", accepted) from None
     if size > max_bytes:
         raise InvalidDraft("body", f"{size} bytes", accepted)
-    return cast("Body", clean)
+    return cast(Body, clean)
 
 
 def fingerprint(**asked: object) -> str:
@@ -162,36 +162,48 @@ def dump_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _clean(value: object, path: str, depth: int, accepted: str) -> Any:
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, str):
-        return _clean_text(value, path, accepted)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidDraft(path, f"the number {value}", accepted)
-        return value
-    if not isinstance(value, Mapping | list | tuple):
-        raise InvalidDraft(path, f"a {type(value).__name__}, which JSON does not know", accepted)
-    if depth == 0:
-        raise InvalidDraft("body", "too many levels", accepted)
-    if isinstance(value, Mapping):
-        clean = {}
+class _Cleaner:
+    """Copies a body into plain JSON values, of which there may be ``most``."""
+
+    def __init__(self, accepted: str, *, most: int) -> None:
+        self._accepted = accepted
+        self._left = most
+
+    def clean(self, value: object, path: str, depth: int) -> Any:
+        self._left -= 1  # every value writes at least a byte
+        if self._left < 0:
+            raise InvalidDraft("body", "too many values", self._accepted)
+        if value is None or isinstance(value, bool | int):
+            return value
+        if isinstance(value, str):
+            return self._text(value, path)
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise InvalidDraft(path, f"the number {value}", self._accepted)
+            return value
+        if not isinstance(value, Mapping | list | tuple):
+            problem = f"a {type(value).__name__}, which JSON does not know"
+            raise InvalidDraft(path, problem, self._accepted)
+        if depth == 0:
+            raise InvalidDraft("body", "too many levels", self._accepted)
+        if isinstance(value, Mapping):
+            return self._object(value, path, depth)
+        return [self.clean(each, f"{path}[{n}]", depth - 1) for n, each in enumerate(value)]
+
+    def _object(self, value: Mapping[Any, object], path: str, depth: int) -> dict[str, Any]:
+        copy = {}
         for key, each in value.items():
             if not isinstance(key, str):
-                raise InvalidDraft(path, f"a key of type {type(key).__name__}", accepted)
-            clean[_clean_text(key, path, accepted)] = _clean(
-                each, f"{path}.{key[:40]}", depth - 1, accepted
-            )
-        return clean
-    return [_clean(each, f"{path}[{n}]", depth - 1, accepted) for n, each in enumerate(value)]
+                problem = f"a key of type {type(key).__name__}"
+                raise InvalidDraft(path, problem, self._accepted)
+            copy[self._text(key, path)] = self.clean(each, f"{path}.{key[:40]}", depth - 1)
+        return copy
 
-
-def _clean_text(value: str, path: str, accepted: str) -> str:
-    if "\0" in value:
-        raise InvalidDraft(path, "holds a NUL character", accepted)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidDraft(path, "holds a lone surrogate", accepted) from None
-    return value
+    def _text(self, value: str, path: str) -> str:
+        if "\0" in value:
+            raise InvalidDraft(path, "holds a NUL character", self._accepted)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidDraft(path, "holds a lone surrogate", self._accepted) from None
+        return value

@@ -32,6 +32,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -39,6 +40,7 @@ from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import Limit, Quota, parse_length
 
 PREFIX = "DISPATCHER_"
+_CONFIG = f"{PREFIX}CONFIG"
 EMBEDDED_BROKER_DB = 1
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
@@ -48,7 +50,10 @@ def _read_length(value: object) -> object:
     if isinstance(value, str):
         return parse_length(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return timedelta(seconds=value)
+        try:
+            return timedelta(seconds=value)
+        except (OverflowError, ValueError):
+            raise InvalidValue("length", f"{value} seconds", "a length that exists") from None
     return value
 
 
@@ -67,7 +72,10 @@ def _read_limit(value: object) -> object:
 
 
 Length = Annotated[
-    timedelta, BeforeValidator(_read_length), PlainSerializer(timedelta.total_seconds)
+    timedelta,
+    BeforeValidator(_read_length),
+    PlainSerializer(timedelta.total_seconds),
+    Field(gt=timedelta(0)),
 ]
 Quotas = Annotated[
     tuple[Annotated[Quota, BeforeValidator(_read_quota), PlainSerializer(str)], ...],
@@ -82,7 +90,7 @@ class Channel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    transport: str
+    transport: Annotated[str, Field(min_length=1)]
     """``console``, ``file``, ``memory``, or ``package.module:attribute``."""
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Keyword arguments for the transport's class."""
@@ -174,6 +182,8 @@ class Settings(BaseSettings):
         """Read environment and file; ``overrides`` win. Raises InvalidSettings."""
         try:
             return cls(**overrides)
+        except (SettingsError, OverflowError) as error:
+            raise InvalidSettings("settings", str(error), "values that can be read") from None
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "settings"
@@ -194,8 +204,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: arguments, environment, file."""
         del dotenv_settings, file_secret_settings
-        path = Path(os.environ.get(f"{PREFIX}CONFIG", "dispatcher.toml"))
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, path)
+        named = os.environ.get(_CONFIG)
+        path = Path(named or "dispatcher.toml")
+        if named and not path.is_file():
+            raise InvalidSettings(_CONFIG, f"there is no file {named}", "a TOML file")
+        try:
+            file = TomlConfigSettingsSource(settings_cls, path)
+        except (ValueError, OSError) as error:
+            raise InvalidSettings(str(path), f"cannot be read ({error})", "a TOML file") from None
+        return init_settings, env_settings, file
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that make another process load these settings."""

@@ -24,11 +24,11 @@ def redis_session() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(redis_session: RedisServer) -> Iterator[RedisServer]:
+def redis_server(redis_session: RedisServer) -> RedisServer:
     """Give the Redis of the run, emptied."""
     with redis_session.client() as client:
         client.flushall()
-    yield redis_session
+    return redis_session
 
 
 @pytest.fixture

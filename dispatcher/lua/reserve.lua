@@ -41,13 +41,13 @@ if not at then
   local quotas, longest = quotas_from(8)
   local furthest, quota, run = judge(window, asked, quotas, longest)
   at = asked
-  if quota or from > asked then
+  if quota then
     local slot, found = leap(window, math.max(furthest, from), quotas, longest)
-    if not found and (latest == asked or slot <= latest) then
-      return {'searching', slot, quota or 0, unpack(run or {})}
+    if not found then
+      return {'searching', slot, quota, unpack(run)}
     end
     if slot > latest then
-      return {'refused', slot, quota or 0, unpack(run or {})}
+      return {'refused', slot, quota, unpack(run)}
     end
     at = slot
   end

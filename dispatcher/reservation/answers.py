@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,10 @@ _REASONS: tuple[tuple[type[redis.RedisError], str], ...] = (
     (redis.exceptions.TimeoutError, "Redis did not answer in time"),
     (redis.exceptions.ConnectionError, "Redis cannot be reached"),
 )
+
+
+_CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
+_CODES = {"OOM": "Redis is out of memory", "READONLY": "Redis is a read-only replica"}
 
 
 class EvictingServer(redis.ResponseError):
@@ -39,6 +44,8 @@ def _reason(error: redis.RedisError) -> str:
     for kind, text in _REASONS:
         if isinstance(error, kind):
             return text
-    # Only the first word, the error's code: the rest may name keys, and keys name recipients.
-    code = str(error).split(" ", 1)[0]
-    return "Redis is out of memory" if code == "OOM" else f"Redis answered {code}"
+    # Only the error's code: the rest may name keys, and keys name recipients. Old servers put the
+    # code of a command in a script behind words of their own.
+    found = _CODE.search(str(error))
+    code = found[1] if found else "an error"
+    return _CODES.get(code, f"Redis answered {code}")

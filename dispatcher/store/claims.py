@@ -223,7 +223,7 @@ _SENDING = messages.c.status == Status.SENDING.value
 
 _SENT = (
     update(messages)
-    .where(*_OURS, messages.c.status.in_([Status.SENDING.value, Status.SCHEDULED.value]))
+    .where(*_OURS, or_(_SENDING, messages.c.status == Status.SCHEDULED.value))
     .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
 )
 _FAILED = (

@@ -15,6 +15,7 @@ from sqlalchemy.exc import (
     IntegrityError,
     NoSuchModuleError,
     SQLAlchemyError,
+    StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -24,15 +25,6 @@ from dispatcher.message import dump_json
 T = TypeVar("T")
 
 _BUSY_SECONDS = 5.0
-_POSTGRES_OPTIONS = " ".join(
-    f"-c {name}={value}"
-    for name, value in {
-        "synchronous_commit": "on",
-        "statement_timeout": "30s",
-        "lock_timeout": "5s",
-        "idle_in_transaction_session_timeout": "30s",
-    }.items()
-)
 # Deadlock, serialization failure: the database undid the transaction and says so.
 _UNDONE = frozenset({"40P01", "40001"})
 _TRIES = 3
@@ -50,11 +42,6 @@ class Database:
         self.url = _with_driver(url)
         sqlite = self.url.get_backend_name() == "sqlite"
         self._begin = "BEGIN IMMEDIATE" if sqlite else "BEGIN"
-        options: dict[str, Any] = {
-            "connect_args": {"timeout": _BUSY_SECONDS} if sqlite else {
-                "connect_timeout": 3, "options": _POSTGRES_OPTIONS
-            }
-        }  # fmt: skip
         try:
             self.engine = create_engine(
                 self.url,
@@ -65,7 +52,7 @@ class Database:
                 pool_timeout=2,
                 json_serializer=dump_json,
                 hide_parameters=True,
-                **options,
+                connect_args={"timeout": _BUSY_SECONDS} if sqlite else {},
             )
         except (ImportError, NoSuchModuleError) as error:
             raise InvalidSettings(
@@ -73,6 +60,8 @@ class Database:
             ) from error
         if sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
+        else:
+            event.listen(self.engine, "do_connect", _connect_postgres)
 
     def close(self) -> None:
         """Close the pooled connections."""
@@ -84,7 +73,7 @@ class Database:
             try:
                 with self.engine.connect() as connection:
                     return work(connection)
-            except (DBAPIError, PoolTimeout) as error:
+            except (StatementError, PoolTimeout) as error:
                 if last or not _worth_another_try(error):
                     raise unavailable(error) from cause(error)
         raise AssertionError("unreachable")
@@ -116,6 +105,8 @@ def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
         code = getattr(error.orig, "sqlstate", None) or getattr(
             error.orig, "sqlite_errorname", None
         )
+        if code is None and name == "OperationalError":
+            return StoreUnavailable("the database cannot be reached")
         return StoreUnavailable(f"the database answered {code or name}")
     return StoreUnavailable(type(error).__name__)
 
@@ -172,3 +163,12 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _connect_postgres(
+    dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
+) -> Any:
+    del dialect, record
+    from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
+
+    return postgres.connect(arguments, parameters)

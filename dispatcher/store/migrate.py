@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
 from alembic import command
 from alembic.config import Config
@@ -10,6 +11,7 @@ from alembic.script import ScriptDirectory
 
 from dispatcher.store.database import Database, translated
 
+_one_at_a_time = Lock()  # Alembic's context is global to the process
 _PACKAGE = Path(__file__).parent.parent
 _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
 
@@ -22,7 +24,7 @@ def migrate(database: Database) -> str:
     config = Config()
     location = next(path for path in _LOCATIONS if (path / "env.py").is_file())
     config.set_main_option("script_location", str(location).replace("%", "%%"))
-    with translated(), database.engine.connect() as connection:
+    with _one_at_a_time, translated(), database.engine.connect() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return ScriptDirectory.from_config(config).get_current_head() or ""

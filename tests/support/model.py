@@ -16,9 +16,7 @@ def is_broken(times: Iterable[int], quota: Quota) -> bool:
     """Whether some N+1 of ``times`` lie within a span shorter than W."""
     count, length = quota
     ordered = sorted(times)
-    return any(
-        last - first < length for first, last in zip(ordered, ordered[count:], strict=False)
-    )
+    return any(last - first < length for first, last in zip(ordered, ordered[count:], strict=False))
 
 
 def fits(members: Sequence[int], time: int, quotas: Sequence[Quota]) -> bool:

@@ -161,9 +161,7 @@ class Proxy:
         self._selector.register(server, selectors.EVENT_READ, line)
 
     def _forward(self, line: _Line, *, from_client: bool) -> None:
-        source, target = (
-            (line.client, line.server) if from_client else (line.server, line.client)
-        )
+        source, target = (line.client, line.server) if from_client else (line.server, line.client)
         try:
             data = source.recv(_CHUNK)
             if not data or (not from_client and self._loses_reply(line)):

@@ -64,6 +64,7 @@ def reserving(
     fence = Fence(namespace=namespace, shards=shards, longest_ms=longest_ms)
     client = redis.Redis.from_url(
         url,
+        protocol=2,
         redis_connect_func=fence,
         retry=Retry(NoBackoff(), retries),
         socket_timeout=timeout,

@@ -1,0 +1,50 @@
+"""What a PostgreSQL connection must have beyond the driver's habits: it never waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.abc import RV, PQGen
+
+STATEMENT_SECONDS = 10
+_ANSWER_SECONDS = STATEMENT_SECONDS + 1.0
+_OPTIONS = {
+    "synchronous_commit": "on",
+    "statement_timeout": f"{STATEMENT_SECONDS}s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "30s",
+}
+_LINE = {
+    "connect_timeout": 3,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": int(_ANSWER_SECONDS * 1_000),
+}
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection that gives up when the server stays silent.
+
+    The server ends statements that take too long; a server that is frozen, or a line that is cut
+    without a word, cannot.
+    """
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        """Wait for the server, but not for ever. Raises OperationalError and closes itself."""
+        limit = _ANSWER_SECONDS if timeout is None else timeout
+        try:
+            return super().wait(gen, interval, limit)
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:  # not the server's word: the line is broken or silent
+                self.close()
+            raise
+
+
+def connect(arguments: list[Any], parameters: dict[str, Any]) -> BoundedConnection:
+    """Connect with settings that a submit can rely on; those of the URL win over the line's."""
+    options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
+    merged = _LINE | parameters
+    merged["options"] = f"{options} {parameters.get('options', '')}".strip()
+    return BoundedConnection.connect(*arguments, **merged)

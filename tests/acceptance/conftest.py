@@ -1,0 +1,80 @@
+"""Whole environments for acceptance tests, and a line on each measured figure at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.environment import SERVICES, Environment, Maker, broker_on, short_settings
+from tests.support.servers import RedisServer
+from tests.support.workplace import workplace
+
+_FIGURES = pytest.StashKey[list[str]]()
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Give an empty folder; what works in it is ended with the test."""
+    with workplace() as path:
+        yield path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    outcome = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or outcome.failed
+    return outcome
+
+
+@pytest.fixture
+def environment(
+    request: pytest.FixtureRequest, folder: Path, database_url: str, own_redis: RedisServer
+) -> Iterator[Maker]:
+    """Give a maker of a running environment; takes services and settings. One Redis holds all."""
+    with ExitStack() as stack:
+
+        def make(
+            *, services: Mapping[str, Sequence[str]] = SERVICES, **settings: Any
+        ) -> Environment:
+            addresses = {
+                "database_url": database_url,
+                "redis_url": own_redis.url,
+                "broker_url": broker_on(own_redis.url),
+            }
+            values = {**addresses, **settings}
+            made = Environment(folder, short_settings(folder, **values), services)
+            stack.callback(show_logs_of_failure, request.node, made)
+            return stack.enter_context(made)
+
+        yield make
+
+
+def show_logs_of_failure(item: pytest.Item, environment: Environment) -> None:
+    if item.stash.get(_FAILED, False):
+        sys.stderr.write(environment.logs())
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Give a function that adds a line to the end of the run's report."""
+
+    def add(line: str) -> None:
+        request.config.stash.setdefault(_FIGURES, []).append(f"{request.node.name}: {line}")
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    figures = config.stash.get(_FIGURES, [])
+    if figures:
+        terminalreporter.section("measured")
+        for line in figures:
+            terminalreporter.write_line(line)

@@ -1,0 +1,110 @@
+"""The broker loses tasks, repeats them, is away or freezes: the store is the promise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+
+from dispatcher import Dispatcher
+from dispatcher.bootstrap import Parts
+from dispatcher.message import Message
+from dispatcher.queue import Ticket
+from tests.support.environment import BROKER_DB, CHANNEL, Maker, broker_on, frozen
+from tests.support.load import Load
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+MOST_SECONDS = 2.0
+"""A submit may wait one second for a broker that is away; the rest is for a busy machine."""
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def own_broker() -> Iterator[RedisServer]:
+    """Give a second Redis, for the tasks alone."""
+    with RedisServer() as server:
+        yield server
+
+
+@on_sqlite
+def test_with_the_brokers_queues_wiped_everything_is_delivered(
+    environment: Maker, own_redis: RedisServer
+) -> None:
+    running = environment()
+    tasks = redis.Redis(unix_socket_path=str(own_redis.socket), db=BROKER_DB)
+    with tasks, Load(running.settings, recipients=40) as load:
+        for wipe in range(1, 4):
+            load.wait_for(40 * wipe)
+            # Tasks that the worker holds are safe from a wipe, those in the queue are not.
+            running.down("worker")
+            wait_until(lambda: tasks.llen(running.settings.queue) > 10)
+            tasks.flushdb()
+            running.up("worker")
+    running.wait_until_ended(20)
+    assert load.failures == []
+    running.check(load.accepted)
+
+
+@on_sqlite
+def test_a_task_repeated_many_times_sends_once(environment: Maker) -> None:
+    running = environment()
+    accepted = []
+    parts = Parts(running.settings)
+    start = datetime.now(UTC) + timedelta(seconds=1)
+    for number in range(60):
+        message = running.dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"person-{number}",
+            body={"seconds": 0.02},
+            send_at=start + timedelta(milliseconds=30 * number),
+        )
+        accepted.append(message)
+        for late_ms in (-700, 0, 0, 1, 40, 500, 1_500):
+            due_at = message.send_at + timedelta(milliseconds=late_ms)
+            parts.queue.enqueue([Ticket(message.id, message.channel, due_at)])
+    parts.close()
+    running.wait_until_ended(15)
+    wait_until(lambda: datetime.now(UTC) > accepted[-1].send_at + timedelta(seconds=2))
+    running.check(accepted)
+
+
+@on_sqlite
+def test_a_submit_waits_a_second_at_most_for_a_broker_that_is_away_or_frozen(
+    environment: Maker, own_broker: RedisServer
+) -> None:
+    running = environment(broker_url=broker_on(own_broker.url, db=0))
+    accepted = [submit(running.dispatcher, "warm", 0)]
+
+    with Dispatcher(running.settings) as cold, frozen(own_broker.pid):
+        accepted += submit_in_time(running.dispatcher, "frozen-warm")
+        accepted += submit_in_time(cold, "frozen-cold")
+    running.wait_until_ended(20)
+
+    own_broker.kill()
+    with Dispatcher(running.settings) as cold:
+        accepted += submit_in_time(running.dispatcher, "refused-warm")
+        accepted += submit_in_time(cold, "refused-cold")
+    own_broker.start()
+    running.wait_until_ended(25)
+    running.check(accepted)
+
+
+def submit(dispatcher: Dispatcher, name: str, number: int) -> Message:
+    """Submit for a time inside the horizon, so that the broker is asked."""
+    return dispatcher.submit(
+        channel=CHANNEL, recipient=f"{name}-{number}", body={}, send_in=timedelta(seconds=1)
+    )
+
+
+def submit_in_time(dispatcher: Dispatcher, name: str) -> list[Message]:
+    accepted = []
+    for number in range(2):
+        began = time.monotonic()
+        accepted.append(submit(dispatcher, name, number))
+        assert time.monotonic() - began < MOST_SECONDS
+    return accepted

@@ -1,0 +1,61 @@
+"""Messages are cancelled at the very moment at which they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from uuid import UUID
+
+from dispatcher import TooLate
+from dispatcher.message import Message
+from tests.support.environment import CHANNEL, Environment, Maker
+from tests.support.waiting import wait_until
+
+MESSAGES = 300
+CALLERS = 6
+AROUND_MS = 40
+
+
+def test_a_confirmed_cancel_is_final_even_at_the_due_time(
+    environment: Maker, report: Callable[[str], None]
+) -> None:
+    running = environment()
+    start = datetime.now(UTC) + timedelta(seconds=2.5)
+    accepted = [
+        running.dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"person-{number}",
+            body={},
+            send_at=start + timedelta(milliseconds=10 * number),
+        )
+        for number in range(MESSAGES)
+    ]
+    with ThreadPoolExecutor(CALLERS) as callers:
+        shares = [(running, accepted[first::CALLERS]) for first in range(CALLERS)]
+        cancelled = [id_ for share in callers.map(cancel_when_due, shares) for id_ in share]
+    running.wait_until_ended(15)
+    report(f"{len(cancelled)} cancelled, {MESSAGES - len(cancelled)} too late")
+    assert 20 < len(cancelled) < MESSAGES - 20, "there was no race"
+    running.check(accepted, cancelled=cancelled)
+
+
+def has_come(moment: datetime) -> bool:
+    return datetime.now(UTC) >= moment
+
+
+def cancel_when_due(share: tuple[Environment, list[Message]]) -> list[UUID]:
+    """Cancel each message up to AROUND_MS before or after its time; return the confirmed ones."""
+    running, messages = share
+    confirmed = []
+    for number, message in enumerate(messages):
+        offset = timedelta(milliseconds=number * 7 % (2 * AROUND_MS) - AROUND_MS)
+        moment = message.send_at + offset
+        wait_until(partial(has_come, moment), every=0.001)
+        try:
+            running.dispatcher.cancel(message.id)
+        except TooLate:
+            continue
+        confirmed.append(message.id)
+    return confirmed

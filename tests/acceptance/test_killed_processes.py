@@ -1,0 +1,80 @@
+"""``kill -9`` of workers and beats: what they held is delivered all the same."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dispatcher.message import Message, Outcome, Status
+from tests.support.environment import CHANNEL, Environment, Maker
+from tests.support.load import Load
+from tests.support.waiting import wait_until
+
+
+def sending_now(running: Environment) -> bool:
+    """Whether a hand-over has begun and not ended."""
+    lines = running.ledger()
+    begun = {(line.id, line.attempt) for line in lines if line.event == "begin"}
+    ended = {(line.id, line.attempt) for line in lines if line.event == "end"}
+    return len(begun - ended) > 0
+
+
+def wait_for_an_end(running: Environment) -> None:
+    """Wait until a hand-over that lies in the future has ended."""
+
+    def ends() -> int:
+        return sum(line.event == "end" for line in running.ledger())
+
+    before = ends()
+    wait_until(lambda: ends() > before, 15)
+
+
+def cut_short(running: Environment) -> int:
+    """How many hand-overs began and never ended."""
+    lines = running.ledger()
+    return sum(1 if line.event == "begin" else -1 for line in lines)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker) -> None:
+    running = environment()
+    with Load(running.settings, recipients=20, ahead=2.0, seconds=0.1) as load:
+        for kill in range(1, 4):
+            wait_until(lambda: sending_now(running), 10, every=0.001)
+            running.kill("worker")
+            assert cut_short(running) >= kill, "the kill hit no hand-over"
+            wait_for_an_end(running)
+    running.wait_until_ended(20)
+    assert load.failures == []
+    running.check(load.accepted)
+    unknown = [each for each in running.stored() if Outcome.UNKNOWN in each.outcomes]
+    assert len(unknown) >= 3
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_while_no_beat_lives_nothing_is_lost_and_then_all_is_sent(environment: Maker) -> None:
+    running = environment()
+    horizon = running.settings.horizon
+
+    def submit(number: int, at: datetime) -> Message:
+        return running.dispatcher.submit(
+            channel=CHANNEL, recipient=f"person-{number}", body={}, send_at=at
+        )
+
+    running.down("beat-1", "beat-2")
+    start = datetime.now(UTC)
+    near = [submit(number, start + timedelta(seconds=1)) for number in range(20)]
+    far = [submit(number, start + horizon + timedelta(seconds=2)) for number in range(20, 40)]
+
+    def all_sent(messages: list[Message]) -> bool:
+        sent = {each.id for each in running.stored() if each.status is Status.SENT}
+        return all(message.id in sent for message in messages)
+
+    # What was near at the submit needs no beat; what was far waits for one.
+    wait_until(lambda: all_sent(near), 10)
+    wait_until(lambda: datetime.now(UTC) > far[-1].send_at + timedelta(seconds=1), 10)
+    assert not any(line.id == message.id for line in running.ledger() for message in far)
+    running.up("beat-1", "beat-2")
+    wait_until(lambda: all_sent(far), 15)
+    running.check(near + far)

@@ -1,0 +1,88 @@
+"""Redis dies, forgets its last words or forgets everything, while submits and sends go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment import Environment, Maker
+from tests.support.load import Load
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+RECOVERY_SECONDS = 12.0
+"""Until submits are accepted again. Celery waits 2 s and more before it knocks again."""
+FORGOTTEN_BYTES = 30_000
+
+
+def flow(load: Load, running: Environment, seconds: float = 8.0) -> None:
+    """Wait until messages are accepted and sent again."""
+    accepted, lines = len(load.accepted), len(running.ledger())
+    wait_until(lambda: len(load.accepted) > accepted + 40, seconds)
+    wait_until(lambda: len(running.ledger()) > lines + 20, seconds)
+
+
+def wait_for_refusal(load: Load, before: int) -> None:
+    wait_until(lambda: load.unavailable() > before, 5)
+
+
+def recovery(load: Load, since: float) -> float:
+    """Wait until submits are accepted again; return how long they were not."""
+    wait_until(lambda: load.accepted_since(since), RECOVERY_SECONDS)
+    return time.monotonic() - since
+
+
+def forget_the_end(folder: Path) -> None:
+    """Cut the log of a Redis that is down, as a machine that lost power does."""
+    logs = [path for path in folder.rglob("*.aof") if ".base." not in path.name]
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    with newest.open("r+b") as log:
+        log.truncate(max(0, newest.stat().st_size - FORGOTTEN_BYTES))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_killed_redis_comes_back_and_no_quota_or_limit_is_exceeded(
+    environment: Maker, own_redis: RedisServer, report: Callable[[str], None]
+) -> None:
+    running = environment()
+    with Load(running.settings, recipients=40) as load:
+        flow(load, running)
+        own_redis.kill()
+        wait_for_refusal(load, load.unavailable())
+        own_redis.start()
+        first = recovery(load, time.monotonic())
+        flow(load, running)
+        own_redis.kill()
+        forget_the_end(own_redis.folder)
+        own_redis.start()
+        second = recovery(load, time.monotonic())
+        flow(load, running)
+    report(f"submits accepted {first:.1f} s and {second:.1f} s after the restart")
+    running.wait_until_ended(20)
+    assert load.failures == []
+    running.check(load.accepted)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
+    environment: Maker, own_redis: RedisServer, report: Callable[[str], None]
+) -> None:
+    running = environment()
+    with Load(running.settings, recipients=40) as load, own_redis.client() as client:
+        recovered = []
+        for _ in range(2):
+            flow(load, running)
+            before = load.unavailable()
+            client.flushall()
+            since = time.monotonic()
+            wait_for_refusal(load, before)
+            recovery(load, time.monotonic())
+            recovered.append(time.monotonic() - since)
+        flow(load, running)
+    report("submits accepted again after " + ", ".join(f"{each:.1f} s" for each in recovered))
+    running.wait_until_ended(20)
+    assert load.failures == []
+    running.check(load.accepted)

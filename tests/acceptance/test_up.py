@@ -1,0 +1,127 @@
+"""``dispatcher up`` in a folder, and the commands of a second shell in the same folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.environment import child_environment, dispatcher_command
+from tests.support.waiting import wait_until
+from tests.support.workplace import inhabitants
+
+LONGEST_SOCKET_PATH = 108
+FAR = "2 hours"
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A folder that a person works in, with its own folder of temporary files beside it."""
+
+    folder: Path
+    below: str
+
+    @property
+    def cwd(self) -> Path:
+        return self.folder / self.below
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "tmp"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**child_environment(), "TMPDIR": str(self.temporary)}
+
+    def prepare(self) -> None:
+        for path in (self.cwd, self.temporary):
+            path.mkdir(parents=True)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            dispatcher_command(*arguments),
+            cwd=self.cwd,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def ask(self, *arguments: str) -> Any:
+        """Run a command and return what it prints."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def submit(self, recipient: str, send_in: str) -> Any:
+        to = ("--channel", "file", "--recipient", recipient, "--text", "hello")
+        return self.ask("submit", *to, "--send-in", send_in)
+
+    def wait_until_sent(self, message: Any) -> None:
+        wait_until(lambda: self.ask("show", message["id"])["status"] == "sent", 20)
+
+
+@contextmanager
+def up(shell: Shell) -> Iterator[None]:
+    """Run ``dispatcher up`` until the end; then it must have ended well and left nobody."""
+    said = shell.folder / "said"
+    with said.open("w") as out:
+        running = subprocess.Popen(
+            dispatcher_command("up"), cwd=shell.cwd, env=shell.env, stdout=out, stderr=out
+        )
+
+        def is_up() -> bool:
+            assert running.poll() is None, said.read_text()
+            return "Ctrl-C ends it" in said.read_text().replace("\n", " ")
+
+        try:
+            wait_until(is_up, 30, every=0.05)
+            yield
+            running.send_signal(signal.SIGINT)
+            assert running.wait(30) == 0, said.read_text()
+            assert inhabitants(shell.folder) == {}
+            assert list(shell.temporary.iterdir()) == []
+        finally:
+            running.kill()
+            running.wait()
+
+
+def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
+    shell = Shell(folder, "my messages")
+    shell.prepare()
+    with up(shell):
+        soon = shell.submit("ada", "1 second")
+        kept = shell.submit("ben", FAR)
+        gone = shell.submit("cleo", FAR)
+        assert shell.ask("cancel", gone["id"])["status"] == "cancelled"
+        slot = shell.ask("next-slot", "--recipient", "ben", "--after", kept["send_at"])
+        assert slot["next_slot"] > kept["send_at"]
+        slot = shell.ask("next-slot", "--recipient", "cleo", "--after", gone["send_at"])
+        assert slot["next_slot"] == gone["send_at"]
+        shell.wait_until_sent(soon)
+        second = shell.run("up")
+        assert second.returncode == 6
+        assert "another environment runs in" in second.stderr
+        assert "Traceback" not in second.stderr
+    with up(shell):
+        listed = {each["id"]: each["status"] for each in shell.ask("list")}
+        assert listed == {soon["id"]: "sent", kept["id"]: "scheduled", gone["id"]: "cancelled"}
+        again = ("--channel", "file", "--recipient", "ben", "--text", "again")
+        refused = shell.run("submit", *again, "--send-at", kept["send_at"])
+        assert refused.returncode == 3, refused.stderr
+        assert shell.ask("cancel", kept["id"])["status"] == "cancelled"
+
+
+def test_up_works_where_the_path_is_too_long_for_a_socket(folder: Path) -> None:
+    shell = Shell(folder, "/".join(("long" * 15, "path" * 15)))
+    shell.prepare()
+    assert len(os.fsencode(shell.cwd)) > LONGEST_SOCKET_PATH
+    with up(shell):
+        shell.wait_until_sent(shell.submit("ada", "1 second"))

@@ -1,0 +1,203 @@
+"""Redis or the store go away while a worker delivers: nothing extra is sent, nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavailable
+from dispatcher.sendtime import to_ms
+from tests.integration.house.conftest import Build
+from tests.support.doubles import Between, once, raising
+from tests.support.house import House, hour_ago
+from tests.support.proxy import Proxy
+from tests.support.servers import PostgresServer, RedisServer
+
+MINUTE = timedelta(minutes=1)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+def was_put_back(house: House, message: Message) -> None:
+    now = house.again(message)
+    assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
+    assert house.dispatcher.attempts(message.id) == []
+    assert now.next_attempt_at > house.database_time() - timedelta(seconds=5)
+
+
+def make_due(house: House, *messages: Message) -> None:
+    house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
+
+
+def test_without_redis_nothing_is_sent_and_no_try_is_counted(
+    build: Build, own_redis: RedisServer
+) -> None:
+    house = build(server=own_redis, clock=hour_ago())
+    messages = [house.submit("ada"), house.submit("ben")]
+    own_redis.stop()
+    assert house.deliver(*messages) == 0
+    assert house.sent == []
+    for message in messages:
+        was_put_back(house, message)
+    own_redis.start()
+    make_due(house, *messages)
+    assert house.deliver(*messages) == 0, "the logs of a restarted Redis are not trusted"
+    house.open()
+    make_due(house, *messages)
+    assert house.deliver(*messages) == 2
+
+
+def test_after_a_flush_permits_are_refused_until_the_hand_overs_are_counted_again(
+    slow: House,
+) -> None:
+    first = slow.submit()
+    second = slow.submit(send_in=MINUTE)
+    other = slow.submit("ben")
+    assert slow.deliver(first) == 1
+    slow.redis.flushall()
+    assert slow.deliver(second, other) == 0
+    for message in (second, other):
+        was_put_back(slow, message)
+    slow.open()
+    [at] = slow.permits().values()
+    finished = slow.again(first).finished_at
+    assert finished is not None
+    assert abs(at - to_ms(finished)) < 1_000
+    make_due(slow, second, other)
+    assert slow.deliver(second, other) == 1
+    assert slow.sent == [first.id, other.id]
+    assert slow.again(second).next_attempt_at - slow.database_time() > timedelta(seconds=50)
+
+
+def test_after_a_flush_a_hand_over_under_way_counts_to_the_end_of_its_claim(
+    slow: House, build: Build
+) -> None:
+    first = slow.submit()
+    second = slow.submit(send_in=MINUTE)
+    other = build(clock=hour_ago(), opened=False)
+
+    def meanwhile(_: Message) -> None:
+        slow.redis.flushall()
+        other.open()
+        assert other.deliver(second) == 0
+
+    slow.memory.before = meanwhile
+    assert slow.deliver(first) == 1
+    assert other.sent == []
+    assert len(slow.permits()) == 1
+
+
+def test_a_lost_settle_leaves_the_permit_counted_at_its_latest_time(
+    slow: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = slow.submit()
+    slow.memory.before = lambda _: slow.redis.flushall() and None
+    with caplog.at_level(logging.WARNING):
+        assert slow.deliver(message) == 1
+    assert slow.again(message).status is Status.SENT
+    assert slow.permits() == {}
+    slow.open()
+    assert len(slow.permits()) == 1
+
+
+@pytest.fixture
+def through(
+    build: Build, postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy
+) -> House:
+    """Give a house that reaches PostgreSQL through the proxy."""
+    by_proxy = postgres.url(postgres_name, port=postgres_proxy.port)
+    return build(url=postgres.url(postgres_name), database_url=by_proxy, clock=hour_ago())
+
+
+@on_postgresql
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
+    through: House, postgres_proxy: Proxy, fails: bool
+) -> None:
+    messages = [through.submit("ada"), through.submit("ben")]
+    if fails:
+        messages = messages[:1]
+    seen: list[UUID] = []
+
+    def break_line(message: Message) -> None:
+        seen.append(message.id)
+        postgres_proxy.refuse()
+        postgres_proxy.cut_all()
+        if fails:
+            raise PermanentFailure("no such number")
+
+    through.memory.before = break_line
+    through.moved.meanwhile = postgres_proxy.pass_all
+    assert through.deliver(*messages) == (0 if fails else 2)
+    assert through.moved.sleeps, "it waited for the store"
+    for message in messages:
+        assert through.again(message).status is (Status.FAILED if fails else Status.SENT)
+        outcome = Outcome.PERMANENT if fails else Outcome.SENT
+        assert [each.outcome for each in through.dispatcher.attempts(message.id)] == [outcome]
+    assert through.deliver(*messages) == 0
+    assert len(seen) == len(messages)
+
+
+@on_postgresql
+@pytest.mark.parametrize("statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"COMMIT"])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_reply_of_the_record_records_once(
+    through: House, postgres_proxy: Proxy, statement: bytes, lost: int
+) -> None:
+    message = through.submit()
+    arm = once(lambda: postgres_proxy.drop_reply(statement, times=lost))
+    through.memory.before = lambda _: arm()
+    assert through.deliver(message) == 1
+    assert postgres_proxy.dropped == lost
+    assert through.again(message).status is Status.SENT
+    assert len(through.attempt_rows()) == 1
+    assert through.deliver(message) == 0
+    assert through.sent == [message.id]
+
+
+@on_postgresql
+@pytest.mark.parametrize("statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"COMMIT"])
+def test_a_lost_reply_of_the_claim_claims_once(
+    through: House, postgres_proxy: Proxy, statement: bytes
+) -> None:
+    message = through.submit()
+    postgres_proxy.drop_reply(statement)
+    through.deliver(message)
+    assert postgres_proxy.dropped == 1
+    if through.again(message).status is Status.SENDING:  # claimed by a try nobody heard of
+        through.end_claims(message)
+        assert through.parts.sweep.rescue() == 1
+        through.change([message], next_attempt_at=message.send_at)
+        through.deliver(message)
+    assert through.again(message).status is Status.SENT
+    assert through.sent == [message.id]
+
+
+def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue(
+    slow: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = slow.submit()
+    claims = vars(slow.parts.delivery)["_claims"]
+    down = Between(claims, before={"record": raising(*[StoreUnavailable("down")] * 10_000)})
+    vars(slow.parts.delivery)["_claims"] = down
+    assert slow.deliver(message) == 1
+    assert slow.again(message).status is Status.SENDING
+    assert "will be rescued" in caplog.text
+    assert slow.moved.monotonic() > slow.settings.claim_ttl.total_seconds()
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 1
+    assert slow.again(message).status is Status.SCHEDULED
+
+
+def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
+    message = slow.submit()
+    claims = vars(slow.parts.delivery)["_claims"]
+    down = Between(claims, before={"claim": raising(StoreUnavailable("down"))})
+    vars(slow.parts.delivery)["_claims"] = down
+    with pytest.raises(StoreUnavailable):
+        slow.deliver(message)
+    assert slow.sent == []
+    assert slow.permits() == {}
+    assert slow.deliver(message) == 1

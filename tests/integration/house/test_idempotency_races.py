@@ -1,0 +1,86 @@
+"""One key submitted by many threads and many processes at once is one message."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from dispatcher import Dispatcher, IdempotencyConflict, Message, QuotaExceeded, Settings
+from dispatcher.sendtime import to_ms
+from tests.support.clock import MovableClock
+from tests.support.doubles import at_once
+from tests.support.house import BODY, FAR, House
+from tests.support.processes import in_processes
+
+SOON = FAR + timedelta(minutes=1)
+THREADS = 32
+PROCESSES = 6
+ROUNDS = 20
+
+
+def wish(key: str, hours: int = 0) -> dict[str, Any]:
+    return {
+        "channel": "memory",
+        "recipient": "ada",
+        "body": BODY,
+        "send_at": SOON + timedelta(hours=hours),
+        "idempotency_key": key,
+    }
+
+
+def test_threads_with_one_key_make_one_message(house: House) -> None:
+    for turn in range(3):
+        asked = wish(f"key {turn}", hours=turn)
+        answers = at_once([lambda: house.dispatcher.submit(**asked)] * THREADS)  # noqa: B023 - run here
+        assert [each for each in answers if isinstance(each, Exception)] == []
+        assert len({each.id for each in answers if isinstance(each, Message)}) == 1
+    assert len(house.rows()) == 3
+    assert house.places() == house.all_members()
+
+
+def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> None:
+    bodies = [{"text": "one"}, {"text": "two"}] * (THREADS // 2)
+    answers = at_once(
+        [lambda body=body: house.dispatcher.submit(**wish("key") | {"body": body}) for body in bodies]  # type: ignore[misc]  # mypy cannot see a lambda's default
+    )
+    messages = [each for each in answers if isinstance(each, Message)]
+    conflicts = [each for each in answers if isinstance(each, IdempotencyConflict)]
+    assert len(messages) + len(conflicts) == THREADS
+    assert len({each.id for each in messages}) == 1
+    assert len(messages) == THREADS // 2
+    assert len(house.rows()) == 1
+    assert house.places() == house.all_members()
+
+
+def test_threads_with_keys_of_their_own_fill_a_quota_exactly(house: House) -> None:
+    answers = at_once(
+        [lambda n=n: house.dispatcher.submit(**wish(f"key {n}")) for n in range(THREADS)]  # type: ignore[misc]  # mypy cannot see a lambda's default
+    )
+    assert sum(isinstance(each, Message) for each in answers) == 1
+    assert sum(isinstance(each, QuotaExceeded) for each in answers) == THREADS - 1
+    assert len(house.rows()) == 1
+    assert house.places() == house.all_members()
+
+
+def _submit_all(gate: Any, number: int, settings: Settings) -> list[str]:
+    with Dispatcher(settings, clock=MovableClock(FAR)) as dispatcher:
+        dispatcher.find(at_most=1)
+        dispatcher.next_slot(recipient="nobody")
+        found = []
+        for turn in range(ROUNDS):
+            gate.wait(60)
+            found.append(str(dispatcher.submit(**wish(f"key {turn}", hours=turn * 24)).id))
+        return found
+
+
+def test_processes_with_one_key_make_one_message(house: House) -> None:
+    found = in_processes(PROCESSES, _submit_all, house.settings)
+    for same in zip(*found, strict=True):
+        assert len(set(same)) == 1, same
+    ids = {UUID(each) for each in found[0]}
+    assert len(ids) == ROUNDS
+    assert {row[0] for row in house.rows()} == ids
+    expected = {to_ms(SOON + timedelta(hours=24 * turn)) for turn in range(ROUNDS)}
+    assert set(house.members()) == ids
+    assert set(house.members().values()) == expected

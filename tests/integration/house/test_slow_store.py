@@ -1,0 +1,123 @@
+"""Storing took longer than the settle time: the place is looked at again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Message, QuotaExceeded, Status
+from dispatcher.sendtime import to_ms
+from tests.integration.house.conftest import Build
+from tests.support.doubles import Between, once
+from tests.support.house import FAR, House
+
+SOON = FAR + timedelta(minutes=1)
+
+
+def slow_store(house: House, *events: Callable[[], object], after: Callable[[], object] = dict) -> None:
+    """Let the next message be stored late, and these things happen meanwhile."""
+
+    def meanwhile() -> None:
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+        for event in events:
+            event()
+
+    hooks = {"add": once(meanwhile)}
+    house.swap("messages", Between(house.parts.messages, before=hooks, after={"add": once(after)}))
+
+
+def test_a_place_that_a_rebuild_missed_is_booked_again(build: Build) -> None:
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall, other.open)
+    message = house.submit(send_at=SOON)
+    assert house.members() == {message.id: to_ms(SOON)}
+    assert house.places() == house.all_members()
+
+
+def test_a_place_that_was_given_back_as_an_orphan_is_booked_again(build: Build) -> None:
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall, other.open)
+    message = house.submit(send_at=SOON, idempotency_key="key")
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.submit(send_at=SOON, idempotency_key="key") == message
+
+
+def test_a_place_that_is_still_there_is_left_alone(house: House) -> None:
+    slow_store(house)
+    message = house.submit(send_at=SOON)
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) -> None:
+    house, other = build(), build()
+    taken: list[Message] = []
+    slow_store(
+        house, house.redis.flushall, other.open, lambda: taken.append(other.submit(send_at=SOON))
+    )
+    with pytest.raises(QuotaExceeded) as caught:
+        house.submit(send_at=SOON)
+    assert caught.value.conflicting == (taken[0].id,)
+    assert [row[0] for row in house.rows()] == [taken[0].id]
+    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+
+
+def test_with_a_key_the_row_that_lost_its_place_stays_as_cancelled(build: Build) -> None:
+    house, other = build(), build()
+    taken: list[Message] = []
+    slow_store(
+        house, house.redis.flushall, other.open, lambda: taken.append(other.submit(send_at=SOON))
+    )
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SOON, idempotency_key="key")
+    statuses = {row.id: row.status for row in house.dispatcher.find()}
+    assert statuses.pop(taken[0].id) is Status.SCHEDULED
+    assert list(statuses.values()) == [Status.CANCELLED]
+    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+
+
+def test_a_message_that_is_already_being_sent_is_not_taken_back(build: Build) -> None:
+    house, other = build(), build()
+    claimed: list[UUID] = []
+
+    def claim() -> None:
+        mine = next(each for each in house.dispatcher.find() if each.id != taken[0].id)
+        claimed.append(mine.id)
+        house.change(
+            [mine], status="sending", claimed_by=mine.id, claim_expires_at=SOON, claim_token=1
+        )
+
+    taken: list[Message] = []
+    slow_store(
+        house,
+        house.redis.flushall,
+        other.open,
+        lambda: taken.append(other.submit(send_at=SOON)),
+        after=claim,
+    )
+    assert house.submit(send_at=SOON).id == claimed[0]
+    assert len(house.rows()) == 2
+
+
+def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> None:
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall)
+    house.moved.meanwhile = once(other.open)
+    message = house.submit(send_at=SOON)
+    assert house.moved.sleeps
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+def test_a_message_whose_second_look_found_redis_closed_gets_its_place_from_the_sweep(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow_store(house, house.redis.flushall)
+    with caplog.at_level(logging.WARNING):
+        message = house.submit(send_at=SOON)
+    assert "its place is restored later" in caplog.text
+    assert house.members() == {}
+    house.open()
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}

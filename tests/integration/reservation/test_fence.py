@@ -1,0 +1,108 @@
+"""A shard is open only on the server and for the settings its windows were checked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from dispatcher.errors import ReservationsUnavailable
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from tests.support.reserving import SHARDS, Reserving, reserving
+from tests.support.servers import RedisServer
+
+NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
+Opened = Callable[..., Reserving]
+
+
+def is_open(real: Reserving, scope: str = "ann") -> bool:
+    """Book and give back."""
+    message_id = new_id()
+    try:
+        real.windows.reserve(message_id, scope=scope, send_at=NOON)
+    except ReservationsUnavailable as error:
+        if "not complete" not in error.reason:
+            raise
+        return False
+    real.windows.release(message_id, scope)
+    return True
+
+
+def test_a_shard_that_was_never_opened_is_closed(redis_server: RedisServer) -> None:
+    with reserving(redis_server.url) as real:
+        assert not is_open(real)
+        with pytest.raises(ReservationsUnavailable):
+            real.windows.next_slot("ann", NOON)
+        assert real.client.keys("*") == []
+        real.open()
+        assert is_open(real)
+
+
+def test_an_emptied_redis_is_closed(opened: Opened) -> None:
+    real = opened()
+    assert is_open(real)
+    real.client.flushall()
+    assert not is_open(real)
+    assert real.client.keys("*") == []
+
+
+@pytest.mark.parametrize("end", [RedisServer.stop, RedisServer.kill])
+def test_a_restarted_redis_is_closed_although_its_data_came_back(
+    own_redis: RedisServer, end: Callable[[RedisServer], None]
+) -> None:
+    with reserving(own_redis.url) as real:
+        real.open()
+        booking = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+        end(own_redis)
+        own_redis.start()
+        with own_redis.client() as plain:
+            epoch = plain.hgetall(real.keys("ann").epoch)
+            assert epoch, "its log brought the epoch back: only the fence can tell"
+        assert not is_open(real)
+        assert set(real.members("ann")) == {booking.message_id}
+        real.open()
+        assert is_open(real, "bob")
+
+
+def test_an_open_shard_stays_open_for_new_connections(
+    redis_server: RedisServer, opened: Opened
+) -> None:
+    opened()
+    with reserving(redis_server.url) as fresh:
+        assert is_open(fresh)
+
+
+def test_another_number_of_shards_closes_them(redis_server: RedisServer, opened: Opened) -> None:
+    opened()
+    with reserving(redis_server.url, shards=SHARDS + 1) as other:
+        assert not any(is_open(other, f"scope {n}") for n in range(50))
+        other.open()
+        assert all(is_open(other, f"scope {n}") for n in range(50))
+
+
+def test_a_longer_quota_closes_the_shards_and_a_shorter_one_does_not(
+    redis_server: RedisServer, opened: Opened
+) -> None:
+    opened(Quota(1, 60_000))
+    with reserving(redis_server.url, [Quota(1, 30_000)]) as shorter:
+        assert is_open(shorter)
+    with reserving(redis_server.url, [Quota(1, 60_000), Quota(5, 61_000)]) as longer:
+        assert not is_open(longer)
+        longer.open()
+        assert is_open(longer)
+
+
+def test_namespaces_are_opened_on_their_own(redis_server: RedisServer, opened: Opened) -> None:
+    opened()
+    with reserving(redis_server.url, namespace="other") as other:
+        assert not is_open(other)
+
+
+def test_a_marker_of_another_server_does_not_block_a_rebuild(own_redis: RedisServer) -> None:
+    with reserving(own_redis.url) as real:
+        assert real.upkeep.begin() is not None
+        own_redis.stop()
+        own_redis.start()
+        assert real.upkeep.begin() is not None, "the rebuilder before the restart is gone"

@@ -1,0 +1,221 @@
+"""Each message is delivered by one worker at a time, and only when it is due."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from dispatcher.message import Outcome, Status
+from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
+from tests.support import rows
+
+MINUTE = timedelta(minutes=1)
+
+
+def claims(database: Database) -> Claims:
+    return Claims(database, ttl=rows.TTL)
+
+
+def test_a_due_message_is_claimed_with_its_attempt(database: Database) -> None:
+    message = rows.add_due(database)
+    (claim,) = claims(database).claim([message.id])
+    assert claim.message.id == message.id
+    assert claim.message.status is Status.SENDING
+    assert claim.message.attempt_count == 1
+    assert claim.token == 1
+    found = rows.row(database, message.id)
+    assert found.claim_expires_at - rows.now() > rows.TTL - timedelta(seconds=10)
+    (attempt,) = Messages(database).attempts(message.id)
+    assert (attempt.token, attempt.outcome, attempt.finished_at) == (1, None, None)
+
+
+def test_what_is_not_due_unknown_or_not_scheduled_is_not_claimed(database: Database) -> None:
+    early = rows.add(database)
+    cancelled = rows.add(database)
+    Messages(database).cancel(cancelled.id)
+    taken = rows.claimed(database)
+    ids = [early.id, cancelled.id, taken.message.id, uuid4()]
+    assert claims(database).claim(ids) == []
+    assert claims(database).claim([]) == []
+    assert Messages(database).get(early.id) == early
+    assert Messages(database).attempts(early.id) == []
+
+
+def test_an_early_message_is_told_how_long_to_wait(database: Database) -> None:
+    early, due = rows.add(database), rows.add_due(database)
+    waits = claims(database).early([early.id, due.id, uuid4()])
+    assert set(waits) == {early.id}
+    assert timedelta(minutes=59) < waits[early.id] <= timedelta(hours=1)
+
+
+def test_an_expired_message_ends_instead_of_being_claimed(database: Database) -> None:
+    message = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1))
+    assert claims(database).claim([message.id]) == []
+    ended = Messages(database).get(message.id)
+    assert ended.status is Status.EXPIRED
+    assert ended.finished_at is not None
+    assert Messages(database).attempts(message.id) == []
+
+
+def test_a_claim_tells_how_long_the_message_lives(database: Database) -> None:
+    claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
+    assert claim.expires_in is not None
+    assert 50 < claim.expires_in <= 60
+    assert rows.claimed(database).expires_in is None
+
+
+def test_many_workers_claim_each_message_once(database: Database) -> None:
+    for _ in range(8):
+        ids = [rows.add_due(database).id for _ in range(12)]
+        won: Counter[UUID] = Counter()
+        start = threading.Barrier(4)
+
+        def work(ids: list[UUID] = ids, won: Counter[UUID] = won) -> None:
+            mine = claims(database)
+            start.wait(10)  # noqa: B023 - joined below, in the same turn
+            for _ in range(2):
+                won.update(claim.message.id for claim in mine.claim(ids))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        # SKIP LOCKED may leave out what another one is just looking at; its task comes again.
+        won.update(claim.message.id for claim in claims(database).claim(ids))
+        assert won == Counter(ids)
+        assert all(len(Messages(database).attempts(each)) == 1 for each in ids)
+
+
+def test_the_token_rises_with_each_claim(database: Database) -> None:
+    claim = rows.claimed(database, max_attempts=10)
+    for token in range(2, 5):
+        claims(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)
+        (claim,) = claims(database).claim([claim.message.id])
+        assert claim.token == token
+
+
+def test_a_success_is_recorded_with_its_receipt(database: Database) -> None:
+    claim = rows.claimed(database)
+    claims(database).record([Result(claim, "receipt")], [], enqueue_in=rows.SOON)
+    sent = Messages(database).get(claim.message.id)
+    assert (sent.status, sent.attempt_count, sent.last_error) == (Status.SENT, 1, None)
+    (attempt,) = Messages(database).attempts(sent.id)
+    assert (attempt.outcome, attempt.receipt) == (Outcome.SENT, "receipt")
+    assert attempt.finished_at is not None
+
+
+def test_a_temporary_failure_is_tried_again_after_its_wait(database: Database) -> None:
+    claim = rows.claimed(database)
+    failure = Failure(claim, Outcome.TEMPORARY, "busy", MINUTE)
+    claims(database).record([], [failure], enqueue_in=rows.SOON)
+    again = Messages(database).get(claim.message.id)
+    assert (again.status, again.attempt_count, again.last_error) == (Status.SCHEDULED, 1, "busy")
+    assert MINUTE - timedelta(seconds=10) < again.next_attempt_at - rows.now() <= MINUTE
+    assert claims(database).claim([again.id]) == []
+    rows.age(database, again.id)
+    (second,) = claims(database).claim([again.id])
+    assert second.message.attempt_count == 2
+    assert [each.outcome for each in Messages(database).attempts(again.id)] == [
+        Outcome.TEMPORARY, None,
+    ]  # fmt: skip
+
+
+def test_a_failure_without_a_wait_ends_the_message(database: Database) -> None:
+    claim = rows.claimed(database)
+    failure = Failure(claim, Outcome.PERMANENT, "no such number", None)
+    claims(database).record([], [failure], enqueue_in=rows.SOON)
+    ended = Messages(database).get(claim.message.id)
+    assert (ended.status, ended.last_error) == (Status.FAILED, "no such number")
+    assert ended.finished_at is not None
+
+
+def test_a_wait_past_the_expiry_expires_the_message(database: Database) -> None:
+    claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
+    failure = Failure(claim, Outcome.TEMPORARY, "busy", 2 * MINUTE)
+    claims(database).record([], [failure], enqueue_in=rows.SOON)
+    assert Messages(database).get(claim.message.id).status is Status.EXPIRED
+
+
+def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
+    many = [rows.claimed(database) for _ in range(6)]
+    stale = many[0]
+    rows.age(database, stale.message.id)
+    StoreUpkeep(database).rescue(at_most=10)
+    (current,) = claims(database).claim([stale.message.id])
+    claims(database).record(
+        [Result(claim, None) for claim in many[:3]],
+        [Failure(claim, Outcome.TEMPORARY, "busy", MINUTE) for claim in many[3:5]]
+        + [Failure(many[5], Outcome.PERMANENT, "no", None)],
+        enqueue_in=rows.SOON,
+    )
+    found = [Messages(database).get(claim.message.id).status.value for claim in many]
+    assert found == ["sending", "sent", "sent", "scheduled", "scheduled", "failed"]
+    assert rows.row(database, stale.message.id).claim_token == current.token
+
+
+def lapsed(database: Database) -> Claim:
+    """Return a claim that ran out and was rescued."""
+    claim = rows.claimed(database)
+    rows.age(database, claim.message.id)
+    assert StoreUpkeep(database).rescue(at_most=10) == 1
+    return claim
+
+
+def test_a_late_success_is_taken_while_nobody_has_claimed_again(database: Database) -> None:
+    claim = lapsed(database)
+    claims(database).record([Result(claim, "late")], [], enqueue_in=rows.SOON)
+    sent = Messages(database).get(claim.message.id)
+    assert sent.status is Status.SENT
+    (attempt,) = Messages(database).attempts(sent.id)
+    assert (attempt.outcome, attempt.receipt) == (Outcome.SENT, "late")
+
+
+def test_a_late_record_is_refused_once_another_has_claimed(database: Database) -> None:
+    stale = lapsed(database)
+    (current,) = claims(database).claim([stale.message.id])
+    claims(database).record([Result(stale, "late")], [], enqueue_in=rows.SOON)
+    claims(database).record(
+        [], [Failure(stale, Outcome.PERMANENT, "late", None)], enqueue_in=rows.SOON
+    )
+    claims(database).put_back([(stale, timedelta(0))], enqueue_in=rows.SOON)
+    found = rows.row(database, stale.message.id)
+    assert (found.status, found.claim_token, found.attempt_count) == ("sending", current.token, 2)
+    claims(database).record([Result(current, None)], [], enqueue_in=rows.SOON)
+    assert Messages(database).get(stale.message.id).status is Status.SENT
+
+
+def test_a_late_failure_changes_nothing(database: Database) -> None:
+    claim = lapsed(database)
+    before = Messages(database).get(claim.message.id)
+    failure = Failure(claim, Outcome.PERMANENT, "late", None)
+    claims(database).record([], [failure], enqueue_in=rows.SOON)
+    assert Messages(database).get(claim.message.id) == before
+
+
+def test_a_late_success_does_not_undo_a_cancel(database: Database) -> None:
+    claim = lapsed(database)
+    Messages(database).cancel(claim.message.id)
+    claims(database).record([Result(claim, None)], [], enqueue_in=rows.SOON)
+    assert Messages(database).get(claim.message.id).status is Status.CANCELLED
+
+
+def test_what_is_put_back_counts_no_attempt(database: Database) -> None:
+    claim = rows.claimed(database)
+    for _ in range(2):  # run again after a lost reply
+        claims(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
+    snoozed = Messages(database).get(claim.message.id)
+    assert (snoozed.status, snoozed.attempt_count) == (Status.SCHEDULED, 0)
+    assert snoozed.next_attempt_at > rows.now() + timedelta(seconds=50)
+    assert snoozed.send_at == claim.message.send_at
+    assert Messages(database).attempts(snoozed.id) == []
+    claims(database).put_back([], enqueue_in=rows.SOON)
+
+
+def test_what_came_far_too_early_is_left_to_the_sweep(database: Database) -> None:
+    message = rows.add(database)
+    rows.change(database, message.id, enqueue_at=rows.now() - MINUTE)
+    claims(database).enqueue_when_due([message.id])
+    assert rows.row(database, message.id).enqueue_at == message.next_attempt_at

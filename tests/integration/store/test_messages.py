@@ -1,0 +1,164 @@
+"""Adding, reading and cancelling on each database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dispatcher.errors import MessageNotFound, StoreUnavailable
+from dispatcher.message import Message, Status
+from dispatcher.store import Claims, Database, Messages
+from tests.support import rows
+
+
+def test_what_was_added_is_read_back_the_same(database: Database) -> None:
+    message = rows.a_message(
+        expires_at=rows.now() + timedelta(days=1), idempotency_key="key", recipient="利用者"
+    )
+    store = Messages(database)
+    assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message
+    assert store.get(message.id) == message
+    assert store.with_key("key") == (message, "print")
+    assert store.attempts(message.id) == []
+
+
+def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Database) -> None:
+    message = rows.add(database)
+    claimant = Messages(database)
+    claimant.cancel(message.id)
+    again = claimant.add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert again.status is Status.CANCELLED
+    assert rows.count(database) == 1
+
+
+def test_the_same_key_gives_the_message_that_was_there_first(database: Database) -> None:
+    first = rows.add(database, idempotency_key="key")
+    assert rows.add(database, idempotency_key="key") == first
+    assert rows.count(database) == 1
+
+
+def test_the_same_key_at_the_same_time_gives_all_the_same_message(database: Database) -> None:
+    store = Messages(database)
+    for attempt in range(10):
+        stored: list[Message] = []
+        start = threading.Barrier(8)
+
+        def submit(key: str = f"key {attempt}", into: list[Message] = stored) -> None:
+            message = rows.a_message(idempotency_key=key)
+            start.wait(10)  # noqa: B023 - joined below, in the same turn
+            into.append(store.add(message, enqueue_at=message.send_at, fingerprint=None))
+
+        threads = [threading.Thread(target=submit) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert len(stored) == 8
+        assert len({message.id for message in stored}) == 1
+    assert rows.count(database) == 10
+
+
+def test_an_unknown_message_is_not_found(database: Database) -> None:
+    store, unknown = Messages(database), uuid4()
+    assert store.with_key("nothing") is None
+    for call in (store.get, store.cancel):
+        with pytest.raises(MessageNotFound) as missing:
+            call(unknown)
+        assert missing.value.message_id == unknown
+
+
+def test_messages_are_found_newest_first_and_only_so_many(database: Database) -> None:
+    sms = [rows.add(database, recipient="ann") for _ in range(3)]
+    mail = rows.add(database, channel="email", recipient="ann")
+    other = rows.add(database, recipient="bob")
+    Messages(database).cancel(sms[0].id)
+
+    def find(at_most: int = 10, **by: Any) -> list[Any]:
+        asked: dict[str, Any] = {"status": None, "recipient": None, "channel": None} | by
+        return [each.id for each in Messages(database).find(**asked, at_most=at_most)]
+
+    assert find() == [other.id, mail.id, sms[2].id, sms[1].id, sms[0].id]
+    assert find(at_most=2) == [other.id, mail.id]
+    assert find(recipient="ann", channel="sms") == [sms[2].id, sms[1].id, sms[0].id]
+    assert find(status=Status.CANCELLED) == [sms[0].id]
+    assert find(channel="fax") == []
+
+
+def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -> None:
+    message = rows.add(database)
+    first = Messages(database).cancel(message.id)
+    assert first.status is Status.CANCELLED
+    assert first.finished_at is not None
+    assert Messages(database).cancel(message.id) == first
+    rows.age(database, message.id, timedelta(hours=2))
+    assert Claims(database, ttl=rows.TTL).claim([message.id]) == []
+
+
+def test_a_message_under_way_is_not_cancelled(database: Database) -> None:
+    claim = rows.claimed(database)
+    assert Messages(database).cancel(claim.message.id).status is Status.SENDING
+
+
+def test_a_message_nobody_knows_of_can_be_removed_while_it_is_scheduled(
+    database: Database,
+) -> None:
+    store = Messages(database)
+    message, claim = rows.add(database), rows.claimed(database)
+    assert store.remove(message.id)
+    assert store.remove(message.id)
+    assert not store.remove(claim.message.id)
+    assert rows.count(database) == 1
+
+
+def test_what_could_not_be_published_is_enqueued_at_once(database: Database) -> None:
+    message = rows.add(database)
+    Messages(database).enqueue_again([message.id])
+    assert rows.row(database, message.id).enqueue_at <= rows.now() + timedelta(seconds=1)
+
+
+impossible: list[Callable[[], dict[str, Any]]] = [
+    lambda: {"status": "sending"},
+    lambda: {"claim_expires_at": rows.now(), "claimed_by": uuid4()},
+    lambda: {"status": "sent"},
+    lambda: {"finished_at": rows.now()},
+    lambda: {"status": "lost", "finished_at": rows.now()},
+    lambda: {"attempt_count": -1},
+    lambda: {"max_attempts": 0},
+    lambda: {"expires_at": rows.now() - timedelta(days=1)},
+    lambda: {"status": None},
+    lambda: {"recipient": None},
+    lambda: {"next_attempt_at": None},
+]
+
+
+@pytest.mark.parametrize("columns", impossible)
+def test_the_database_refuses_impossible_messages(
+    database: Database, columns: Callable[[], dict[str, Any]]
+) -> None:
+    message = rows.add(database)
+    with pytest.raises(StoreUnavailable) as refused:
+        rows.change(database, message.id, **columns())
+    assert message.recipient not in str(refused.value)
+    assert Messages(database).get(message.id) == message
+
+
+def test_the_database_refuses_impossible_attempts(database: Database) -> None:
+    message = rows.add(database)
+    begun = {"message_id": message.id, "token": 1, "started_at": rows.now()}
+    for wrong in (
+        {"message_id": uuid4()},
+        {"outcome": "sent"},
+        {"finished_at": rows.now()},
+        {"finished_at": rows.now(), "outcome": "lost"},
+    ):
+        with pytest.raises(StoreUnavailable):
+            rows.insert_attempt(database, **(begun | wrong))
+    rows.insert_attempt(database, **begun)
+    with pytest.raises(StoreUnavailable):
+        rows.insert_attempt(database, **begun)
+    assert len(Messages(database).attempts(message.id)) == 1

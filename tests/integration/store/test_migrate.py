@@ -1,0 +1,103 @@
+"""The schema is built once, however many ask for it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, inspect, text
+
+from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.store import Database, migrate
+from dispatcher.store.schema import metadata
+
+
+def tables(database: Database) -> set[str]:
+    return database.run(lambda connection: set(inspect(connection).get_table_names()))
+
+
+def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
+    try:
+        assert tables(database) == set()
+        revision = migrate(database)
+        assert revision == migrate(database) == "0001"
+        assert tables(database) == {"alembic_version", "attempts", "messages"}
+    finally:
+        database.close()
+
+
+def migrated(url: str) -> str:
+    """Migrate in a process of its own."""
+    database = Database(url)
+    try:
+        return migrate(database)
+    finally:
+        database.close()
+
+
+def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(4, mp_context=spawn) as pool:
+        assert list(pool.map(migrated, [empty_database_url] * 4)) == ["0001"] * 4
+
+
+def test_the_migrations_build_what_the_schema_describes(database: Database) -> None:
+    def differences(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(connection)
+        return list(compare_metadata(context, metadata))
+
+    assert database.run(differences) == []
+
+
+def test_constraints_have_names_that_can_be_changed_later(database: Database) -> None:
+    def names(connection: Connection) -> set[str | None]:
+        found = inspect(connection)
+        return {
+            each["name"]
+            for table in ("messages", "attempts")
+            for each in (
+                *found.get_check_constraints(table),
+                *found.get_unique_constraints(table),
+                *found.get_foreign_keys(table),
+            )
+        }
+
+    found = database.run(names)
+    assert None not in found
+    assert {"ck_messages_status_known", "uq_messages_idempotency_key"} <= found
+
+
+def test_sqlite_is_set_up_for_durable_writes_side_by_side(
+    database: Database, request: pytest.FixtureRequest
+) -> None:
+    if database.url.get_backend_name() != "sqlite":
+        pytest.skip("about SQLite")
+    found = {
+        name: database.run(
+            lambda connection, name=name: connection.execute(text(f"PRAGMA {name}")).scalar_one()  # type: ignore[misc]  # a default argument
+        )
+        for name in ("journal_mode", "synchronous", "foreign_keys")
+    }
+    assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "oracle://u:hunter2@h/d", "postgresql://h:x/d"])
+def test_a_url_of_no_known_database_is_refused_without_its_secret(url: str) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Database(url)
+    assert refused.value.field == "database_url"
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_database_that_is_not_there_cannot_be_migrated(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    missing = tmp_path_factory.mktemp("gone") / "no" / "such" / "folder" / "x.db"
+    database = Database(f"sqlite:///{missing}")
+    with pytest.raises(StoreUnavailable):
+        migrate(database)
+    database.close()

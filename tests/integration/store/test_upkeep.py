@@ -1,0 +1,205 @@
+"""The store's half of the sweep: any number side by side, in bounded batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.store import Claims, Database, Messages, Result, StoreUpkeep
+from tests.support import rows
+
+GRACE = timedelta(seconds=5)
+DAY = timedelta(days=1)
+
+
+def ended(database: Database, ago: timedelta) -> UUID:
+    """Store a message that was sent so long ago."""
+    claim = rows.claimed(database)
+    Claims(database, ttl=rows.TTL).record([Result(claim, None)], [], enqueue_in=GRACE)
+    rows.age(database, claim.message.id, ago)
+    return claim.message.id
+
+
+def test_what_is_due_comes_soonest_first_and_only_so_many(database: Database) -> None:
+    times = [rows.now() - timedelta(seconds=seconds) for seconds in (10, 30, 20, 40)]
+    ids = [rows.add(database, send_at=time).id for time in times]
+    rows.add(database)
+    taken = StoreUpkeep(database).take_due(at_most=3, grace=GRACE)
+    assert [due.message_id for due in taken] == [ids[3], ids[1], ids[2]]
+    assert taken[0].channel == "sms"
+    assert taken[0].next_attempt_at == times[3]
+    left = StoreUpkeep(database).take_due(at_most=3, grace=GRACE)
+    assert [due.message_id for due in left] == [ids[0]]
+
+
+def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
+    database: Database,
+) -> None:
+    ids = [rows.add_due(database).id for _ in range(30)]
+
+    def take_side_by_side() -> Counter[UUID]:
+        taken: Counter[UUID] = Counter()
+        start = threading.Barrier(2)
+
+        def sweep() -> None:
+            upkeep = StoreUpkeep(database)
+            start.wait(10)
+            for _ in range(6):
+                taken.update(due.message_id for due in upkeep.take_due(at_most=7, grace=GRACE))
+
+        threads = [threading.Thread(target=sweep) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return taken
+
+    assert take_side_by_side() == Counter(ids)
+    assert take_side_by_side() == Counter()
+    for each in ids:
+        rows.age(database, each)
+    assert take_side_by_side() == Counter(ids), "their tasks were lost"
+
+
+def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
+    database: Database,
+) -> None:
+    message = rows.add(database)
+    rows.change(database, message.id, enqueue_at=rows.now() - DAY)
+    assert len(StoreUpkeep(database).take_due(at_most=9, grace=GRACE)) == 1
+    assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
+
+
+def test_what_is_claimed_or_ended_is_not_due(database: Database) -> None:
+    rows.claimed(database)
+    ended(database, timedelta(0))
+    cancelled = rows.add_due(database)
+    Messages(database).cancel(cancelled.id)
+    assert StoreUpkeep(database).take_due(at_most=9, grace=GRACE) == []
+
+
+def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
+    claim = rows.claimed(database)
+    assert StoreUpkeep(database).rescue(at_most=9) == 0, "it has time left"
+    rows.age(database, claim.message.id)
+    assert StoreUpkeep(database).rescue(at_most=9) == 1
+    assert StoreUpkeep(database).rescue(at_most=9) == 0
+    rescued = Messages(database).get(claim.message.id)
+    assert (rescued.status, rescued.attempt_count) == (Status.SCHEDULED, 1)
+    assert "unknown" in (rescued.last_error or "")
+    (attempt,) = Messages(database).attempts(rescued.id)
+    assert attempt.outcome is Outcome.UNKNOWN
+    assert len(StoreUpkeep(database).take_due(at_most=9, grace=GRACE)) == 1
+    (again,) = Claims(database, ttl=rows.TTL).claim([rescued.id])
+    assert again.token == claim.token + 1
+
+
+def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) -> None:
+    claim = rows.claimed(database, max_attempts=1)
+    rows.age(database, claim.message.id)
+    assert StoreUpkeep(database).rescue(at_most=9) == 1
+    failed = Messages(database).get(claim.message.id)
+    assert failed.status is Status.FAILED
+    assert failed.finished_at is not None
+
+
+def test_a_rescued_message_expires_when_its_time_is_up(database: Database) -> None:
+    claim = rows.claimed(database, expires_at=rows.now() + timedelta(minutes=1))
+    rows.age(database, claim.message.id)
+    assert StoreUpkeep(database).rescue(at_most=9) == 1
+    assert Messages(database).get(claim.message.id).status is Status.EXPIRED
+
+
+def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None:
+    for _ in range(10):
+        rows.age(database, rows.claimed(database).message.id)
+    assert StoreUpkeep(database).rescue(at_most=4) == 4
+    counts: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: counts.append(StoreUpkeep(database).rescue(at_most=10)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sum(counts) + StoreUpkeep(database).rescue(at_most=10) == 6
+
+
+def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
+    old = [ended(database, 31 * DAY) for _ in range(5)]
+    recent, waiting = ended(database, 29 * DAY), rows.add(database)
+    rows.age(database, waiting.id, 400 * DAY)
+    upkeep = StoreUpkeep(database)
+    assert [upkeep.prune(older_than=30 * DAY, at_most=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert rows.count(database) == 2
+    assert {each.id for each in _all(database)} == {recent, waiting.id}
+    assert all(Messages(database).attempts(each) == [] for each in old)
+
+
+def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Database) -> None:
+    message = rows.add(database)
+    Messages(database).cancel(message.id)
+    rows.age(database, message.id, 31 * DAY)
+    upkeep = StoreUpkeep(database)
+    assert upkeep.prune(older_than=30 * DAY, at_most=9) == 0
+    assert [place.message_id for place in upkeep.unreleased(at_most=9)] == [message.id]
+    upkeep.mark_released([message.id])
+    assert upkeep.unreleased(at_most=9) == []
+    assert upkeep.prune(older_than=30 * DAY, at_most=9) == 1
+
+
+def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
+    scheduled, cancelled = rows.add(database).id, rows.add(database).id
+    Messages(database).cancel(cancelled)
+    sent = ended(database, timedelta(0))
+    expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
+    Claims(database, ttl=rows.TTL).claim([expired])
+    found = StoreUpkeep(database).holding([scheduled, cancelled, sent, expired, uuid4()])
+    assert found == {scheduled: True, cancelled: False, sent: True, expired: False}
+
+
+def test_places_come_in_pages_and_each_once(database: Database) -> None:
+    kept = [rows.add(database) for _ in range(7)]
+    Messages(database).cancel(rows.add(database).id)
+    long_past = rows.add(database)
+    rows.age(database, long_past.id, 10 * DAY)
+    pages = list(StoreUpkeep(database).places(memory=2 * DAY, batch=3))
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert [place for page in pages for place in page] == [
+        (message.id, message.scope, message.send_at) for message in kept
+    ]
+    assert list(StoreUpkeep(database).places(memory=timedelta(0), batch=7)) == [
+        pages[0] + pages[1] + pages[2]
+    ]
+
+
+def test_places_made_between_two_instants_are_told_by_their_ids(database: Database) -> None:
+    message = rows.add(database)
+    made = rows.now()
+    upkeep = StoreUpkeep(database)
+    minute = timedelta(minutes=1)
+    around = list(upkeep.places(memory=DAY, batch=9, created=(made - minute, made + minute)))
+    assert [place.message_id for page in around for place in page] == [message.id]
+    for empty in ((made - 2 * minute, made - minute), (made + minute, made + 2 * minute)):
+        assert list(upkeep.places(memory=DAY, batch=9, created=empty)) == []
+
+
+def test_permits_of_attempts_come_in_pages_and_each_once(database: Database) -> None:
+    sent = [ended(database, timedelta(0)) for _ in range(4)]
+    under_way = rows.claimed(database)
+    rows.add(database)
+    pages = list(StoreUpkeep(database).permits(memory=DAY, batch=2))
+    found = [taken for page in pages for taken in page]
+    assert sorted(taken.message_id for taken in found) == sorted([*sent, under_way.message.id])
+    assert all(len(page) <= 2 for page in pages)
+    ages = {taken.message_id: taken.age for taken in found}
+    assert ages[under_way.message.id] < timedelta(0), "it may still happen"
+    assert all(ages[each] >= timedelta(0) for each in sent)
+
+
+def _all(database: Database) -> list[Message]:
+    return list(Messages(database).find(status=None, recipient=None, channel=None, at_most=100))

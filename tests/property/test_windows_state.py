@@ -1,0 +1,169 @@
+"""Random bookings on a real Redis against the plain-Python model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dispatcher.errors import QuotaExceeded
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.sendtime import from_ms, to_ms
+from tests.support import model
+from tests.support.reserving import Reserving, pending, reserving
+from tests.support.servers import RedisServer
+
+BASE = 4_102_444_800_000  # 2100-01-01, ms
+SCOPE = "someone"
+
+quotas = st.lists(st.builds(Quota, st.integers(1, 6), st.integers(1, 60)), min_size=1, max_size=3)
+times = st.integers(0, 120).map(lambda offset: BASE + offset)
+choices = st.integers(0, 1_000)
+
+
+class WindowsMachine(RuleBasedStateMachine):
+    """One scope of a namespace of its own; the model is a dict of id and time."""
+
+    url: str
+    examples: Iterator[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.booked: dict[UUID, int] = {}
+        self.unconfirmed: set[UUID] = set()
+        self.namespace = f"state-{next(self.examples)}"
+        self.real: Reserving | None = None
+
+    @initialize(chosen=quotas)
+    def choose(self, chosen: list[Quota]) -> None:
+        self.quotas = chosen
+        self.rule = [(quota.count, quota.length_ms) for quota in chosen]
+        self.real = reserving(self.url, chosen, namespace=self.namespace, shards=1)
+        self.windows = self.real.windows
+        self.real.open()
+
+    @property
+    def client(self) -> redis.Redis:
+        return cast(Reserving, self.real).client
+
+    @property
+    def members(self) -> list[int]:
+        return sorted(self.booked.values())
+
+    @rule(time=times)
+    def book(self, time: int) -> None:
+        message_id = new_id()
+        if model.fits(self.members, time, self.rule):
+            booking = self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
+            assert (booking.message_id, to_ms(booking.send_at)) == (message_id, time)
+            self.booked[message_id] = time
+            self.unconfirmed.add(message_id)
+        else:
+            with pytest.raises(QuotaExceeded) as refused:
+                self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
+            self.check_refusal(refused.value, time)
+
+    @rule(time=times, room=st.integers(0, 120))
+    def shift(self, time: int, room: int) -> None:
+        message_id = new_id()
+        slot = model.next_slot(self.members, time, self.rule)
+        asked = {"scope": SCOPE, "send_at": from_ms(time), "latest": from_ms(time + room)}
+        if slot <= time + room:
+            booking = self.windows.reserve(message_id, **cast(Any, asked))
+            assert to_ms(booking.send_at) == slot
+            self.booked[message_id] = slot
+            self.unconfirmed.add(message_id)
+        else:
+            with pytest.raises(QuotaExceeded) as refused:
+                self.windows.reserve(message_id, **cast(Any, asked))
+            self.check_refusal(refused.value, time)
+
+    @precondition(lambda self: self.booked)
+    @rule(choice=choices, time=times)
+    def book_again(self, choice: int, time: int) -> None:
+        message_id = self.pick(choice)
+        booking = self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
+        assert to_ms(booking.send_at) == self.booked[message_id]
+
+    @precondition(lambda self: self.booked)
+    @rule(choice=choices)
+    def cancel(self, choice: int) -> None:
+        message_id = self.pick(choice)
+        self.windows.release(message_id, SCOPE)
+        del self.booked[message_id]
+        self.unconfirmed.discard(message_id)
+
+    @rule()
+    def cancel_what_is_not_there(self) -> None:
+        self.windows.release(uuid4(), SCOPE)
+
+    @rule(time=times)
+    def look_for_a_slot(self, time: int) -> None:
+        found = self.windows.next_slot(SCOPE, from_ms(time))
+        assert to_ms(found) == model.next_slot(self.members, time, self.rule)
+
+    @rule()
+    def confirm_everything(self) -> None:
+        upkeep = cast("Reserving", self.real).upkeep
+        found = upkeep.unconfirmed(older_than=timedelta(0), at_most=1_000)
+        assert {each.message_id for each in found} == self.unconfirmed
+        upkeep.settle(confirmed=found, orphans=[])
+        self.unconfirmed.clear()
+
+    @rule()
+    def lose_the_scripts(self) -> None:
+        self.client.script_flush()
+
+    @invariant()
+    def the_window_is_the_model(self) -> None:
+        if self.real is not None:
+            assert self.real.members(SCOPE) == self.booked
+            assert not any(model.is_broken(self.booked.values(), each) for each in self.rule)
+
+    def teardown(self) -> None:
+        if self.real is None:
+            return
+        assert pending(self.client, self.real.keys(SCOPE)) == self.unconfirmed
+        self.client.unlink(*cast(list[bytes], self.client.keys(f"{{{self.namespace}:*")))
+        self.client.close()
+
+    def pick(self, choice: int) -> UUID:
+        return list(self.booked)[choice % len(self.booked)]
+
+    def check_refusal(self, refusal: QuotaExceeded, asked: int) -> None:
+        """The refusal names a quota that really is in the way, who is, and the next slot."""
+        quota = Quota.parse(refusal.quota) if "ms" not in refusal.quota else None
+        named = next(each for each in self.quotas if str(each) == refusal.quota)
+        assert quota in (None, named)
+        assert len(refusal.conflicting) == named.count
+        in_the_way = [self.booked[message_id] for message_id in refusal.conflicting]
+        assert model.is_broken([*in_the_way, asked], (named.count, named.length_ms))
+        assert to_ms(refusal.next_slot) == model.next_slot(self.members, asked, self.rule)
+
+
+@pytest.mark.timeout(600)
+def test_windows_do_what_the_model_does(redis_server: RedisServer) -> None:
+    class Machine(WindowsMachine):
+        url = redis_server.url
+        examples = itertools.count()
+
+    case = Machine.TestCase
+    case.settings = settings(
+        max_examples=1_000,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        database=None,
+    )
+    case().runTest()
+    with redis_server.client() as client:
+        assert client.keys("*") == []

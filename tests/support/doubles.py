@@ -1,0 +1,80 @@
+"""Doubles that stand before a real part, and things that happen at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Between:
+    """Passes every call on to a real part, and runs hooks before or after chosen ones."""
+
+    def __init__(
+        self,
+        real: object,
+        *,
+        before: dict[str, Callable[[], object]] | None = None,
+        after: dict[str, Callable[[], object]] | None = None,
+    ) -> None:
+        self._real = real
+        self._before = before or {}
+        self._after = after or {}
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._real, name)
+        if name not in self._before and name not in self._after:
+            return target
+
+        def call(*positional: Any, **named: Any) -> Any:
+            self._before.get(name, _nothing)()
+            answer = target(*positional, **named)
+            self._after.get(name, _nothing)()
+            return answer
+
+        return call
+
+
+def once(action: Callable[[], object]) -> Callable[[], None]:
+    """Return something that acts when it is called the first time only."""
+    done = threading.Event()
+
+    def act() -> None:
+        if not done.is_set():
+            done.set()
+            action()
+
+    return act
+
+
+def raising(*errors: BaseException) -> Callable[[], None]:
+    """Return something that raises these, one a call, and then does nothing."""
+    left = list(errors)
+
+    def act() -> None:
+        if left:
+            raise left.pop(0)
+
+    return act
+
+
+def at_once(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
+    """Run all actions in threads that start together; return answers or errors in order."""
+    gate = threading.Barrier(len(actions))
+
+    def run(action: Callable[[], T]) -> T | Exception:
+        gate.wait(30)
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - whatever it raises is its answer
+            return error
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        return list(pool.map(run, actions))
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,304 @@
+"""A whole dispatcher in real processes: a worker, always two beats, and a supervisor for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self, cast
+from uuid import UUID
+
+import redis
+from sqlalchemy import select
+
+from dispatcher import Dispatcher, Settings
+from dispatcher.errors import ReservationsUnavailable
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.sendtime import to_ms
+from dispatcher.store import Database
+from dispatcher.store.schema import attempts, messages
+from tests.support import ledger
+from tests.support.checks import History, Stored, broken_promises, false_windows
+from tests.support.model import Quota
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+"""What children import ``dispatcher`` and ``tests`` from."""
+
+CHANNEL = "ledger"
+BROKER_DB = 1
+SHORT: Mapping[str, Any] = {
+    "quotas": "2/2 second, 4/5 second",
+    "horizon": 3,
+    "sweep_interval": 0.5,
+    "redelivery_timeout": 20,
+    "enqueue_grace": 1,
+    "claim_ttl": 3,
+    "transport_timeout": 1,
+    "reconcile_grace": 2,
+    "settle": 0.3,
+}
+"""Settings that heal within seconds."""
+
+_ROOMY = 20.0
+"""Seconds for a start on a busy machine."""
+_LOOK_EVERY_SECONDS = 0.1
+_RESTART_SECONDS = 0.5
+_STOP_SECONDS = 20.0
+
+
+def short_settings(folder: Path, **overrides: Any) -> Settings:
+    """Return settings that heal fast, with a channel that writes to a ledger in ``folder``."""
+    transport = {
+        "transport": "tests.support.ledger:Ledger",
+        "options": {"path": str(folder / "ledger")},
+        "max_attempts": 20,
+    }
+    values = {"data_dir": folder, "channels": {CHANNEL: transport}, **SHORT, **overrides}
+    return Settings.load(**values)
+
+
+def child_environment(settings: Settings | None = None) -> dict[str, str]:
+    """Return the environment of a child that runs the code under test with these settings."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISPATCHER_")}
+    given = settings.environment() if settings else {}
+    return {**inherited, **given, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def dispatcher_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dispatcher", *arguments]
+
+
+SERVICES: Mapping[str, Sequence[str]] = {
+    "worker": dispatcher_command("worker"),
+    "beat-1": dispatcher_command("beat"),
+    "beat-2": dispatcher_command("beat"),
+}
+
+
+class Service:
+    """One child process, a process group of its own, with a log."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, env: dict[str, str]):
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._command = list(command)
+        self._folder = folder
+        self._env = env
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """End it and its children without any order."""
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+
+    def stop(self) -> None:
+        """Ask it to end, as an operator does."""
+        if self._child is not None and self.alive:
+            self._child.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(_STOP_SECONDS)
+        self.kill()
+
+
+class Environment:
+    """Runs the services, starts again what ends by itself, and judges what came of it all.
+
+    Celery workers end when they lose a broker connection that holds an unacknowledged task; every
+    real environment has a supervisor for that.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        services: Mapping[str, Sequence[str]] = SERVICES,
+    ) -> None:
+        self.settings = settings
+        self.dispatcher = Dispatcher(settings)
+        self.restarts = 0
+        self._database = Database(settings.database_url)
+        self._ledger = folder / "ledger"
+        env = child_environment(settings)
+        self._services = {
+            name: Service(name, command, folder, env) for name, command in services.items()
+        }
+        self._wanted: set[str] = set()
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.up()
+        self._supervisor.start()
+        try:
+            wait_until(self.accepts, _ROOMY)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def up(self, *names: str) -> None:
+        """Start these services, all if none is named."""
+        with self._lock:
+            for name in names or self._services:
+                self._wanted.add(name)
+                if not self._services[name].alive:
+                    self._services[name].start()
+
+    def kill(self, *names: str) -> None:
+        """``kill -9`` these services; the supervisor starts them again."""
+        with self._lock:
+            for name in names:
+                self._services[name].kill()
+
+    def down(self, *names: str) -> None:
+        """``kill -9`` these services; they stay down until ``up``."""
+        with self._lock:
+            self._wanted.difference_update(names)
+        self.kill(*names)
+
+    def accepts(self) -> bool:
+        """Whether submits are accepted."""
+        try:
+            self.dispatcher.next_slot(recipient="anybody")
+        except ReservationsUnavailable:
+            return False
+        return True
+
+    def ledger(self) -> list[ledger.Line]:
+        return ledger.read(self._ledger)
+
+    def logs(self) -> str:
+        """Return the ends of all logs."""
+        ends = [
+            f"--- {name}\n{service.log.read_text(errors='replace')[-6_000:]}"
+            for name, service in self._services.items()
+            if service.log.exists()
+        ]
+        return "\n".join(ends)
+
+    def stored(self) -> list[Stored]:
+        """Return all messages with the outcomes of their attempts, read past the code."""
+        with self._database.engine.connect() as connection:
+            rows = connection.execute(select(messages)).all()
+            tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
+        outcomes: dict[UUID, list[Outcome | None]] = {}
+        for row in tries:
+            outcome = Outcome(row.outcome) if row.outcome else None
+            outcomes.setdefault(row.message_id, []).append(outcome)
+        return [
+            Stored(
+                id=row.id,
+                scope=row.scope,
+                send_at_ms=to_ms(row.send_at),
+                status=Status(row.status),
+                outcomes=tuple(outcomes.get(row.id, ())),
+            )
+            for row in rows
+        ]
+
+    def windows(self) -> dict[str, dict[UUID, int]]:
+        """Return what Redis holds, read past the code."""
+        found: dict[str, dict[UUID, int]] = {}
+        with redis.Redis.from_url(self.settings.redis_url) as client:
+            for key in client.scan_iter(match=f"{{{self.settings.namespace}:*}}:window:*"):
+                members = cast(
+                    "list[tuple[bytes, float]]", client.zrange(key, 0, -1, withscores=True)
+                )
+                scope = key.decode().split(":window:", 1)[1]
+                found[scope] = {UUID(bytes=member): int(score) for member, score in members}
+        return found
+
+    @property
+    def quotas(self) -> list[Quota]:
+        return [(each.count, each.length_ms) for each in self.settings.quotas]
+
+    def wait_until_ended(self, deadline: float) -> None:
+        """Wait until nothing is scheduled or being sent."""
+
+        def all_ended() -> bool:
+            return all(each.status.is_final for each in self.stored())
+
+        wait_until(all_ended, deadline, every=0.1)
+
+    def check(self, accepted: Sequence[Message], *, cancelled: Sequence[UUID] = ()) -> None:
+        """Fail if a promise was broken, or if the windows are not what SQL says."""
+        history = History(
+            accepted=frozenset(message.id for message in accepted),
+            stored=self.stored(),
+            ledger=self.ledger(),
+            cancelled=frozenset(cancelled),
+        )
+        assert broken_promises(history, self.quotas) == []
+        with suppress(AssertionError):  # told below what is wrong
+            wait_until(lambda: not self.false_windows(), 10, every=0.1)
+        assert self.false_windows() == []
+
+    def false_windows(self) -> list[str]:
+        return false_windows(self.windows(), self.stored())
+
+    def close(self) -> None:
+        self._leaving.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join()
+        for service in self._services.values():
+            service.kill()
+        self.dispatcher.close()
+        self._database.close()
+
+    def _supervise(self) -> None:
+        started: dict[str, float] = {}
+        while not self._leaving.wait(_LOOK_EVERY_SECONDS):
+            with self._lock:
+                for name in self._wanted:
+                    service, last = self._services[name], started.get(name, 0.0)
+                    if not service.alive and time.monotonic() - last > _RESTART_SECONDS:
+                        service.start()
+                        started[name] = time.monotonic()
+                        self.restarts += 1
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Stop a process we started for a while: its connections stay, but nothing answers."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def broker_on(server_url: str, db: int = BROKER_DB) -> str:
+    """Return the URL by which Celery reaches a database of a Redis on a unix socket."""
+    return f"redis+socket://{server_url.removeprefix('unix://')}?virtual_host={db}"
+
+
+Maker = Callable[..., Environment]

@@ -1,0 +1,270 @@
+"""The whole house, wired on real servers, with a clock a test moves and a look into everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, cast
+from uuid import UUID
+
+import redis
+from sqlalchemy import insert, select, text, update
+
+from dispatcher import Dispatcher, Message, Settings
+from dispatcher.bootstrap import Parts
+from dispatcher.clock import SystemClock
+from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.sendtime import to_ms
+from dispatcher.store import Database
+from dispatcher.store.schema import attempts, messages
+from dispatcher.transports import MemoryTransport
+from tests.support.clock import MovableClock
+from tests.support.reserving import window
+from tests.support.servers import RedisServer
+
+BROKER_DB = 1
+FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
+"""Where the clocks of those who only submit stand: nothing is ever due."""
+BODY = {"text": "See you at nine"}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that Redis (windows, permits, broker) and SQL hold."""
+
+    redis: dict[tuple[int, bytes], bytes]
+    messages: list[tuple[Any, ...]]
+    attempts: list[tuple[Any, ...]]
+
+
+class House(AbstractContextManager["House"]):
+    """A dispatcher and what lies behind its front door.
+
+    ``url`` is where tests look at the store; the dispatcher may reach it another way.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: MovableClock | SystemClock,
+        *,
+        server: RedisServer,
+        url: str,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.server = server
+        self.url = url
+        self.dispatcher = Dispatcher(settings, clock=clock)
+        self.parts: Parts = self.dispatcher._parts
+        self.redis = redis.Redis(unix_socket_path=str(server.socket))
+        self.broker = redis.Redis(unix_socket_path=str(server.socket), db=BROKER_DB)
+
+    @cached_property
+    def database(self) -> Database:
+        """The store, seen from beside the dispatcher."""
+        return Database(self.url)
+
+    @property
+    def moved(self) -> ActingClock:
+        """The clock, where it is one a test moves."""
+        assert isinstance(self.clock, ActingClock)
+        return self.clock
+
+    @property
+    def memory(self) -> MemoryTransport:
+        """The transport of the channel ``memory``."""
+        return cast("MemoryTransport", self.parts.transports["memory"])
+
+    @property
+    def sent(self) -> list[UUID]:
+        """What went out through it, in order."""
+        return [message.id for message in self.memory.sent]
+
+    def open(self) -> None:
+        """Let the sweep declare Redis complete."""
+        self.parts.sweep.reconcile(settle=timedelta(0))
+
+    def swap(self, name: str, part: object) -> None:
+        """Put a double in the place of a part; the use cases are wired again."""
+        for built in ("submission", "delivery", "sweep"):
+            vars(self.parts).pop(built, None)
+        vars(self.parts)[name] = part
+
+    def submit(self, recipient: str = "ada", **asked: Any) -> Message:
+        """Submit something, now unless a time is asked for."""
+        if "send_at" not in asked and "send_in" not in asked:
+            asked["send_in"] = timedelta(0)
+        return self.dispatcher.submit(
+            **{"channel": "memory", "recipient": recipient, "body": BODY} | asked
+        )
+
+    def deliver(self, *these: Message | UUID) -> int:
+        """Deliver in this process."""
+        ids = [each.id if isinstance(each, Message) else each for each in these]
+        return self.parts.delivery.deliver(ids)
+
+    def again(self, message: Message) -> Message:
+        """Read a message again."""
+        return self.dispatcher.get(message.id)
+
+    def snapshot(self) -> Snapshot:
+        """Look at everything."""
+        found: dict[tuple[int, bytes], bytes] = {}
+        for number, client in enumerate((self.redis, self.broker)):
+            for key in cast("list[bytes]", client.keys("*")):
+                found[number, key] = cast("bytes", client.dump(key))
+        return Snapshot(found, self.rows(), self.attempt_rows())
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All messages as they are stored, by id."""
+        return self._all(select(messages).order_by(messages.c.id))
+
+    def attempt_rows(self) -> list[tuple[Any, ...]]:
+        """All attempts as they are stored."""
+        return self._all(select(attempts).order_by(attempts.c.message_id, attempts.c.token))
+
+    def columns(self, message: Message, *names: str) -> tuple[Any, ...]:
+        """Columns of one message, also those that ``Message`` does not show."""
+        query = select(*(messages.c[name] for name in names)).where(messages.c.id == message.id)
+        return self._all(query)[0]
+
+    def change(self, these: Iterable[Message], **values: Any) -> None:
+        """Write into the rows of messages, past the dispatcher."""
+        ids = [message.id for message in these]
+        statement = update(messages).where(messages.c.id.in_(ids)).values(**values)
+        self.database.run(lambda connection: connection.execute(statement))
+
+    def end_claims(self, *these: Message) -> None:
+        """Let the claims of these messages run out a second ago."""
+        self.change(these, claim_expires_at=self.database_time() - timedelta(seconds=1))
+
+    def database_time(self) -> datetime:
+        """The time that decides what is due."""
+        if self.url.startswith("sqlite"):
+            now = self.sql("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")[0][0]
+            return datetime.fromisoformat(now).replace(tzinfo=UTC)
+        return cast("datetime", self.sql("SELECT clock_timestamp()")[0][0]).astimezone(UTC)
+
+    def redis_ms(self) -> int:
+        """The time that decides about permits, in ms."""
+        seconds, micros = cast("tuple[int, int]", self.redis.time())
+        return seconds * 1_000 + micros // 1_000
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run one statement beside the dispatcher; return its rows."""
+
+        def work(connection: Any) -> list[tuple[Any, ...]]:
+            result = connection.execute(text(statement))
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+        return self.database.run(work)
+
+    def store_copy(self, message: Message, *, rows: int) -> None:
+        """Store ``rows`` messages like this one under new ids, past the dispatcher."""
+        from dispatcher.message import new_id  # noqa: PLC0415 - only here
+
+        whole = self._all(select(messages).where(messages.c.id == message.id))[0]
+        values = dict(zip(messages.c.keys(), whole, strict=True))
+        copies = [values | {"id": new_id()} for _ in range(rows)]
+        self.database.run(lambda connection: connection.execute(insert(messages), copies))
+
+    def keys(self, scope: str) -> ShardKeys:
+        """The Redis keys of a scope."""
+        return ShardKeys(self.settings.namespace, shard_of(scope, self.settings.shards))
+
+    def members(self, scope: str = "ada") -> dict[UUID, int]:
+        """One window: message id and promised time in ms."""
+        return window(self.redis, self.keys(scope).window(scope))
+
+    def all_members(self) -> dict[str, dict[UUID, int]]:
+        """Every window that is not empty, by scope."""
+        found = {}
+        for name in self.redis.scan_iter(match=f"{{{self.settings.namespace}:*:window:*"):
+            key = name.decode()
+            found[key.split(":window:", 1)[1]] = window(self.redis, key)
+        return found
+
+    def pending(self) -> set[UUID]:
+        """Reservations that the store has not confirmed."""
+        found: set[UUID] = set()
+        for shard in range(self.settings.shards):
+            key = ShardKeys(self.settings.namespace, shard).pending
+            found |= {UUID(bytes=each[:16]) for each in self.redis.zrange(key, 0, -1)}
+        return found
+
+    def permits(self, scope: str = "ada") -> dict[bytes, int]:
+        """The log of a scope's hand-overs: permit id and time in ms."""
+        key = PermitKeys(self.settings.namespace).scope(scope)
+        found = cast("list[tuple[bytes, float]]", self.redis.zrange(key, 0, -1, withscores=True))
+        return {member: int(score) for member, score in found}
+
+    def places(self) -> dict[str, dict[UUID, int]]:
+        """What the windows must hold by the store: scope, message id and promised time in ms."""
+        query = select(messages.c.scope, messages.c.id, messages.c.send_at).where(
+            messages.c.status.notin_(["cancelled", "expired"])
+        )
+        found: dict[str, dict[UUID, int]] = {}
+        for scope, message_id, send_at in self._all(query):
+            found.setdefault(scope, {})[message_id] = to_ms(send_at)
+        return found
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.dispatcher.close()
+        self.redis.close()
+        self.broker.close()
+        if "database" in vars(self):
+            self.database.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all(self, query: Any) -> list[tuple[Any, ...]]:
+        return self.database.run(
+            lambda connection: [tuple(row) for row in connection.execute(query)]
+        )
+
+
+def house_on(
+    server: RedisServer,
+    url: str,
+    *,
+    clock: MovableClock | SystemClock | None = None,
+    opened: bool = True,
+    **settings: Any,
+) -> House:
+    """Build a house on a Redis server and a migrated database; ``settings`` override."""
+    chosen: dict[str, Any] = {
+        "namespace": "house",
+        "shards": 4,
+        "redis_url": server.url,
+        "database_url": url,
+        "broker_url": f"redis+socket://{server.socket}?virtual_host={BROKER_DB}",
+        "data_dir": server.folder / "data",
+    }
+    house = House(
+        Settings.load(**chosen | settings), clock or ActingClock(FAR), server=server, url=url
+    )
+    if opened:
+        house.open()
+    return house
+
+
+class ActingClock(MovableClock):
+    """A movable clock on which something happens while somebody sleeps."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.meanwhile is not None:
+            self.meanwhile()
+
+
+def hour_ago() -> ActingClock:
+    """Return a clock that is an hour slow: what is submitted by it is due at once."""
+    return ActingClock(SystemClock().now().replace(microsecond=0) - timedelta(hours=1))

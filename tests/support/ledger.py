@@ -1,0 +1,74 @@
+"""A transport that writes down, outside the system, when each hand-over begins and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+from dispatcher.message import Message
+from dispatcher.sendtime import to_ms
+
+Event = Literal["begin", "end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a ledger. ``at_us`` are microseconds since 1970 by the host's clock."""
+
+    event: Event
+    id: UUID
+    scope: str
+    at_us: int
+    attempt: int
+    send_at_ms: int
+
+
+class Ledger:
+    """Appends two lines per hand-over to ``path``, which many processes may share.
+
+    A message whose body has ``seconds`` takes that long in between, so that a kill can hit inside.
+    A line is one write in append mode: a killed process leaves whole lines only.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def send(self, message: Message) -> str:
+        self._write("begin", message)
+        seconds = message.body.get("seconds", 0)
+        if seconds:
+            threading.Event().wait(seconds)
+        self._write("end", message)
+        return f"ledger:{message.id}"
+
+    def _write(self, event: Event, message: Message) -> None:
+        fields = {
+            "event": event,
+            "id": str(message.id),
+            "scope": message.scope,
+            "attempt": message.attempt_count,
+            "send_at_ms": to_ms(message.send_at),
+        }
+        target = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            now_us = time.time_ns() // 1_000
+            os.write(target, json.dumps(fields | {"at_us": now_us}).encode() + b"\n")
+        finally:
+            os.close(target)
+
+
+def read(path: Path) -> list[Line]:
+    """Return what a ledger holds, in the order in which it was written."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        fields = json.loads(text)
+        lines.append(Line(**(fields | {"id": UUID(fields["id"])})))
+    return lines

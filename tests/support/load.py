@@ -1,0 +1,94 @@
+"""Callers who never stop: they keep every quota full, and note what they were told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Self
+
+from dispatcher import Dispatcher, Settings
+from dispatcher.errors import DispatcherError, QuotaExceeded, ReservationsUnavailable
+from dispatcher.message import Message
+from tests.support.environment import CHANNEL
+from tests.support.waiting import wait_until
+
+_PACE_SECONDS = 0.005
+
+
+class Load:
+    """Submits from one thread for times up to ``ahead`` seconds away, until the exit.
+
+    Every fourth submit asks to be shifted to the next slot.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        recipients: int,
+        ahead: float = 4.0,
+        seconds: float = 0.0,
+        seed: int = 1,
+    ) -> None:
+        self.accepted: list[Message] = []
+        self.accepted_at: list[float] = []
+        self.refused: Counter[str] = Counter()
+        self.failures: list[BaseException] = []
+        self._settings = settings
+        self._recipients = recipients
+        self._ahead = ahead
+        self._body = {"seconds": seconds} if seconds else {}
+        self._random = random.Random(seed)  # noqa: S311 - a repeatable choice, no secret
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Submit no more."""
+        self._leaving.set()
+        self._thread.join(30)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until that many submits were accepted in all."""
+        wait_until(lambda: len(self.accepted) >= count)
+
+    def unavailable(self) -> int:
+        """How many submits were refused because the windows could not be trusted."""
+        return self.refused[ReservationsUnavailable.__name__]
+
+    def accepted_since(self, instant: float) -> bool:
+        """Whether a submit was accepted after that instant of the monotonic clock."""
+        return bool(self.accepted_at) and self.accepted_at[-1] > instant
+
+    def _run(self) -> None:
+        with Dispatcher(self._settings) as dispatcher:
+            while not self._leaving.wait(_PACE_SECONDS):
+                try:
+                    self._submit(dispatcher)
+                except (QuotaExceeded, ReservationsUnavailable) as error:
+                    self.refused[type(error).__name__] += 1
+                except (DispatcherError, Exception) as error:  # noqa: BLE001 - the test looks at them
+                    self.failures.append(error)
+
+    def _submit(self, dispatcher: Dispatcher) -> None:
+        now = datetime.now(UTC)
+        shift = self._random.random() < 0.25
+        message = dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"load-{self._random.randrange(self._recipients)}",
+            body=self._body,
+            send_at=now + timedelta(seconds=self._random.uniform(0.1, self._ahead)),
+            on_conflict="shift" if shift else "reject",
+            latest=now + timedelta(seconds=self._ahead) if shift else None,
+        )
+        self.accepted_at.append(time.monotonic())
+        self.accepted.append(message)

@@ -1,0 +1,196 @@
+"""Every bad input of the front door, as a table: what is asked, and which field is at fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel
+from tests.support.house import FAR
+
+CANARY = "canary-body-4711"
+SOON = FAR + timedelta(minutes=1)
+_LONG = 256
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A call of the dispatcher that must be refused, and how."""
+
+    field: str
+    error: type[InvalidValue]
+    method: str = "submit"
+    positional: tuple[Any, ...] = ()
+    asked: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments; those of submit are good but for what is asked."""
+        if self.method != "submit":
+            return self.asked
+        good = {"channel": "memory", "recipient": "ada", "body": {"text": CANARY}, "send_at": SOON}
+        return good | self.asked
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        body = {"in": body}
+    return body
+
+
+_TEXTS: dict[str, Any] = {
+    "empty": "",
+    "too long": "x" * _LONG,
+    "newline": "ada\n",
+    "nul": "a\0da",
+    "escape": "a\x1bda",
+    "delete": "a\x7fda",
+    "c1 control": "a\x85da",
+    "line separator": "a\u2028da",
+    "bidi override": "a\u202eda",
+    "bidi isolate": "a\u2066da",
+    "zero width": "a\u200bda",
+    "lone surrogate": "a\ud800da",
+    "space before": " ada",
+    "space after": "ada ",
+    "wide space after": "ada\u3000",
+    "bytes": b"ada",
+    "number": 4711,
+    "list": ["ada"],
+}
+
+_BODIES: dict[str, tuple[Any, str]] = {
+    "none": (None, "body"),
+    "text": ("text", "body"),
+    "list": ([1], "body"),
+    "bytes": (b"{}", "body"),
+    "number": (1, "body"),
+    "too large": ({"text": "x" * 65_536}, "body"),
+    "too large in utf-8": ({"text": "é" * 32_768}, "body"),
+    "too deep": (_deep(33), "body"),
+    "too deep in a list": ({"a": [_deep(32)]}, "body"),
+    "far too deep": (_deep(900), "body"),
+    "nul": ({"text": "a\0b"}, "body.text"),
+    "nul in a key": ({"a\0b": 1}, "body"),
+    "surrogate": ({"a": [{"b": "\ud800"}]}, "body.a[0].b"),
+    "surrogate in a key": ({"\udfff": 1}, "body"),
+    "nan": ({"n": float("nan")}, "body.n"),
+    "infinity": ({"n": -float("inf")}, "body.n"),
+    "number as key": ({"a": {1: 2}}, "body.a"),
+    "datetime": ({"when": FAR}, "body.when"),
+    "set": ({"some": {1}}, "body.some"),
+    "bytes within": ({"raw": b"x"}, "body.raw"),
+    "endless number": ({"n": 10**5_000}, "body"),
+}
+
+_LOCAL = datetime(2100, 1, 1, 12)  # noqa: DTZ001 - naive on purpose
+_TIMES: dict[str, tuple[dict[str, Any], str]] = {
+    "naive datetime": ({"send_at": _LOCAL}, "send_at"),
+    "naive text": ({"send_at": "2100-01-01T12:00"}, "send_at"),
+    "a millisecond past": ({"send_at": FAR - timedelta(milliseconds=1)}, "send_at"),
+    "long past": ({"send_at": "1999-01-01T00:00Z"}, "send_at"),
+    "past in its zone": ({"send_at": "2100-01-01T11:59", "zone": "Europe/Berlin"}, "send_at"),
+    "too far": ({"send_at": FAR + timedelta(days=5 * 366, milliseconds=1)}, "send_at"),
+    "too far from now": ({"send_at": None, "send_in": timedelta(days=1_831)}, "send_in"),
+    "out of range": ({"send_at": None, "send_in": timedelta.max}, "send_in"),
+    "last instant": ({"send_at": datetime.max.replace(tzinfo=UTC)}, "send_at"),
+    "before year 1": ({"send_at": "0001-01-01T00:00+14:00"}, "send_at"),
+    "word": ({"send_at": "tomorrow"}, "send_at"),
+    "empty text": ({"send_at": ""}, "send_at"),
+    "date only": ({"send_at": "2100-01-02"}, "send_at"),
+    "month 13": ({"send_at": "2100-13-01T12:00Z"}, "send_at"),
+    "second 60": ({"send_at": "2100-01-01T12:00:60Z"}, "send_at"),
+    "day first": ({"send_at": "02.01.2100 12:00"}, "send_at"),
+    "seconds since 1970": ({"send_at": 4_102_488_000}, "send_at"),
+    "digits": ({"send_at": "4102488000"}, "send_at"),
+    "arabic digits": ({"send_at": "٢١٠٠-01-01T12:00Z"}, "send_at"),
+    "surrogate": ({"send_at": "2100-01-01T12:00\ud800Z"}, "send_at"),
+    "bytes": ({"send_at": b"2100-01-01T12:00Z"}, "send_at"),
+    "gap": ({"send_at": "2100-03-28T02:30", "zone": "Europe/Berlin"}, "send_at"),
+    "gap with fold": ({"send_at": "2100-03-28T02:30", "zone": "Europe/Berlin", "fold": 1}, "send_at"),
+    "repeated": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin"}, "send_at"),
+    "fold 2": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 2}, "fold"),
+    "fold as text": ({"fold": "0"}, "fold"),
+    "offset and zone": ({"zone": "Europe/Berlin"}, "send_at"),
+    "unknown zone": ({"send_at": "2100-01-01T12:00", "zone": "Europe/Atlantis"}, "zone"),
+    "zone as a path": ({"send_at": "2100-01-01T12:00", "zone": "../../etc/passwd"}, "zone"),
+    "empty zone": ({"send_at": "2100-01-01T12:00", "zone": ""}, "zone"),
+    "zone as a number": ({"send_at": "2100-01-01T12:00", "zone": 1}, "zone"),
+    "both": ({"send_in": timedelta(minutes=1)}, "send_at"),
+    "neither": ({"send_at": None}, "send_at"),
+    "negative length": ({"send_at": None, "send_in": -timedelta(milliseconds=1)}, "send_in"),
+    "length as a number": ({"send_at": None, "send_in": 60}, "send_in"),
+    "expired at the send time": ({"expires_at": SOON}, "expires_at"),
+    "expired before": ({"expires_at": SOON - timedelta(milliseconds=1)}, "expires_at"),
+    "naive expiry": ({"expires_at": _LOCAL}, "expires_at"),
+    "unreadable expiry": ({"expires_at": "never"}, "expires_at"),
+    "expiry in a gap": (
+        {"expires_at": "2100-03-28T02:30", "send_at": "2100-01-01T13:00", "zone": "Europe/Berlin"},
+        "expires_at",
+    ),
+    "expiry as a number": ({"expires_at": 1}, "expires_at"),
+    "latest before": (
+        {"on_conflict": "shift", "latest": SOON - timedelta(milliseconds=1)},
+        "latest",
+    ),
+    "naive latest": ({"on_conflict": "shift", "latest": _LOCAL}, "latest"),
+    "unreadable latest": ({"on_conflict": "shift", "latest": "later"}, "latest"),
+}
+
+_AFTERS: dict[str, tuple[dict[str, Any], str]] = {
+    "past": ({"after": FAR - timedelta(milliseconds=1)}, "after"),
+    "too far": ({"after": FAR + timedelta(days=5 * 366, milliseconds=1)}, "after"),
+    "naive": ({"after": "2100-01-01T12:00"}, "after"),
+    "unreadable": ({"after": "soon"}, "after"),
+    "repeated": ({"after": "2100-10-31T02:30", "zone": "Europe/Berlin"}, "after"),
+    "unknown zone": ({"after": "2100-01-01T12:00", "zone": "Mars"}, "zone"),
+}
+
+_IDS = {"empty": "", "text": "no-id", "number": 4711, "none": None, "bytes": b"x" * 16}
+
+
+def _cases() -> dict[str, Bad]:
+    cases: dict[str, Bad] = {}
+    for name, channel in {
+        "unknown": "fax", "empty": "", "other case": "Memory", "none": None, "list": ["memory"],
+    }.items():  # fmt: skip
+        cases[f"channel {name}"] = Bad("channel", UnknownChannel, asked={"channel": channel})
+    for name, value in _TEXTS.items():
+        for parameter in ("recipient", "scope", "idempotency_key"):
+            cases[f"{parameter} {name}"] = Bad(parameter, InvalidDraft, asked={parameter: value})
+        cases[f"next_slot scope {name}"] = Bad(
+            "scope", InvalidDraft, "next_slot", asked={"scope": value}
+        )
+    cases["recipient none"] = Bad("recipient", InvalidDraft, asked={"recipient": None})
+    for name, (body, where) in _BODIES.items():
+        cases[f"body {name}"] = Bad(where, InvalidDraft, asked={"body": body})
+    for name, (asked, where) in _TIMES.items():
+        cases[f"time {name}"] = Bad(where, InvalidSendTime, asked=asked)
+    for choice in ("Shift", "", "replace", None, 1):
+        cases[f"on_conflict {choice!r}"] = Bad(
+            "on_conflict", InvalidDraft, asked={"on_conflict": choice}
+        )
+    cases["latest without shift"] = Bad("latest", InvalidDraft, asked={"latest": SOON})
+    for name, (asked, where) in _AFTERS.items():
+        cases[f"next_slot {name}"] = Bad(
+            where, InvalidSendTime, "next_slot", asked={"recipient": "ada"} | asked
+        )
+    cases["next_slot of nobody"] = Bad("recipient", InvalidDraft, "next_slot")
+    for method in ("get", "attempts", "cancel"):
+        for name, value in _IDS.items():
+            cases[f"{method} {name}"] = Bad("id", InvalidDraft, method, (value,))
+    for status in ("lost", "", "SENT", 1, ["sent"]):
+        cases[f"find status {status!r}"] = Bad(
+            "status", InvalidDraft, "find", asked={"status": status}
+        )
+    for most in (0, -1, 10_001, "5", 2.5, None):
+        cases[f"find at_most {most!r}"] = Bad(
+            "at_most", InvalidDraft, "find", asked={"at_most": most}
+        )
+    return cases
+
+
+BAD = [pytest.param(case, id=name) for name, case in _cases().items()]

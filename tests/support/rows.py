@@ -1,0 +1,99 @@
+"""Messages to store, and rows to look at and to move in time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, insert, select, update
+
+from dispatcher.message import Message, Status, new_id
+from dispatcher.store import Claim, Claims, Database, Messages
+from dispatcher.store.schema import attempts, messages
+
+TTL = timedelta(seconds=30)
+SOON = timedelta(seconds=5)
+AGES = timedelta(days=365)
+
+
+def now() -> datetime:
+    """Return the present to the millisecond, the precision every database keeps."""
+    instant = datetime.now(UTC)
+    return instant.replace(microsecond=instant.microsecond // 1_000 * 1_000)
+
+
+def a_message(**changes: Any) -> Message:
+    """Return a message that is due in an hour, with changes."""
+    send_at = changes.get("send_at", now() + timedelta(hours=1))
+    message_id = changes.get("id") or new_id()
+    values: dict[str, Any] = {
+        "id": message_id,
+        "channel": "sms",
+        "recipient": f"to {message_id}",
+        "scope": f"to {message_id}",
+        "body": {"text": "Grüße 👋", "n": [1, 2.5, None, True]},
+        "send_at": send_at,
+        "next_attempt_at": send_at,
+        "expires_at": None,
+        "status": Status.SCHEDULED,
+        "attempt_count": 0,
+        "max_attempts": 3,
+        "idempotency_key": None,
+        "created_at": now(),
+        "finished_at": None,
+        "last_error": None,
+    }
+    return Message(**(values | changes))
+
+
+def add(database: Database, **changes: Any) -> Message:
+    """Store a message."""
+    message = a_message(**changes)
+    return Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+
+
+def add_due(database: Database, **changes: Any) -> Message:
+    """Store a message that has been due for a minute."""
+    return add(database, send_at=now() - timedelta(minutes=1), **changes)
+
+
+def claimed(database: Database, **changes: Any) -> Claim:
+    """Store a message that is due, and claim it."""
+    message = add_due(database, **changes)
+    (claim,) = Claims(database, ttl=TTL).claim([message.id])
+    return claim
+
+
+def row(database: Database, message_id: UUID) -> Any:
+    """Return all columns of a message."""
+    query = select(messages).where(messages.c.id == message_id)
+    return database.run(lambda connection: connection.execute(query).one())
+
+
+def count(database: Database) -> int:
+    """Return how many messages are stored."""
+    query = select(func.count()).select_from(messages)
+    return database.run(lambda connection: connection.execute(query).scalar_one())
+
+
+def change(database: Database, message_id: UUID, **columns: Any) -> None:
+    """Write columns of a message as no part of the dispatcher does; the CHECKs still hold."""
+    statement = update(messages).where(messages.c.id == message_id).values(**columns)
+    database.run(lambda connection: connection.execute(statement))
+
+
+def insert_attempt(database: Database, **columns: Any) -> None:
+    """Write an attempt."""
+    database.run(lambda connection: connection.execute(insert(attempts).values(**columns)))
+
+
+def age(database: Database, message_id: UUID, by: timedelta = timedelta(minutes=10)) -> None:
+    """Make everything that is known of a message so much older, as if that time had passed."""
+    found = row(database, message_id)
+    names = [
+        *("send_at", "next_attempt_at", "enqueue_at", "expires_at"),
+        *("claim_expires_at", "created_at", "finished_at"),
+    ]
+    moved = {name: getattr(found, name) - by for name in names if getattr(found, name) is not None}
+    change(database, message_id, **moved)

@@ -1,0 +1,197 @@
+"""What is taken as text, as a body, and as the same content."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import Status, check_body, check_text, dump_json, fingerprint, new_id
+
+LIMITS = {"max_bytes": 200, "max_depth": 4}
+
+
+@pytest.mark.parametrize(
+    "value", ["a", "+4915112345678", "ann@example.org", "Zoë Müller", "利用者", "a b", "x" * 255]
+)
+def test_a_clean_line_is_taken_as_it_is(value: str) -> None:
+    assert check_text("recipient", value) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", " ", " a", "a ", "\ta", "a\n", "a\nb", "a\rb", "a\0b", "a\x7fb", "a\x1bb"),
+        *("\u00a0a", "a\u2028b", "a\u2029b", "a\u202eb", "a\u200bb", "a\ufeff", "\ud800", "é\n"),
+        "x" * 256,
+    ],
+)
+def test_a_text_with_control_characters_or_blanks_at_its_ends_is_refused(value: str) -> None:
+    with pytest.raises(InvalidDraft) as refused:
+        check_text("recipient", value)
+    assert refused.value.field == "recipient"
+    str(refused.value).encode()  # no lone surrogate gets into the message
+
+
+@pytest.mark.parametrize("value", [None, 1, True, b"a", ["a"], object()])
+def test_a_text_of_another_type_is_refused(value: object) -> None:
+    with pytest.raises(InvalidDraft, match=type(value).__name__):
+        check_text("channel", value)
+
+
+def test_a_text_may_have_another_length() -> None:
+    assert check_text("scope", "x" * 10, longest=10)
+    with pytest.raises(InvalidDraft):
+        check_text("scope", "x" * 11, longest=10)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"text": "Grüße 👋", "n": 1, "f": 1.5, "yes": True, "none": None},
+        {"deep": {"er": {"est": [1]}}} | {},
+        {"": ""},
+    ],
+)
+def test_a_json_object_is_taken_as_it_is(body: dict[str, Any]) -> None:
+    assert check_body(body, **LIMITS) == body
+
+
+def test_mappings_and_tuples_become_plain_json() -> None:
+    body = MappingProxyType({"a": (1, (2,)), "b": OrderedDict(c=1)})
+    clean = check_body(body, **LIMITS)
+    assert clean == {"a": [1, [2]], "b": {"c": 1}}
+    assert type(clean) is dict
+
+
+def test_the_checked_body_is_a_copy() -> None:
+    inner: list[int] = [1]
+    clean = check_body({"a": inner}, **LIMITS)
+    inner.append(2)
+    assert clean == {"a": [1]}
+
+
+@pytest.mark.parametrize("body", [None, [], "{}", 1, b"{}", {1, 2}, [("a", 1)]])
+def test_a_body_that_is_no_object_is_refused(body: object) -> None:
+    with pytest.raises(InvalidDraft) as refused:
+        check_body(body, **LIMITS)
+    assert refused.value.field == "body"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("a\0b", "NUL"),
+        ("\ud800", "surrogate"),
+        ({"k\0": 1}, "NUL"),
+        ({"\udfff": 1}, "surrogate"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (-float("inf"), "inf"),
+        ({1: "a"}, "key of type int"),
+        ({None: "a"}, "key of type NoneType"),
+        ({True: "a"}, "key of type bool"),
+        ({1, 2}, "set"),
+        (b"bytes", "bytes"),
+        (datetime(2026, 1, 1, tzinfo=UTC), "datetime"),
+        (1j, "complex"),
+        (object(), "object"),
+        pytest.param(10**5_000, "number too long", id="5001 digits"),
+        ("x" * 200, "bytes"),
+        ("👋" * 50, "bytes"),
+    ],
+)
+def test_what_json_cannot_carry_is_refused(value: object, problem: str) -> None:
+    with pytest.raises(InvalidDraft, match=problem) as refused:
+        check_body({"a": value}, **LIMITS)
+    assert refused.value.field.startswith("body")
+    str(refused.value).encode()
+
+
+def test_the_limits_are_exact() -> None:
+    assert check_body({"a": [[[]]]}, max_bytes=100, max_depth=4)
+    with pytest.raises(InvalidDraft, match="too many levels"):
+        check_body({"a": [[[[]]]]}, max_bytes=100, max_depth=4)
+    body = {"a": "ü" * 10}
+    size = len(dump_json(body).encode())
+    assert check_body(body, max_bytes=size, max_depth=1)
+    with pytest.raises(InvalidDraft, match=f"{size} bytes"):
+        check_body(body, max_bytes=size - 1, max_depth=1)
+
+
+def test_a_body_that_contains_itself_is_refused() -> None:
+    body: dict[str, Any] = {}
+    body["self"] = body
+    circle: list[Any] = []
+    circle.append(circle)
+    for cyclic in (body, {"a": circle}):
+        with pytest.raises(InvalidDraft, match="too many levels"):
+            check_body(cyclic, max_bytes=65_536, max_depth=200)
+
+
+@pytest.mark.timeout(10, method="signal")
+def test_a_small_body_that_unfolds_into_a_huge_one_is_refused_in_time() -> None:
+    body: list[Any] = []
+    for _ in range(30):
+        body = [body, body]
+    with pytest.raises(InvalidDraft):
+        check_body({"a": body}, max_bytes=65_536, max_depth=32)
+
+
+def test_a_refusal_does_not_repeat_the_body() -> None:
+    with pytest.raises(InvalidDraft) as refused:
+        check_body({"a": "secret words" * 100}, **LIMITS)
+    assert "secret" not in str(refused.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), inner
+    ),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.just("key"), json_values))
+def test_every_accepted_body_survives_json(body: dict[str, Any]) -> None:
+    clean = check_body(body, max_bytes=1_000_000, max_depth=200)
+    assert json.loads(dump_json(clean)) == body
+
+
+def test_a_fingerprint_depends_on_content_and_not_on_order() -> None:
+    one = fingerprint(
+        channel="sms", body={"a": 1, "b": [1, 2]}, at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    assert one == fingerprint(
+        at=datetime(2026, 1, 1, tzinfo=UTC), body={"b": [1, 2], "a": 1}, channel="sms"
+    )
+    assert len(one) == 64
+
+
+@pytest.mark.parametrize(
+    "body", [{"a": 2}, {"a": 1.0}, {"a": "1"}, {"a": True}, {"a": [1]}, {"b": 1}, {}, {"a": None}]
+)
+def test_a_fingerprint_tells_other_content_apart(body: dict[str, Any]) -> None:
+    assert fingerprint(body=body) != fingerprint(body={"a": 1})
+
+
+def test_ids_are_ordered_by_the_time_they_were_made() -> None:
+    ids = [new_id() for _ in range(1_000)]
+    assert len(set(ids)) == 1_000
+    assert ids == sorted(ids)
+    assert {each.version for each in ids} == {7}
+
+
+def test_only_scheduled_and_sending_may_change() -> None:
+    changing = {status for status in Status if not status.is_final}
+    assert changing == {Status.SCHEDULED, Status.SENDING}

@@ -1,0 +1,70 @@
+"""Key names: one hash tag for what a script touches together, the same in every process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+
+import pytest
+
+from dispatcher.redis_keys import ShardKeys, shard_of
+
+
+def tag(key: str) -> str:
+    """Return what Redis Cluster hashes of a key."""
+    start = key.index("{")
+    return key[start + 1 : key.index("}", start + 1)]
+
+
+@pytest.mark.parametrize("scope", ["ann", "{other}", "}{", "", "a:b", "利用者"])
+def test_all_keys_of_a_shard_share_one_hash_tag(scope: str) -> None:
+    keys = ShardKeys("name", 3)
+    names = [keys.epoch, keys.rebuild, keys.pending, keys.window(scope), keys.twins(scope)]
+    assert {tag(name) for name in names} == {"name:3"}
+    assert len(set(names)) == len(names)
+
+
+def test_shards_and_namespaces_share_no_key() -> None:
+    epochs = {ShardKeys(name, shard).epoch for name in ("a", "b") for shard in range(10)}
+    assert len(epochs) == 20
+
+
+def test_a_key_never_shows_the_idempotency_key() -> None:
+    assert "secret" not in ShardKeys("name", 0).twins("secret")
+
+
+def test_a_shard_is_the_same_in_every_process() -> None:
+    known = [shard_of(scope, 16) for scope in ("ann", "+4915112345678", "利用者", "")]
+    code = (
+        "from dispatcher.redis_keys import shard_of;"
+        "print([shard_of(s, 16) for s in ('ann', '+4915112345678', '\\u5229\\u7528\\u8005', '')])"
+    )
+    for seed in ("0", "1"):
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert found.stdout.strip() == str(known)
+    assert shard_of("ann", 16) == 3, "another hash would lose every window that exists"
+
+
+def test_shards_are_used_about_evenly() -> None:
+    counts = [0] * 16
+    for n in range(16_000):
+        counts[shard_of(f"+49151{n:08d}", 16)] += 1
+    assert min(counts) > 800
+    assert max(counts) < 1_200
+
+
+@pytest.mark.parametrize("namespace", ["plain", "with.dot", "under_score-dash"])
+def test_the_glob_of_a_shard_matches_its_windows_and_no_others(namespace: str) -> None:
+    keys, glob = ShardKeys(namespace, 1), ShardKeys(namespace, 1).contents
+    assert fnmatchcase(keys.window("ann"), glob)
+    others = [ShardKeys(namespace, 11), ShardKeys(namespace + "x", 1), ShardKeys("x", 1)]
+    assert not any(fnmatchcase(other.window("ann"), glob) for other in others)
+    assert not fnmatchcase(keys.epoch, glob)
+    assert not fnmatchcase(keys.rebuild, glob)

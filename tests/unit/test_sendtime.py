@@ -1,0 +1,261 @@
+"""What is taken as a send time, and what is refused and why."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from dateutil import tz
+
+from dispatcher import sendtime
+from dispatcher.errors import InvalidSendTime
+
+BERLIN = "Europe/Berlin"
+
+
+def utc(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[misc, arg-type]  # parts vary in number
+
+
+@pytest.mark.parametrize(
+    ("text", "instant"),
+    [
+        ("2026-12-24T08:30+01:00", utc(2026, 12, 24, 7, 30)),
+        ("2026-12-24T08:30:15+0100", utc(2026, 12, 24, 7, 30, 15)),
+        ("2026-12-24T08:30:15.250Z", utc(2026, 12, 24, 8, 30, 15, 250_000)),
+        ("2026-12-24 08:30Z", utc(2026, 12, 24, 8, 30)),
+        ("20261224T083000Z", utc(2026, 12, 24, 8, 30)),
+        ("2026-12-24T08Z", utc(2026, 12, 24, 8)),
+        ("2026-W52-4T08:30Z", utc(2026, 12, 24, 8, 30)),
+        ("2026-12-24T08:30-11:30", utc(2026, 12, 24, 20, 0)),
+        ("  2026-12-24T08:30Z\n", utc(2026, 12, 24, 8, 30)),
+    ],
+)
+def test_an_iso_string_with_an_offset_needs_no_zone(text: str, instant: datetime) -> None:
+    parsed = sendtime.parse(text)
+    assert parsed == instant
+    assert parsed.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["2026-12-24T08:30", "2026-12-24 08:30:00", datetime(2026, 12, 24, 8, 30)],  # noqa: DTZ001 - naive on purpose
+)
+def test_a_local_time_is_read_in_its_zone(value: str | datetime) -> None:
+    assert sendtime.parse(value, zone=BERLIN) == utc(2026, 12, 24, 7, 30)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(2026, 12, 24, 8, 30, tzinfo=timezone(timedelta(hours=1))),
+        datetime(2026, 12, 24, 8, 30, tzinfo=ZoneInfo(BERLIN)),
+        datetime(2026, 12, 24, 8, 30, tzinfo=tz.gettz(BERLIN)),
+    ],
+)
+def test_an_aware_datetime_is_turned_into_utc(value: datetime) -> None:
+    parsed = sendtime.parse(value)
+    assert parsed == utc(2026, 12, 24, 7, 30)
+    assert parsed.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", " ", "now", "tomorrow", "today 8:30", "2026", "2026-12", "2026-12-24", "20261224"),
+        *("08:30", "24.12.2026 08:30Z", "12/24/2026 08:30Z", "Dec 24 2026 08:30Z"),
+        *("2026-13-01T00:00Z", "2026-02-30T00:00Z", "2026-12-24T25:00Z", "2026-12-24T08:61Z"),
+        *("2026-12-24T08:30:60Z", "2026-12-24T08:30Zzz", "2026-12-24T08:30+99:00", "1766565000"),
+        *("2026-12-24T08:30+01:00 or so", "2026-12-24T", "²026-12-24T08:30Z", "\0", "x" * 10_000),
+    ],
+)
+def test_an_unreadable_text_never_means_now(value: str) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.parse(value)
+    assert refused.value.field == "send_at"
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, False, 0, 1_766_565_000, 1.5, date(2026, 12, 24), b"2026", timedelta(1)]
+)
+def test_a_value_of_another_type_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.parse(value)
+    assert refused.value.problem == f"a {type(value).__name__}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["2026-12-24T08:30", datetime(2026, 12, 24, 8, 30)],  # noqa: DTZ001 - naive on purpose
+)
+def test_a_local_time_without_a_zone_is_refused(value: str | datetime) -> None:
+    with pytest.raises(InvalidSendTime, match="neither an offset nor a zone"):
+        sendtime.parse(value)
+
+
+@pytest.mark.parametrize("value", ["2026-12-24T08:30+01:00", utc(2026, 12, 24, 8, 30)])
+def test_an_offset_and_a_zone_are_one_too_many(value: str | datetime) -> None:
+    with pytest.raises(InvalidSendTime, match="one of the two"):
+        sendtime.parse(value, zone=BERLIN)
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [
+        *("", " ", "Mars/Olympus", "europe/berlin ", "../../etc/passwd", "/etc/localtime"),
+        *("Europe/../Europe/Berlin", "Europe", "Europe/", "Europe//Berlin", "Europe/Berlin\0"),
+        *("+01:00", "UTC+1", "tzdata.zi", "x" * 5_000),
+    ],
+)
+def test_a_zone_that_does_not_exist_or_is_a_path_is_refused(zone: str) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.parse("2026-12-24T08:30", zone=zone)
+    assert refused.value.field == "zone"
+
+
+@pytest.mark.parametrize("zone", [1, True, b"Europe/Berlin", UTC])
+def test_a_zone_of_another_type_is_refused(zone: Any) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.parse("2026-12-24T08:30", zone=zone)
+    assert refused.value.field == "zone"
+
+
+@pytest.mark.parametrize(
+    ("zone", "local"),
+    [
+        (BERLIN, "2026-03-29T02:30"),
+        ("Australia/Lord_Howe", "2026-10-04T02:15"),  # its clocks move by half an hour
+        ("Pacific/Apia", "2011-12-30T12:00"),  # the whole day was skipped
+        ("America/New_York", "2040-03-11T02:30"),  # beyond 32-bit zone files
+    ],
+)
+@pytest.mark.parametrize("fold", [None, 0, 1])
+def test_a_local_time_that_a_clock_change_skips_is_refused(
+    zone: str, local: str, fold: int | None
+) -> None:
+    with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
+        sendtime.parse(local, zone=zone, fold=fold)
+
+
+def test_an_aware_datetime_that_a_clock_change_skips_is_refused() -> None:
+    with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
+        sendtime.parse(datetime(2026, 3, 29, 2, 30, tzinfo=ZoneInfo(BERLIN)))
+
+
+@pytest.mark.parametrize(
+    ("zone", "local", "first", "second"),
+    [
+        (BERLIN, "2026-10-25T02:30", utc(2026, 10, 25, 0, 30), utc(2026, 10, 25, 1, 30)),
+        (
+            "Australia/Lord_Howe",
+            "2026-04-05T01:45",
+            utc(2026, 4, 4, 14, 45),
+            utc(2026, 4, 4, 15, 15),
+        ),
+    ],
+)
+def test_a_local_time_that_a_clock_change_repeats_needs_fold(
+    zone: str, local: str, first: datetime, second: datetime
+) -> None:
+    with pytest.raises(InvalidSendTime, match="happens twice"):
+        sendtime.parse(local, zone=zone)
+    assert sendtime.parse(local, zone=zone, fold=0) == first
+    assert sendtime.parse(local, zone=zone, fold=1) == second
+    naive = datetime.fromisoformat(local).replace(fold=1)
+    assert sendtime.parse(naive, zone=zone) == second
+
+
+@pytest.mark.parametrize(
+    ("zone", "local"),
+    [
+        (BERLIN, "2026-03-29T01:59:59.999"),
+        (BERLIN, "2026-03-29T03:00"),
+        (BERLIN, "2026-10-25T01:59:59.999"),
+        (BERLIN, "2026-10-25T03:00"),
+        ("Pacific/Apia", "2011-12-29T23:59"),
+        ("Pacific/Apia", "2011-12-31T00:00"),
+    ],
+)
+def test_the_times_beside_a_clock_change_need_nothing(zone: str, local: str) -> None:
+    expected = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    assert sendtime.parse(local, zone=zone) == expected
+
+
+@pytest.mark.parametrize("fold", [2, -1, "1", "first"])
+def test_a_fold_other_than_0_or_1_is_refused(fold: Any) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.parse("2026-10-25T02:30", zone=BERLIN, fold=fold)
+    assert refused.value.field == "fold"
+
+
+def test_a_zone_keeps_daylight_saving_after_2037() -> None:
+    assert sendtime.parse("2040-07-01T12:00", zone=BERLIN) == utc(2040, 7, 1, 10)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))),
+        datetime(9999, 12, 31, 23, 59, tzinfo=timezone(-timedelta(hours=12))),
+        datetime.max.replace(tzinfo=UTC),  # rounding up leaves the calendar
+        "0001-01-01T00:00+14:00",
+        "9999-12-31T23:59:59.999999Z",
+    ],
+)
+def test_a_time_outside_the_calendar_is_refused(value: datetime | str) -> None:
+    with pytest.raises(InvalidSendTime):
+        sendtime.parse(value)
+
+
+@pytest.mark.parametrize("value", ["0001-01-01T00:00", "9999-12-31T23:59"])
+@pytest.mark.parametrize("zone", [BERLIN, "Pacific/Kiritimati", "America/Los_Angeles"])
+def test_a_local_time_at_the_ends_of_the_calendar_raises_nothing_else(
+    value: str, zone: str
+) -> None:
+    with contextlib.suppress(InvalidSendTime):
+        assert sendtime.parse(value, zone=zone).tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    ("microsecond", "rounded"), [(0, 0), (1, 1_000), (1_000, 1_000), (1_001, 2_000)]
+)
+def test_rounding_to_milliseconds_goes_up(microsecond: int, rounded: int) -> None:
+    moment = utc(2026, 12, 24, 8, 30, 0, microsecond)
+    assert sendtime.parse(moment) == moment.replace(microsecond=rounded)
+
+
+def test_rounding_up_carries_into_the_next_day() -> None:
+    moment = utc(2026, 12, 31, 23, 59, 59, 999_001)
+    assert sendtime.parse(moment) == utc(2027, 1, 1)
+
+
+def test_send_in_counts_from_now_and_rounds_up() -> None:
+    now = utc(2026, 12, 24, 8, 30, 0, 1)
+    assert sendtime.after(timedelta(0), now=now) == utc(2026, 12, 24, 8, 30, 0, 1_000)
+    assert sendtime.after(timedelta(hours=1), now=now) == utc(2026, 12, 24, 9, 30, 0, 1_000)
+
+
+@pytest.mark.parametrize("length", [timedelta(microseconds=-1), timedelta.max, 5, "1 hour", None])
+def test_a_send_in_that_is_negative_endless_or_no_length_is_refused(length: Any) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.after(length, now=utc(2026, 12, 24))
+    assert refused.value.field == "send_in"
+
+
+def test_a_range_holds_from_now_to_the_farthest_time() -> None:
+    now, farthest = utc(2026, 12, 24), timedelta(days=10)
+    sendtime.check_range(now, now=now, farthest=farthest)
+    sendtime.check_range(now + farthest, now=now, farthest=farthest)
+    with pytest.raises(InvalidSendTime, match="is past"):
+        sendtime.check_range(now - timedelta(milliseconds=1), now=now, farthest=farthest)
+    with pytest.raises(InvalidSendTime, match="too far ahead"):
+        sendtime.check_range(now + farthest + timedelta(seconds=1), now=now, farthest=farthest)
+
+
+@pytest.mark.parametrize("ms", [0, 1, -1, 4_102_444_800_123, 253_402_300_799_999])
+def test_milliseconds_go_there_and_back(ms: int) -> None:
+    assert sendtime.to_ms(sendtime.from_ms(ms)) == ms

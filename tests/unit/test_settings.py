@@ -1,0 +1,260 @@
+"""Every bad setting is refused by name, and no secret gets out."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.errors import InvalidSettings
+from dispatcher.quota import Limit, Quota
+from dispatcher.settings import Settings, embedded_socket
+
+SECRET = "hunter2"  # noqa: S105 - looked for in texts
+
+
+@pytest.fixture(autouse=True)
+def _nothing_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("DISPATCHER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def channel(**options: Any) -> dict[str, Any]:
+    return {"sms": {"transport": "file"} | options}
+
+
+def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
+    settings = Settings.load()
+    assert settings.database_url == f"sqlite:///{tmp_path.resolve() / '.dispatcher/dispatcher.db'}"
+    assert settings.redis_url.startswith("unix://")
+    assert settings.broker_url.startswith("redis+socket://")
+    assert [str(quota) for quota in settings.quotas] == ["1/minute", "5/hour", "10/day"]
+    assert set(settings.channels) == {"console", "file", "memory"}
+    assert not list(tmp_path.iterdir()), "loading settings makes no files"
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("transport_timeout", {"transport_timeout": 30, "claim_ttl": 30}),
+        ("transport_timeout", {"transport_timeout": 0}),
+        ("sweep_interval", {"sweep_interval": 30, "horizon": 30}),
+        ("sweep_interval", {"sweep_interval": 0}),
+        ("horizon", {"horizon": 60, "redelivery_timeout": 120}),
+        ("horizon", {"redelivery_timeout": 0}),
+        ("settle", {"settle": 60, "reconcile_grace": 60}),
+        ("retention", {"retention": "25 hours"}),
+        ("channels", {"channels": {}}),
+        ("quotas", {"quotas": []}),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    field: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(**settings)
+    assert refused.value.field == field
+
+
+def test_settings_just_inside_their_rules_are_taken() -> None:
+    Settings.load(
+        transport_timeout=29.9, claim_ttl=30, horizon=59.9, redelivery_timeout=120,
+        settle=0.1, reconcile_grace=0.2, sweep_interval=0.1, retention="26 hours",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("nonsense", {"nonsense": 1}),
+        ("namespace", {"namespace": ""}),
+        ("namespace", {"namespace": "a b"}),
+        ("namespace", {"namespace": "a{b}"}),
+        ("namespace", {"namespace": "x" * 65}),
+        ("queue", {"queue": "a b"}),
+        ("shards", {"shards": 0}),
+        ("shards", {"shards": 1025}),
+        ("shards", {"shards": "many"}),
+        ("horizon", {"horizon": "soon"}),
+        ("horizon", {"horizon": "30 parsecs"}),
+        ("horizon", {"horizon": "-30"}),
+        ("horizon", {"horizon": None}),
+        ("horizon", {"horizon": float("nan")}),
+        ("horizon", {"horizon": float("inf")}),
+        ("retention", {"retention": "99999999999999999 days"}),
+        ("body_max_bytes", {"body_max_bytes": 1}),
+        ("body_max_depth", {"body_max_depth": 0}),
+        ("body_max_depth", {"body_max_depth": 10_000}),
+        ("group_size", {"group_size": 0}),
+        ("redis_url", {"redis_url": 5}),
+        ("data_dir", {"data_dir": 5}),
+        ("quotas.0", {"quotas": "2/fortnight"}),
+        ("quotas.1", {"quotas": ["1/minute", "0/hour"]}),
+        ("quotas.0", {"quotas": ""}),
+        ("channels", {"channels": {"SMS": {"transport": "file"}}}),
+        ("channels", {"channels": {"": {"transport": "file"}}}),
+        ("channels", {"channels": {"x" * 64: {"transport": "file"}}}),
+        ("channels.sms.transport", {"channels": {"sms": {}}}),
+        ("channels.sms.nonsense", {"channels": channel(nonsense=1)}),
+        ("channels.sms.max_attempts", {"channels": channel(max_attempts=0)}),
+        ("channels.sms.limits.0", {"channels": channel(limits=["0/second"])}),
+        ("channels.sms.backoff_base", {"channels": channel(backoff_base="long")}),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_by_name(
+    field: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(**settings)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("max_horizon", {"max_horizon": -5}),
+        ("max_horizon", {"max_horizon": 0}),
+        ("prune_interval", {"prune_interval": 0}),
+        ("enqueue_grace", {"enqueue_grace": -5}),
+        ("coalesce", {"coalesce": -1}),
+        ("channels.sms.backoff_base", {"channels": channel(backoff_base=-1)}),
+        ("channels.sms.backoff_longest", {"channels": channel(backoff_longest=-1)}),
+        ("channels.sms.transport", {"channels": {"sms": {"transport": ""}}}),
+    ],
+)
+def test_a_length_that_makes_no_sense_is_refused(field: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(**settings)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("value", "length"),
+    [
+        (20, timedelta(seconds=20)),
+        (0.5, timedelta(seconds=0.5)),
+        ("20", timedelta(seconds=20)),
+        ("20.5", timedelta(seconds=20.5)),
+        ("20 seconds", timedelta(seconds=20)),
+        ("0.5 minute", timedelta(seconds=30)),
+        (timedelta(seconds=7), timedelta(seconds=7)),
+    ],
+)
+def test_a_length_is_seconds_or_a_number_and_a_unit(value: object, length: timedelta) -> None:
+    assert Settings.load(horizon=value, sweep_interval=0.1).horizon == length
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "dispatcher.toml").write_text(
+        'namespace = "file"\nqueue = "file"\nshards = 3\nquotas = ["2/minute"]\n'
+        '[channels.sms]\ntransport = "file"\nlimits = ["5/second"]\n'
+    )
+    monkeypatch.setenv("DISPATCHER_NAMESPACE", "environment")
+    monkeypatch.setenv("DISPATCHER_QUEUE", "environment")
+    settings = Settings.load(namespace="argument")
+    assert (settings.namespace, settings.queue) == ("argument", "environment")
+    assert settings.shards == 3
+    assert settings.quotas == (Quota(2, 60_000),)
+    assert settings.channels["sms"].limits == (Limit(5, 1_000),)
+
+
+def test_the_environment_reaches_into_channels_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__TRANSPORT", "console")
+    monkeypatch.setenv("DISPATCHER_QUOTAS", "1/minute, 5/hour")
+    settings = Settings.load()
+    assert settings.channels["sms"].transport == "console"
+    assert settings.quotas == (Quota(1, 60_000), Quota(5, 3_600_000))
+
+
+def test_another_file_is_read_where_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "other.toml").write_text('namespace = "other"\n')
+    monkeypatch.setenv("DISPATCHER_CONFIG", str(tmp_path / "other.toml"))
+    assert Settings.load().namespace == "other"
+
+
+def test_a_named_file_that_is_missing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DISPATCHER_CONFIG", str(tmp_path / "missing.toml"))
+    with pytest.raises(InvalidSettings):
+        Settings.load()
+
+
+@pytest.mark.parametrize("text", ["a = [", "nonsense = 1", "quotas = 5", "\xff\xfe"])
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dispatcher.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidSettings):
+        Settings.load()
+
+
+@pytest.mark.parametrize("name", ["CHANNELS", "QUOTAS", "SHARDS"])
+def test_an_environment_variable_that_cannot_be_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"DISPATCHER_{name}", "[bad")
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load()
+    assert refused.value.field.startswith(name.lower())
+
+
+def test_another_process_loads_the_same_settings_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings.load(
+        namespace="n", redis_url="redis://h/1", database_url="postgresql://h/d", shards=3,
+        quotas=["2/30 second", "7/week"], horizon=12.5, data_dir=tmp_path / "data",
+        channels=channel(options={"path": "a b"}, limits=["5/second"], backoff_base=1.5),
+    )  # fmt: skip
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Settings.load() == settings
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings.load()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.shards = 5  # type: ignore[misc]  # what the test is about
+
+
+def test_no_secret_is_shown() -> None:
+    settings = Settings.load(
+        redis_url=f"redis://u:{SECRET}@h/0",
+        database_url=f"postgresql://u:{SECRET}@h/d",
+        broker_url=f"amqp://u:{SECRET}@h",
+        channels=channel(options={"token": SECRET}),
+    )
+    assert SECRET not in repr(settings)
+    assert SECRET not in str(settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"redis_url": [f"redis://u:{SECRET}@h/0"]},
+        {"database_url": {"url": SECRET}},
+        {"channels": channel(options=SECRET)},
+        {"channels": channel(token=SECRET)},
+        {"redis_url": f"redis://u:{SECRET}@h/0", "shards": 0},
+    ],
+)
+def test_no_secret_is_in_a_refusal(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(**settings)
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None, "the cause would show the input in a traceback"
+
+
+def test_the_embedded_socket_fits_into_a_socket_address(tmp_path: Path) -> None:
+    assert embedded_socket(tmp_path / "d") == tmp_path.resolve() / "d" / "redis.sock"
+    deep = tmp_path / ("x" * 120)
+    assert len(os.fsencode(embedded_socket(deep))) <= 100
+    assert embedded_socket(deep) == embedded_socket(deep)
+    assert embedded_socket(deep) != embedded_socket(tmp_path / ("y" * 120))
