@@ -20,7 +20,7 @@ from dispatcher.celery_app import create_app
 from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery
 from dispatcher.errors import InvalidSettings
-from dispatcher.limiters import Permits
+from dispatcher.limiters import Permits, reaches_ms
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit
 from dispatcher.reservation import Fence, Upkeep, Windows
@@ -44,11 +44,11 @@ class Parts:
     @cached_property
     def fence(self) -> Fence:
         """What every connection to Redis passes."""
-        limits = [each for channel in self.settings.channels.values() for each in channel.limits]
         return Fence(
             namespace=self.settings.namespace,
             shards=self.settings.shards,
-            longest_ms=max(each.length_ms for each in (*self.settings.quotas, *limits)),
+            longest_ms=max(each.length_ms for each in self.settings.quotas),
+            permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
         )
 
     @cached_property
@@ -109,8 +109,8 @@ class Parts:
         return Permits(
             self.redis,
             namespace=self.settings.namespace,
-            scope_limits=[Limit(each.count, each.length_ms) for each in self.settings.quotas],
-            channel_limits={name: each.limits for name, each in self.settings.channels.items()},
+            scope_limits=self._scope_limits,
+            channel_limits=self._channel_limits,
         )
 
     @cached_property
@@ -166,6 +166,15 @@ class Parts:
             permits=self.permits,
             queue=self.queue,
         )
+
+    @property
+    def _scope_limits(self) -> list[Limit]:
+        """The hand-overs of a scope are limited by the same numbers as its promised times."""
+        return [Limit(each.count, each.length_ms) for each in self.settings.quotas]
+
+    @property
+    def _channel_limits(self) -> dict[str, tuple[Limit, ...]]:
+        return {name: each.limits for name, each in self.settings.channels.items()}
 
     def close(self) -> None:
         """Close what was opened."""

@@ -89,12 +89,14 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
 def attach(app: Celery, settings: Settings) -> None:
     """Add the dispatcher's tasks, their queue and the sweep to an app of yours.
 
-    Its workers must take the queue ``settings.queue`` and be able to reach the same Redis and
-    database; its beat starts the sweep.
+    Its workers must take the queue ``settings.queue``; its beat starts the sweep. The tasks load
+    their settings from the environment and ``dispatcher.toml``, as :meth:`Settings.load` does, and
+    ``settings.broker_url`` must be the app's broker.
     """
     app.conf.imports = (*app.conf.imports, TASKS_MODULE)
-    routes = app.conf.task_routes or {}
-    app.conf.task_routes = {"dispatcher.*": {"queue": settings.queue}, **routes}
+    routes = app.conf.task_routes or []
+    others = list(routes) if isinstance(routes, list | tuple) else [routes]
+    app.conf.task_routes = [{"dispatcher.*": {"queue": settings.queue}}, *others]
     app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(settings)}
 
 

@@ -11,6 +11,9 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
+# Linux stops CLOCK_MONOTONIC during a suspend; other systems have no other clock.
+_RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Clock(Protocol):
     """What the dispatcher needs of time. Tests pass one they can move."""
@@ -36,8 +39,8 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return seconds that never go back."""
-        return time.monotonic()
+        """Return seconds that never go back and go on while the machine is suspended."""
+        return time.clock_gettime(_RUNNING)
 
     def sleep(self, seconds: float) -> None:
         """Return after ``seconds``."""

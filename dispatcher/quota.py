@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import ClassVar, Self
 
 from dispatcher.errors import InvalidValue
 
@@ -21,15 +21,10 @@ UNIT_MS = {
     "day": 86_400_000,
     "week": 604_800_000,
 }
-MAX_COUNT = 1_000
 MAX_LENGTH_MS = 366 * UNIT_MS["day"]
 
 _GRAMMAR = re.compile(r"\s*([0-9]{1,9})\s*/\s*(?:([0-9]{1,9})\s+)?([a-z]+?)s?\s*", re.ASCII)
 _LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*?)s?\s*", re.ASCII)
-_ACCEPTED = (
-    f"N/unit or N/M unit with a unit of {', '.join(UNIT_MS)}, N from 1 to {MAX_COUNT}, "
-    "at most 366 days"
-)
 
 
 def parse_length(text: str) -> timedelta:
@@ -47,23 +42,31 @@ def parse_length(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class _CountPerLength:
+    MOST: ClassVar[int]
     count: int
     length_ms: int
 
     def __post_init__(self) -> None:
-        name = type(self).__name__.lower()
-        if not 1 <= self.count <= MAX_COUNT:
-            raise InvalidValue(name, f"a count of {self.count}", _ACCEPTED)
+        if not 1 <= self.count <= self.MOST:
+            raise self._refusal(f"a count of {self.count}")
         if not 1 <= self.length_ms <= MAX_LENGTH_MS:
-            raise InvalidValue(name, f"a length of {self.length_ms} ms", _ACCEPTED)
+            raise self._refusal(f"a length of {self.length_ms} ms")
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``"5/hour"``. Raises InvalidValue for anything else."""
         match = _GRAMMAR.fullmatch(text) if isinstance(text, str) else None
         if match is None or match[3] not in UNIT_MS:
-            raise InvalidValue(cls.__name__.lower(), f"cannot read {text!r}", _ACCEPTED)
+            raise cls._refusal(f"cannot read {text!r}")
         return cls(int(match[1]), int(match[2] or 1) * UNIT_MS[match[3]])
+
+    @classmethod
+    def _refusal(cls, problem: str) -> InvalidValue:
+        accepted = (
+            f"N/unit or N/M unit with a unit of {', '.join(UNIT_MS)}, N from 1 to {cls.MOST}, "
+            "at most 366 days"
+        )
+        return InvalidValue(cls.__name__.lower(), problem, accepted)
 
     def __str__(self) -> str:
         unit = max(
@@ -84,6 +87,7 @@ class Quota(_CountPerLength):
     Times exactly ``length_ms`` apart are fine: under 1 per minute, 11:11:11 and 11:12:11 fit.
     """
 
+    MOST = 1_000
     __str__ = _CountPerLength.__str__
 
 
@@ -91,4 +95,5 @@ class Quota(_CountPerLength):
 class Limit(_CountPerLength):
     """At most ``count`` hand-overs within any span shorter than ``length_ms`` (its period)."""
 
+    MOST = 1_000_000
     __str__ = _CountPerLength.__str__

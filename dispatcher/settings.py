@@ -182,8 +182,10 @@ class Settings(BaseSettings):
         """Read environment and file; ``overrides`` win. Raises InvalidSettings."""
         try:
             return cls(**overrides)
-        except (SettingsError, OverflowError) as error:
-            raise InvalidSettings("settings", str(error), "values that can be read") from None
+        except SettingsError as error:
+            named = re.search(r'field "(\w+)"', str(error))
+            field = named[1] if named else "settings"
+            raise InvalidSettings(field, "cannot be read", "text, or JSON for a list") from None
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "settings"
@@ -243,10 +245,11 @@ class Settings(BaseSettings):
             timedelta(0) < self.max_horizon <= _FARTHEST,
             "max_horizon", f"{self.max_horizon}", f"more than 0 and at most {_FARTHEST.days} days",
         )  # fmt: skip
-        longest = max(quota.length_ms for quota in self.quotas)
+        limits = [limit for channel in self.channels.values() for limit in channel.limits]
+        longest = max(each.length_ms for each in (*self.quotas, *limits))
         _require(
             self.retention > timedelta(milliseconds=longest, hours=1),
-            "retention", f"{self.retention} is shorter than the longest quota and an hour",
+            "retention", f"{self.retention} is shorter than the longest quota or limit and an hour",
             "longer, or messages that still count would be deleted",
         )  # fmt: skip
         return self

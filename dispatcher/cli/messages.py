@@ -99,7 +99,7 @@ def list_messages(
     status: Annotated[Status | None, typer.Option(help="Only of this status.")] = None,
     recipient: Annotated[str | None, typer.Option(help="Only to this recipient.")] = None,
     channel: Annotated[str | None, typer.Option(help="Only on this channel.")] = None,
-    at_most: Annotated[int, typer.Option("--limit", help="How many, newest first.")] = 50,
+    at_most: Annotated[int, typer.Option(help="How many, newest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List messages, newest first."""

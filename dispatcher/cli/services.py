@@ -52,7 +52,7 @@ def up() -> None:
 
 def worker(
     context: typer.Context,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1)] = 16,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=32)] = 16,
 ) -> None:
     """Start a Celery worker with the recommended options. Further options go to Celery."""
     settings = Settings.load()

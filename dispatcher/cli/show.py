@@ -64,8 +64,8 @@ def attempt_data(attempt: Attempt) -> dict[str, Any]:
 
 def message_table(messages: Sequence[Message]) -> Table:
     """Return a table of messages, one a row, without their bodies."""
-    table = Table(box=None, header_style="bold")
-    for heading in ("id", "status", "channel", "recipient", "send at (UTC)", "tries"):
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for heading in ("id", "status", "channel", "recipient", "send at (UTC)"):
         table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
     for message in messages:
         table.add_row(
@@ -73,8 +73,7 @@ def message_table(messages: Sequence[Message]) -> Table:
             status_text(message.status),
             message.channel,
             message.recipient,
-            clock_text(message.send_at),
-            str(message.attempt_count),
+            minute_text(message.send_at),
         )
     return table
 
@@ -103,9 +102,9 @@ def status_text(status: Status) -> str:
     return f"[{_STYLES[status]}]{status.value}[/]"
 
 
-def clock_text(instant: datetime) -> str:
-    """Return an instant to the second."""
-    return instant.strftime("%Y-%m-%d %H:%M:%S")
+def minute_text(instant: datetime) -> str:
+    """Return an instant to the minute: a row must fit a terminal of 80 columns."""
+    return instant.strftime("%Y-%m-%d %H:%M")
 
 
 def _iso(instant: datetime | None) -> str | None:

@@ -5,7 +5,7 @@ A limiter answers "may this go now?" with a :class:`Decision`. Time is always Re
 """
 
 from dispatcher.limiters.base import Decision
-from dispatcher.limiters.permits import Permit, Permits
+from dispatcher.limiters.permits import Permit, Permits, reaches_ms
 from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
 
-__all__ = ["Decision", "Permit", "PermitRequest", "Permits", "SlidingLog"]
+__all__ = ["Decision", "Permit", "PermitRequest", "Permits", "SlidingLog", "reaches_ms"]

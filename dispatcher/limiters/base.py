@@ -10,6 +10,7 @@ from datetime import timedelta
 import redis
 
 from dispatcher.errors import LimitersUnavailable
+from dispatcher.redis_errors import reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,5 @@ def translated() -> Iterator[None]:
     """Raise LimitersUnavailable for whatever redis-py raises inside."""
     try:
         yield
-    except redis.TimeoutError as error:
-        raise LimitersUnavailable("Redis did not answer in time") from error
-    except redis.ConnectionError as error:
-        raise LimitersUnavailable("Redis cannot be reached") from error
     except redis.RedisError as error:
-        raise LimitersUnavailable(f"Redis answered {str(error).split(' ', 1)[0]}") from error
+        raise LimitersUnavailable(reason(error)) from error

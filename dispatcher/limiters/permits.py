@@ -17,6 +17,19 @@ from dispatcher.redis_keys import PermitKeys
 MARKER_LIFE = timedelta(seconds=15)
 
 
+_SCOPES = "scopes"
+
+
+def reaches_ms(
+    scope_limits: Sequence[Limit], channel_limits: Mapping[str, Sequence[Limit]]
+) -> dict[str, int]:
+    """Return how far back each kind of log must reach, in ms: the length of its longest limit."""
+    kinds = {_SCOPES: scope_limits} | {
+        _channel(name): some for name, some in channel_limits.items()
+    }
+    return {name: max(each.length_ms for each in some) for name, some in kinds.items() if some}
+
+
 class Permit(NamedTuple):
     """The leave of one attempt to hand one message over."""
 
@@ -44,18 +57,23 @@ class Permits:
         self._log = SlidingLog(client, epoch_key=self._keys.epoch)
         self._scope_limits = scope_limits
         self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
-        every = [*scope_limits, *(each for some in channel_limits.values() for each in some)]
-        self.memory = timedelta(milliseconds=max(limit.length_ms for limit in every))
+        longest = max(reaches_ms(scope_limits, channel_limits).values())
+        self.memory = timedelta(milliseconds=longest)
         """How far back hand-overs still matter."""
 
     def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[Decision]:
         """Ask for permits in order; one granted must be used within ``hold`` or given back."""
         limits: dict[str, Sequence[Limit]] = {}
+        reaches: dict[str, str] = {}
         for permit in wanted:
-            limits[self._keys.scope(permit.scope)] = self._scope_limits
+            log = self._keys.scope(permit.scope)
+            limits[log], reaches[log] = self._scope_limits, _SCOPES
             if permit.channel in self._channel_limits:
-                limits[self._keys.channel(permit.channel)] = self._channel_limits[permit.channel]
-        return self._log.acquire([self._request(each) for each in wanted], limits, hold=hold)
+                log = self._keys.channel(permit.channel)
+                limits[log] = self._channel_limits[permit.channel]
+                reaches[log] = _channel(permit.channel)
+        requests = [self._request(each) for each in wanted]
+        return self._log.acquire(requests, limits, hold=hold, reaches=reaches)
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
         """Note when permits were used: each with the time since its hand-over began."""
@@ -84,3 +102,7 @@ class Permits:
             logs.append(self._keys.channel(permit.channel))
         permit_id = permit.message_id.bytes + permit.token.to_bytes(4, "big")
         return PermitRequest(permit_id, tuple(logs))
+
+
+def _channel(name: str) -> str:
+    return f"channel {name}"

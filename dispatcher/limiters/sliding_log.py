@@ -53,11 +53,13 @@ class SlidingLog:
         limits: Mapping[str, Sequence[Limit]],
         *,
         hold: timedelta,
+        reaches: Mapping[str, str] | None = None,
     ) -> list[Decision]:
         """Ask for permits in order; earlier ones count against later ones.
 
-        ``limits`` gives the limits of each log. A permit granted must be used within ``hold`` from
-        now or given back, and settled once it is used.
+        ``limits`` gives the limits of each log, ``reaches`` the name under which the epoch says
+        how far back it is kept, where that is further than these limits need. A permit granted
+        must be used within ``hold`` from now or given back, and settled once it is used.
         """
         logs = sorted({log for request in requests for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
@@ -65,7 +67,10 @@ class SlidingLog:
             [part for each in limits[log] for part in (each.count, each.length_ms)] for log in logs
         ]
         wanted = [[place[log] for log in request.logs] for request in requests]
-        arguments: list[Any] = [hold // _MILLISECOND, json.dumps(flat), json.dumps(wanted)]
+        kept = [(reaches or {}).get(log, "") for log in logs]
+        arguments: list[Any] = [
+            hold // _MILLISECOND, json.dumps(flat), json.dumps(kept), json.dumps(wanted)
+        ]  # fmt: skip
         arguments += [request.permit_id for request in requests]
         with translated():
             reply = self._acquire(keys=[self._epoch_key, *logs], args=arguments)

@@ -1,13 +1,14 @@
--- Take back a shard's epoch when the data behind it may not be complete: the server is another
--- process than the one the windows were checked against, or the settings now ask for more than
--- the windows hold. Sent as the first words on every new connection, so that no script can run
--- against windows that a restart or a failover made stale.
+-- Take back a part's epoch when the data behind it may not be complete: the server is another
+-- process than the one they were checked against, they were laid out for another number of shards,
+-- or the settings now look further back than they reach. Sent as the first words on every new
+-- connection, so that no script can run against data that a restart or a failover made stale.
 --
 -- KEYS  1 epoch HASH   2 rebuild STRING
--- ARGV  1 identity of the server process   2 number of shards   3 longest quota, ms
--- Reply 1 when the shard is complete, else 0
+-- ARGV  1 identity of the server process   2 number of shards
+--       3... name and length in ms of each reach the settings need
+-- Reply 1 the part is complete   0 it is not   2 it is not, nor is any other: the layout changed
 
-local epoch = redis.call('HMGET', KEYS[1], 'server', 'shards', 'longest_ms')
+local epoch = redis.call('HMGET', KEYS[1], 'server', 'shards')
 local marker = redis.call('GET', KEYS[2])
 if marker and string.sub(marker, 1, #ARGV[1]) ~= ARGV[1] then
   redis.call('DEL', KEYS[2])
@@ -15,8 +16,19 @@ end
 if not epoch[1] then
   return 0
 end
-if epoch[1] ~= ARGV[1] or epoch[2] ~= ARGV[2] or tonumber(epoch[3]) < tonumber(ARGV[3]) then
+if epoch[1] ~= ARGV[1] then
   redis.call('DEL', KEYS[1])
   return 0
+end
+if epoch[2] ~= ARGV[2] then
+  redis.call('DEL', KEYS[1])
+  return 2
+end
+for position = 3, #ARGV, 2 do
+  local reach = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. ARGV[position])) or 0
+  if reach < tonumber(ARGV[position + 1]) then
+    redis.call('DEL', KEYS[1])
+    return 0
+  end
 end
 return 1

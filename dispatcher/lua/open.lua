@@ -1,14 +1,18 @@
--- Declare a rebuilt shard complete.
+-- Declare a rebuilt part complete.
 --
 -- KEYS  1 epoch HASH   2 rebuild STRING
--- ARGV  1 marker   2 identity of the server process   3 number of shards   4 longest quota, ms
--- Reply 1, or 0 when the marker is no longer the caller's; then the shard stays closed
+-- ARGV  1 marker   2 identity of the server process   3 number of shards
+--       4... name and length in ms of each reach: how far back the part is complete
+-- Reply 1, or 0 when the marker is no longer the caller's; then the part stays closed
 
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
 end
 local time = redis.call('TIME')
-redis.call('HSET', KEYS[1], 'server', ARGV[2], 'shards', ARGV[3], 'longest_ms', ARGV[4],
+redis.call('HSET', KEYS[1], 'server', ARGV[2], 'shards', ARGV[3],
   'opened_at_ms', time[1] * 1000 + math.floor(time[2] / 1000))
+for position = 4, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], 'reach:' .. ARGV[position], ARGV[position + 1])
+end
 redis.call('DEL', KEYS[2])
 return 1

@@ -3,8 +3,9 @@
 -- KEYS  1 epoch HASH   2... logs, ZSETs of permits; score: time of the hand-over, ms
 -- ARGV  1 hold, ms: how long after now a permit may be used
 --       2 JSON list, per log: its limits as count, length in ms, count, length in ms, ...
---       3 JSON list, per request: the 1-based places of its logs in 2
---       4... permit id of each request
+--       3 JSON list, per log: name of the reach in the epoch that says how long it is kept
+--       4 JSON list, per request: the 1-based places of its logs in 2
+--       5... permit id of each request
 -- Reply {'closed'}   the logs are not complete: rebuild first
 --       or, per request, two integers: wait in ms (0: the permit is taken), permits left
 --
@@ -22,7 +23,7 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local hold = tonumber(ARGV[1])
-local limits, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
+local limits, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[4])
 
 local function key_of(log)
   return KEYS[1 + log]
@@ -44,18 +45,10 @@ local function wait_for(log)
   return wait, left
 end
 
-local longest = {}
-for log = 1, #limits do
-  longest[log] = 0
-  for place = 2, #limits[log], 2 do
-    longest[log] = math.max(longest[log], limits[log][place])
-  end
-end
-
 local reply = {}
 local touched = {}
 for request = 1, #wanted do
-  local id, logs = ARGV[3 + request], wanted[request]
+  local id, logs = ARGV[4 + request], wanted[request]
   local taken_before = logs[1] and redis.call('ZSCORE', key_of(logs[1]), id)
   local wait, left = 0, math.huge
   for _, log in ipairs(logs) do
@@ -75,8 +68,14 @@ for request = 1, #wanted do
   reply[#reply + 1] = left == math.huge and 0 or math.max(0, left)
 end
 
+-- Others may have longer limits on the same log: it is kept as far back as the epoch promises.
+local reaches = cjson.decode(ARGV[3])
 for log in pairs(touched) do
-  redis.call('ZREMRANGEBYSCORE', key_of(log), '-inf', now - longest[log])
-  redis.call('PEXPIRE', key_of(log), hold + longest[log])
+  local keep = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. reaches[log])) or 0
+  for place = 2, #limits[log], 2 do
+    keep = math.max(keep, limits[log][place])
+  end
+  redis.call('ZREMRANGEBYSCORE', key_of(log), '-inf', now - keep)
+  redis.call('PEXPIRE', key_of(log), hold + keep)
 end
 return reply

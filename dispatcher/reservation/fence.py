@@ -15,57 +15,80 @@ from typing import Any
 import redis
 
 from dispatcher.lua import source
+from dispatcher.redis_errors import EvictingServer
 from dispatcher.redis_keys import PermitKeys, ShardKeys
-from dispatcher.reservation.answers import EvictingServer
 
 Part = ShardKeys | PermitKeys
+
+
+_ANOTHER_LAYOUT = 2
 
 
 class Fence:
     """Greets each new connection; pass it to redis-py as ``redis_connect_func``.
 
-    ``longest_ms`` is the length of the longest quota or limit in ms. Raises EvictingServer, a
+    ``longest_ms`` is the length of the longest quota in ms, ``permits_ms`` that of the longest
+    limit of each kind of permit log: how far back the parts must reach. Raises EvictingServer, a
     redis error, when the server's ``maxmemory-policy`` is not ``noeviction``.
     """
 
-    def __init__(self, *, namespace: str, shards: int, longest_ms: int) -> None:
+    def __init__(
+        self,
+        *,
+        namespace: str,
+        shards: int,
+        longest_ms: int,
+        permits_ms: Mapping[str, int] | None = None,
+    ) -> None:
         self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
         self.parts: tuple[Part, ...] = (*self.keys, PermitKeys(namespace))
         self.longest_ms = longest_ms
+        self._permits_ms = dict(permits_ms or {})
 
     def __call__(self, connection: Any) -> None:
         """Set the connection up, then check every part."""
         connection.on_connect()
         connection.send_command("INFO")
         server = identity(connection.read_response())
-        commands: list[tuple[str | int, ...]] = [("SCRIPT", "LOAD", source("fence"))]
-        connection.send_packed_command(connection.pack_commands(commands))
+        connection.send_command("SCRIPT", "LOAD", source("fence"))
         sha = connection.read_response()
         commands = [
-            ("EVALSHA", sha, 2, keys.epoch, keys.rebuild, server, len(self.keys), self.longest_ms)
-            for keys in self.parts
+            ("EVALSHA", sha, 2, part.epoch, part.rebuild, server, *self.layout(part))
+            for part in self.parts
         ]
         connection.send_packed_command(connection.pack_commands(commands))
-        for _ in commands:
+        replies = [connection.read_response() for _ in commands]
+        if _ANOTHER_LAYOUT in replies:
+            connection.send_command("DEL", *(part.epoch for part in self.parts))
             connection.read_response()
+
+    def layout(self, part: Part) -> tuple[str | int, ...]:
+        """Return what the epoch of ``part`` must say: number of shards, then each reach in ms."""
+        if isinstance(part, ShardKeys):
+            return len(self.keys), "quotas", self.longest_ms
+        return 0, *(word for reach in self._permits_ms.items() for word in reach)
 
     def incomplete(self, client: redis.Redis) -> tuple[str, list[Part]]:
         """Check every part again; return the server's identity and the parts that are closed."""
         server = identity(client.info())
+        fence = client.register_script(source("fence"))
         pipeline = client.pipeline(transaction=False)
-        for keys in self.parts:
-            arguments = (keys.epoch, keys.rebuild, server, len(self.keys), self.longest_ms)
-            pipeline.eval(source("fence"), 2, *arguments)
+        for part in self.parts:
+            names = [part.epoch, part.rebuild]
+            fence(keys=names, args=[server, *self.layout(part)], client=pipeline)
         replies = pipeline.execute()
+        if _ANOTHER_LAYOUT in replies:
+            self.close(client)
+            return server, list(self.parts)
         return server, [
-            keys for keys, complete in zip(self.parts, replies, strict=True) if not complete
+            part for part, complete in zip(self.parts, replies, strict=True) if not complete
         ]
 
     def close(self, client: redis.Redis) -> None:
         """Take every epoch back: nothing is booked or sent until a rebuild."""
         pipeline = client.pipeline(transaction=False)
-        for keys in self.parts:
-            pipeline.delete(keys.epoch)
+        for part in self.parts:
+            pipeline.delete(part.epoch)
         pipeline.execute()
 
 

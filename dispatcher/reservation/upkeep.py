@@ -12,8 +12,9 @@ from uuid import UUID, uuid4
 import redis
 
 from dispatcher.lua import source
+from dispatcher.redis_errors import EvictingServer
 from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
-from dispatcher.reservation.answers import EvictingServer, translated
+from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
 from dispatcher.sendtime import from_ms, to_ms
@@ -140,16 +141,11 @@ class Upkeep:
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
-        facts: list[str | int] = [
-            rebuild.marker,
-            rebuild.server,
-            len(self._by_shard),
-            self._fence.longest_ms,
-        ]
         with translated():
             pipeline = self._client.pipeline(transaction=False)
-            for keys in rebuild.parts:
-                self._open(keys=[keys.epoch, keys.rebuild], args=facts, client=pipeline)
+            for part in rebuild.parts:
+                facts = [rebuild.marker, rebuild.server, *self._fence.layout(part)]
+                self._open(keys=[part.epoch, part.rebuild], args=facts, client=pipeline)
             return sum(pipeline.execute())
 
     def unconfirmed(self, *, older_than: timedelta, at_most: int) -> list[Unconfirmed]:
@@ -172,8 +168,8 @@ class Upkeep:
             pipeline = self._client.pipeline(transaction=False)
             for each in orphans:
                 pipeline.zrem(each.window, each.message_id.bytes)
-            for window in {each.window for each in (*confirmed, *orphans)}:
-                self._tidy(keys=[window], args=[self._keep_ms], client=pipeline)
+            for window, keys in {(each.window, each.keys) for each in (*confirmed, *orphans)}:
+                self._tidy(keys=[window, keys.epoch], args=[KEEP_MS], client=pipeline)
             for each in (*confirmed, *orphans):
                 pipeline.zrem(each.keys.pending, each.message_id.bytes + each.window)
             pipeline.execute()

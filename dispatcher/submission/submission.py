@@ -170,12 +170,18 @@ class Submission:
         try:
             self._reserve_again(message, booking)
         except QuotaExceeded:
-            if message.idempotency_key is None:
-                taken_back = self._messages.remove(message.id)
-            else:  # a twin may have told its caller of this message, so it does not vanish
-                taken_back = self._messages.cancel(message.id).status is Status.CANCELLED
-            if taken_back:
+            if self._taken_back(message):
                 raise
+
+    def _taken_back(self, message: Message) -> bool:
+        try:
+            if message.idempotency_key is None:
+                return self._messages.remove(message.id)
+            # A twin may have told its caller of this message, so it does not vanish.
+            return self._messages.cancel(message.id).status is Status.CANCELLED
+        except StoreUnavailable as error:
+            log.warning("message %s: kept without a place of its own: %s", message.id, error)
+            return False
 
     def _reserve_again(self, message: Message, booking: Booking) -> None:
         for _ in range(_LOOKS):

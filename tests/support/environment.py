@@ -51,6 +51,7 @@ _ROOMY = 20.0
 _LOOK_EVERY_SECONDS = 0.1
 _RESTART_SECONDS = 0.5
 _STOP_SECONDS = 20.0
+_MOST_SHOWN = 20
 
 
 def short_settings(folder: Path, **overrides: Any) -> Settings:
@@ -257,10 +258,10 @@ class Environment:
             ledger=self.ledger(),
             cancelled=frozenset(cancelled),
         )
-        assert broken_promises(history, self.quotas) == []
+        _assert_none(broken_promises(history, self.quotas))
         with suppress(AssertionError):  # told below what is wrong
             wait_until(lambda: not self.false_windows(), 10, every=0.1)
-        assert self.false_windows() == []
+        _assert_none(self.false_windows())
 
     def false_windows(self) -> list[str]:
         return false_windows(self.windows(), self.stored())
@@ -284,6 +285,11 @@ class Environment:
                         service.start()
                         started[name] = time.monotonic()
                         self.restarts += 1
+
+
+def _assert_none(problems: Sequence[str]) -> None:
+    shown = "\n".join(problems[:_MOST_SHOWN])
+    assert not problems, f"{len(problems)} broken promises:\n{shown}"
 
 
 @contextmanager

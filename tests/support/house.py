@@ -251,6 +251,8 @@ def house_on(
     )
     if opened:
         house.open()
+        if isinstance(house.clock, MovableClock):
+            house.clock.sleeps.clear()
     return house
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import MAX_COUNT, MAX_LENGTH_MS, UNIT_MS, Limit, Quota
+from dispatcher.quota import MAX_LENGTH_MS, UNIT_MS, Limit, Quota
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from dispatcher.quota import MAX_COUNT, MAX_LENGTH_MS, UNIT_MS, Limit, Quota
         ("2/30 second", 2, 30_000),
         ("2/30 seconds", 2, 30_000),
         ("  1 / 15   minutes ", 1, 900_000),
-        (f"{MAX_COUNT}/366 days", MAX_COUNT, MAX_LENGTH_MS),
+        (f"{Quota.MOST}/366 days", Quota.MOST, MAX_LENGTH_MS),
     ],
 )
 @pytest.mark.parametrize("kind", [Quota, Limit])
@@ -63,7 +63,7 @@ def test_impossible_numbers_are_refused(count: int, length_ms: int) -> None:
 
 
 @given(
-    st.integers(1, MAX_COUNT),
+    st.integers(1, Quota.MOST),
     st.sampled_from(sorted(UNIT_MS)).flatmap(
         lambda unit: st.integers(1, MAX_LENGTH_MS // UNIT_MS[unit]).map(
             lambda multiple: multiple * UNIT_MS[unit]

@@ -45,7 +45,7 @@ def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
         ("sweep_interval", {"sweep_interval": 30, "horizon": 30}),
         ("sweep_interval", {"sweep_interval": 0}),
         ("horizon", {"horizon": 60, "redelivery_timeout": 120}),
-        ("horizon", {"redelivery_timeout": 0}),
+        ("redelivery_timeout", {"redelivery_timeout": 0}),
         ("settle", {"settle": 60, "reconcile_grace": 60}),
         ("retention", {"retention": "25 hours"}),
         ("channels", {"channels": {}}),

@@ -1,0 +1,37 @@
+"""What redis-py's errors mean, in words that name no address and no key: keys name recipients."""
+
+from __future__ import annotations
+
+import re
+
+import redis
+
+
+class EvictingServer(redis.ResponseError):
+    """The server forgets keys when it is full, reservations among them."""
+
+
+_KINDS: tuple[tuple[type[redis.RedisError], str], ...] = (
+    (redis.exceptions.OutOfMemoryError, "Redis is out of memory"),
+    (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
+    (redis.exceptions.ReadOnlyError, "Redis is a read-only replica"),
+    (redis.exceptions.AuthenticationError, "Redis refused the credentials"),
+    (redis.exceptions.NoPermissionError, "Redis refused the credentials"),
+    (redis.exceptions.TimeoutError, "Redis did not answer in time"),
+    (redis.exceptions.ConnectionError, "Redis cannot be reached"),
+)
+# Old servers put the code of a command that failed in a script behind words of their own.
+_CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
+_CODES = {"OOM": "Redis is out of memory", "READONLY": "Redis is a read-only replica"}
+
+
+def reason(error: redis.RedisError) -> str:
+    """Return why Redis did not do what was asked."""
+    if isinstance(error, EvictingServer):
+        return str(error)
+    for kind, text in _KINDS:
+        if isinstance(error, kind):
+            return text
+    found = _CODE.search(str(error))
+    code = found[1] if found else "an error"
+    return _CODES.get(code, f"Redis answered {code}")

@@ -1,0 +1,197 @@
+"""One log or several: counts, waits, what is kept and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import LimitersUnavailable
+from dispatcher.limiters import PermitRequest
+from dispatcher.quota import Limit
+from tests.support.permits import EPOCH, HOLD, Logs, logs_on
+from tests.support.servers import RedisServer
+
+MS = timedelta(milliseconds=1)
+Make = Callable[..., Logs]
+
+
+@pytest.fixture
+def make(redis_server: RedisServer) -> Iterator[Make]:
+    """Give a maker of open logs."""
+    made: list[Logs] = []
+
+    def build(*limits: str) -> Logs:
+        made.append(logs_on(redis_server, *limits))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.client.close()
+
+
+def everything(logs: Logs) -> dict[bytes, bytes | None]:
+    return {key: logs.client.dump(key) for key in logs.client.keys("*")}
+
+
+def test_a_limit_of_n_gives_n_permits_and_counts_down(make: Make) -> None:
+    logs = make("3/hour")
+    decisions = logs.acquire(b"1", b"2", b"3", b"4", b"5")
+    assert [each.allowed for each in decisions] == [True, True, True, False, False]
+    assert [each.remaining for each in decisions] == [2, 1, 0, 0, 0]
+    assert [each.retry_after == timedelta(0) for each in decisions] == [True] * 3 + [False] * 2
+    assert set(logs.members()) == {b"1", b"2", b"3"}
+
+
+def test_a_refused_request_leaves_nothing(make: Make) -> None:
+    logs = make("1/hour")
+    logs.acquire(b"1")
+    before = everything(logs)
+    for _ in range(3):
+        assert not logs.acquire(b"2")[0].allowed
+    assert everything(logs) == before
+
+
+def test_a_permit_asked_for_again_is_granted_again_and_counted_once(make: Make) -> None:
+    logs = make("2/hour")
+    logs.acquire(b"1", b"2")
+    before = everything(logs)
+    again = logs.acquire(b"1", b"2", b"1")
+    assert all(each.allowed for each in again)
+    assert everything(logs) == before
+    assert not logs.acquire(b"3")[0].allowed
+
+
+def test_several_logs_give_a_permit_together_or_not_at_all(make: Make) -> None:
+    logs = make()
+    limits = {"wide": [Limit(5, 60_000)], "narrow": [Limit(1, 60_000)]}
+    assert logs.acquire(b"1", logs=["wide", "narrow"], limits=limits)[0].allowed
+    refused = logs.acquire(b"2", logs=["wide", "narrow"], limits=limits)[0]
+    assert not refused.allowed
+    assert set(logs.members("wide")) == set(logs.members("narrow")) == {b"1"}
+    assert logs.acquire(b"3", logs=["wide"], limits=limits)[0].remaining == 3
+
+
+def test_requests_of_one_script_count_against_each_other_across_logs(make: Make) -> None:
+    logs = make()
+    limits = {"a": [Limit(1, 60_000)], "b": [Limit(1, 60_000)], "both": [Limit(2, 60_000)]}
+    wanted = [("a", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"4")]
+    decisions = logs.log.acquire(
+        [PermitRequest(permit, (name, "both")) for name, permit in wanted], limits, hold=HOLD
+    )
+    assert [each.allowed for each in decisions] == [True, False, True, False]
+    assert set(logs.members("both")) == {b"1", b"3"}
+
+
+def test_the_tightest_of_several_limits_decides(make: Make) -> None:
+    logs = make("5/minute", "2/hour")
+    assert [each.remaining for each in logs.acquire(b"1", b"2")] == [1, 0]
+    refused = logs.acquire(b"3")[0]
+    assert timedelta(minutes=59) < refused.retry_after <= timedelta(hours=1)
+
+
+@pytest.mark.parametrize(("count", "nth"), [(1, 0), (2, 1), (3, 2), (5, 4)])
+def test_the_wait_is_right_to_the_millisecond(make: Make, count: int, nth: int) -> None:
+    logs = make(f"{count}/hour")
+    logs.put({bytes([n]): 1_000_000 + n * 1_234 for n in range(8)})
+    scores = sorted(logs.members().values(), reverse=True)
+    began = logs.now()
+    refused = logs.acquire(b"new")[0]
+    ended = logs.now()
+    free_at = scores[nth] + 3_600_000  # when the count-th latest one leaves the period
+    assert free_at - ended <= refused.retry_after // MS <= free_at - began
+
+
+def test_a_hand_over_counts_until_exactly_one_period_later(make: Make) -> None:
+    logs = make("1/hour")
+    logs.put({b"old": 3_600_000})
+    assert logs.acquire(b"1")[0].allowed, "exactly one period ago counts no more"
+    logs.client.delete("log")
+    logs.put({b"old": 3_600_000 - 1_000})
+    assert timedelta(0) < logs.acquire(b"2")[0].retry_after <= timedelta(seconds=1)
+
+
+def test_a_permit_in_hand_counts_at_the_latest_time_it_can_be_used(make: Make) -> None:
+    logs = make("1/second")
+    began = logs.now()
+    logs.acquire(b"1", hold=timedelta(seconds=20))
+    [at] = logs.members().values()
+    assert began + 20_000 <= at <= logs.now() + 20_000
+    refused = logs.acquire(b"2")[0]
+    assert refused.retry_after == timedelta(seconds=1), "as if the one in hand were used now"
+
+
+def test_settle_moves_a_permit_to_its_hand_over(make: Make) -> None:
+    logs = make("1/hour")
+    logs.acquire(b"1")
+    began = logs.now()
+    logs.settle(b"1", since_ms=250)
+    [at] = logs.members().values()
+    assert began - 250 <= at <= logs.now() - 250
+
+
+def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> None:
+    logs = make("1/hour")
+    logs.acquire(b"1")
+    logs.log.give_back([PermitRequest(b"1", ("log",))])
+    logs.settle(b"1")
+    logs.settle(b"never")
+    assert logs.members() == {}
+
+
+def test_a_permit_given_back_is_free_at_once_in_every_log(make: Make) -> None:
+    logs = make("1/hour")
+    logs.acquire(b"1", logs=["a", "b"])
+    logs.log.give_back([PermitRequest(b"1", ("a", "b")), PermitRequest(b"unknown", ("a",))])
+    assert logs.members("a") == logs.members("b") == {}
+    assert logs.acquire(b"2", logs=["a", "b"])[0].allowed
+
+
+def test_a_log_expires_when_it_counts_no_more(make: Make) -> None:
+    logs = make("1/minute", "5/hour")
+    logs.acquire(b"1", hold=timedelta(seconds=30))
+    left = logs.client.pttl("log")
+    assert 3_600_000 + 29_000 < left <= 3_600_000 + 30_000
+
+
+def test_what_counts_no_more_is_trimmed(make: Make) -> None:
+    logs = make("5/minute")
+    logs.put({b"old": 61_000, b"recent": 59_000})
+    logs.acquire(b"new")
+    assert set(logs.members()) == {b"recent", b"new"}
+
+
+def test_without_an_epoch_nothing_is_granted(make: Make) -> None:
+    logs = make("5/minute")
+    logs.client.delete(EPOCH)
+    with pytest.raises(LimitersUnavailable, match="not complete"):
+        logs.acquire(b"1")
+    assert logs.client.keys("*") == []
+
+
+def test_requests_without_logs_are_granted(make: Make) -> None:
+    logs = make()
+    assert logs.acquire(b"1", logs=[])[0].allowed
+    assert logs.client.keys("*") == [EPOCH.encode()]
+
+
+def test_nothing_is_asked_for_a_group_of_none(make: Make) -> None:
+    assert make("1/minute").acquire() == []
+
+
+def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None:
+    logs = make("3/hour")
+    logs.client.set("rebuild", "mine")
+    taken = [(PermitRequest(b"old", ("log",)), timedelta(minutes=10)),
+             (PermitRequest(b"in hand", ("log",)), -timedelta(seconds=10))]  # fmt: skip
+    words = {"rebuild_key": "rebuild", "marker_life": HOLD, "longest": timedelta(hours=1)}
+    logs.log.restore(taken, marker="another's", **words)  # type: ignore[arg-type]  # one dict for brevity
+    assert logs.members() == {}
+    began = logs.now()
+    logs.log.restore(taken, marker="mine", **words)  # type: ignore[arg-type]  # one dict for brevity
+    ended = logs.now()
+    members = logs.members()
+    assert began - 600_000 <= members[b"old"] <= ended - 600_000
+    assert began + 10_000 <= members[b"in hand"] <= ended + 10_000
+    assert [each.allowed for each in logs.acquire(b"1", b"2")] == [True, False]

@@ -1,0 +1,137 @@
+"""Celery is configured in exactly one way, and its tasks have exactly these names."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from dispatcher import Settings, celery_app, tasks
+from dispatcher.celery_app import attach, beat_schedule, create_app, options
+
+REDIS = Settings.load(broker_url="redis://broker/0")
+RABBIT = Settings.load(broker_url="amqp://broker//")
+
+PINNED: dict[str, Any] = {
+    "broker_url": "redis://broker/0",
+    "broker_connection_timeout": 5.0,
+    "broker_connection_retry_on_startup": True,
+    "broker_connection_max_retries": None,
+    "broker_channel_error_retry": True,
+    "result_backend": None,
+    "task_ignore_result": True,
+    "task_serializer": "json",
+    "accept_content": ["json"],
+    "task_publish_retry": False,
+    "task_acks_late": False,
+    "task_default_queue": "dispatcher",
+    "task_create_missing_queues": False,
+    "worker_prefetch_multiplier": 1,
+    "worker_soft_shutdown_timeout": 10.0,
+    "worker_enable_soft_shutdown_on_idle": True,
+    "worker_send_task_events": False,
+    "worker_redirect_stdouts": False,
+    "timezone": "UTC",
+    "enable_utc": True,
+    "beat_scheduler": "celery.beat:Scheduler",
+    "beat_max_loop_interval": 1.0,
+}
+PINNED_TRANSPORT: dict[str, Any] = {
+    "visibility_timeout": 120.0,
+    "unacked_restore_interval": 5,
+    "unacked_restore_throttle": 1,
+    "socket_timeout": 5.0,
+    "socket_connect_timeout": 5.0,
+    "socket_keepalive": True,
+    "max_connections": 50,
+}
+NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune"]
+
+
+@pytest.mark.parametrize(("name", "value"), PINNED.items(), ids=str)
+def test_an_option_has_its_value(name: str, value: object) -> None:
+    assert options(REDIS)[name] == value
+    assert create_app(REDIS).conf[name] == value
+
+
+def test_there_is_no_option_that_this_table_does_not_know() -> None:
+    others = {"broker_transport_options", "task_queues", "beat_schedule"}
+    assert set(options(REDIS)) == set(PINNED) | others
+
+
+@pytest.mark.parametrize(("name", "value"), PINNED_TRANSPORT.items(), ids=str)
+def test_an_option_of_the_redis_transport_has_its_value(name: str, value: object) -> None:
+    assert options(REDIS)["broker_transport_options"] == PINNED_TRANSPORT
+    assert create_app(REDIS).conf.broker_transport_options[name] == value
+
+
+def test_rabbitmq_confirms_what_it_takes() -> None:
+    transport = options(RABBIT)["broker_transport_options"]
+    assert transport["confirm_publish"] is True
+    assert "visibility_timeout" not in transport
+
+
+def test_a_submitting_app_gives_up_within_a_second() -> None:
+    transport = create_app(REDIS, submitting=True).conf.broker_transport_options
+    assert transport["socket_timeout"] + transport["socket_connect_timeout"] <= 1.0
+    assert transport["max_retries"] == 1
+    assert create_app(RABBIT, submitting=True).conf.broker_connection_timeout < 1.0
+
+
+def test_only_json_is_taken_and_one_queue_is_used() -> None:
+    conf = create_app(REDIS).conf
+    assert conf.accept_content == ["json"]
+    assert conf.task_serializer == conf.event_serializer == conf.result_serializer == "json"
+    assert [queue.name for queue in options(REDIS)["task_queues"]] == ["dispatcher"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_is_registered_by_its_name(name: str) -> None:
+    app = create_app(REDIS)
+    app.loader.import_default_modules()
+    task = app.tasks[f"dispatcher.{name}"]
+    assert task.name == f"dispatcher.{name}" == getattr(tasks, name).name
+    assert (task.ignore_result, task.acks_late) == (True, False)
+    assert task.__doc__
+
+
+def test_the_sweep_is_all_of_its_duties_each_expiring_after_one_tick() -> None:
+    schedule = beat_schedule(REDIS)
+    assert set(schedule) == {f"dispatcher.{name}" for name in NAMES[1:]}
+    for name, entry in schedule.items():
+        every = timedelta(minutes=1) if name == "dispatcher.prune" else timedelta(seconds=1)
+        assert (entry["task"], entry["schedule"]) == (name, every)
+        assert entry["options"]["expires"] == every.total_seconds()
+        assert entry["options"]["queue"] == "dispatcher"
+    often = beat_schedule(Settings.load(sweep_interval=0.2, queue="other"))
+    assert often["dispatcher.rescue"]["schedule"] == timedelta(milliseconds=200)
+    assert often["dispatcher.rescue"]["options"] == {
+        "expires": 1.0, "queue": "other", "argsrepr": "", "kwargsrepr": "",
+    }  # fmt: skip
+
+
+def test_an_existing_app_gets_tasks_routes_and_sweep_and_keeps_its_own() -> None:
+    app = Celery("mine", set_as_current=False)
+    app.conf.imports = ("mine.tasks",)
+    app.conf.task_routes = {"mine.*": {"queue": "mine"}}
+    app.conf.beat_schedule = {"mine": {"task": "mine.tidy", "schedule": 60}}
+    attach(app, REDIS)
+    assert app.conf.imports == ("mine.tasks", "dispatcher.tasks")
+    assert app.conf.task_routes["mine.*"] == {"queue": "mine"}
+    assert app.conf.task_routes["dispatcher.*"] == {"queue": "dispatcher"}
+    assert set(app.conf.beat_schedule) == {"mine", *beat_schedule(REDIS)}
+    route = app.amqp.router.route({}, "dispatcher.deliver")
+    assert route["queue"].name == "dispatcher"
+
+
+def test_the_module_has_an_app_made_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(celery_app, "app", raising=False)
+    monkeypatch.setenv("DISPATCHER_QUEUE", "from-the-environment")
+    app = celery_app.app
+    assert app.conf.task_default_queue == "from-the-environment"
+    assert celery_app.app is app
+    with pytest.raises(AttributeError):
+        _ = celery_app.nothing
+    monkeypatch.delattr(celery_app, "app")

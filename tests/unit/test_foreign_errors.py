@@ -1,0 +1,173 @@
+"""Errors of redis-py, SQLAlchemy and kombu become ours in the room that talks to that thing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import kombu.exceptions
+import psycopg
+import pytest
+import redis
+import sqlalchemy.exc as sa
+
+from dispatcher import (
+    InvalidSettings,
+    LimitersUnavailable,
+    QueueUnavailable,
+    ReservationsUnavailable,
+    Settings,
+    StoreUnavailable,
+)
+from dispatcher.bootstrap import Parts
+from dispatcher.errors import Unavailable
+from dispatcher.limiters.base import translated as in_limiters
+from dispatcher.message import new_id
+from dispatcher.queue import Ticket
+from dispatcher.reservation.answers import EvictingServer
+from dispatcher.reservation.answers import translated as in_reservation
+from dispatcher.store.database import Database, unavailable
+from dispatcher.store.database import translated as in_store
+from tests.support.clock import NOON, MovableClock
+
+SECRET = "hunter2-ada"
+
+REDIS_ERRORS: list[redis.RedisError] = [
+    redis.ConnectionError(f"redis://:{SECRET}@host"),
+    redis.TimeoutError(SECRET),
+    redis.AuthenticationError(SECRET),
+    redis.exceptions.NoPermissionError(SECRET),
+    redis.exceptions.BusyLoadingError(SECRET),
+    redis.exceptions.ReadOnlyError(SECRET),
+    redis.exceptions.OutOfMemoryError(SECRET),
+    redis.exceptions.NoScriptError(f"NOSCRIPT {SECRET}"),
+    redis.ResponseError(f"WRONGTYPE {SECRET}"),
+    redis.ResponseError(f"OOM {SECRET}"),
+    redis.DataError(f"Invalid {SECRET}"),
+    redis.exceptions.ClusterDownError(f"CLUSTERDOWN {SECRET}"),
+    redis.exceptions.MaxConnectionsError("Too many connections"),
+    EvictingServer("Redis runs maxmemory-policy allkeys-lru; it must be noeviction"),
+]
+
+
+@pytest.mark.parametrize("error", REDIS_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("room", "ours"),
+    [(in_reservation, ReservationsUnavailable), (in_limiters, LimitersUnavailable)],
+)
+def test_redis_errors_are_translated_without_their_text(
+    room: Callable[[], Any], ours: type[Unavailable], error: redis.RedisError
+) -> None:
+    with pytest.raises(ours) as caught, room():
+        raise error
+    assert type(caught.value) is ours
+    assert caught.value.__cause__ is error
+    assert caught.value.reason
+    assert SECRET not in str(caught.value)
+
+
+SQL_ERRORS: list[tuple[sa.SQLAlchemyError, str]] = [
+    (sa.TimeoutError("QueuePool limit reached"), "no connection became free in time"),
+    (
+        sa.OperationalError(SECRET, {}, psycopg.OperationalError(SECRET), connection_invalidated=True),
+        "the connection to the database broke",
+    ),
+    (
+        sa.OperationalError(SECRET, {}, psycopg.errors.AdminShutdown(SECRET)),
+        "the connection to the database broke",
+    ),
+    (sa.DBAPIError(SECRET, {}, psycopg.errors.QueryCanceled(SECRET)), "answered 57014"),
+    (sa.IntegrityError(SECRET, {}, psycopg.errors.CheckViolation(SECRET)), "answered 23514"),
+    (sa.ProgrammingError(SECRET, {}, psycopg.errors.UndefinedTable(SECRET)), "answered 42P01"),
+    (sa.OperationalError(SECRET, {}, sqlite3.OperationalError(SECRET)), "OperationalError"),
+    (sa.DatabaseError(SECRET, {}, sqlite3.DatabaseError(SECRET)), "DatabaseError"),
+    (sa.StatementError(SECRET, SECRET, {}, ValueError(SECRET)), "StatementError"),
+    (sa.NoSuchTableError(SECRET), "NoSuchTableError"),
+]
+
+
+@pytest.mark.parametrize(("error", "says"), SQL_ERRORS, ids=lambda each: type(each).__name__)
+def test_sql_errors_are_translated_without_their_text(error: sa.SQLAlchemyError, says: str) -> None:
+    with pytest.raises(StoreUnavailable) as caught, in_store():
+        raise error
+    assert says in caught.value.reason
+    assert caught.value.reason == unavailable(error).reason
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(
+            sa.StatementError(SECRET, SECRET, {}, ValueError(SECRET)),
+            marks=pytest.mark.xfail(strict=True, reason="run translates DBAPIError only"),
+        ),
+        sa.TimeoutError("QueuePool limit reached"),
+        sa.OperationalError(SECRET, {}, sqlite3.OperationalError(SECRET)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_piece_of_work_raises_nothing_of_sqlalchemy(error: Exception) -> None:
+    def work(_: object) -> None:
+        raise error
+
+    database = Database("sqlite://")
+    with pytest.raises(StoreUnavailable) as caught:
+        database.run(work)
+    assert SECRET not in str(caught.value)
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        kombu.exceptions.OperationalError(SECRET),
+        redis.ConnectionError(SECRET),
+        OSError(111, SECRET),
+        TimeoutError(SECRET),
+        RuntimeError(SECRET),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_the_broker_raises_is_translated(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovableClock()
+    parts = Parts(Settings.load(broker_url="memory://"), clock)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(parts.queue._app, "send_task", fail)
+    ticket = Ticket(new_id(), "sms", NOON)
+    with pytest.raises(QueueUnavailable) as caught:
+        parts.queue.enqueue([ticket])
+    assert type(error).__name__ in caught.value.reason
+    assert SECRET not in str(caught.value)
+    with pytest.raises(QueueUnavailable, match="a moment ago"):
+        parts.queue.enqueue([ticket])
+    parts.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"redis_url": f"http://:{SECRET}@host"}, "redis"),
+        ({"redis_url": f"redis://:{SECRET}@host:port"}, "redis"),
+        ({"redis_url": ""}, "redis"),
+        ({"database_url": f"mysql://ada:{SECRET}@host/x"}, "database"),
+        ({"database_url": SECRET}, "database"),
+        ({"database_url": ""}, "database"),
+        ({"database_url": "sqlite+nothing:///x.db"}, "database"),
+    ],
+    ids=str,
+)
+def test_an_address_that_cannot_be_used_names_its_setting_and_not_its_secret(
+    settings: dict[str, str], part: str
+) -> None:
+    parts = Parts(Settings.load(**settings))
+    with pytest.raises(InvalidSettings) as caught:
+        getattr(parts, part)
+    assert caught.value.field == f"{part}_url"
+    assert SECRET not in str(caught.value)

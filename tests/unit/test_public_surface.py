@@ -1,0 +1,64 @@
+"""``__all__`` is the public surface: every name is there, documented, and nothing else is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import types
+
+import pytest
+
+import dispatcher
+from dispatcher import errors
+
+PACKAGES = ["cli", "limiters", "reservation", "store", "submission", "transports"]
+
+
+@pytest.mark.parametrize("name", dispatcher.__all__)
+def test_a_public_name_is_importable_and_documented(name: str) -> None:
+    value = getattr(dispatcher, name)
+    assert inspect.isclass(value)
+    assert value.__doc__
+    assert not value.__doc__.startswith(f"{name}("), "a docstring of its own, not a generated one"
+
+
+def test_names_are_sorted_and_said_once() -> None:
+    assert dispatcher.__all__ == sorted(set(dispatcher.__all__))
+
+
+def test_nothing_public_is_left_out() -> None:
+    public = {
+        name
+        for name, value in vars(dispatcher).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == set(dispatcher.__all__)
+
+
+def test_every_error_a_caller_may_meet_is_public() -> None:
+    tree = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, errors.DispatcherError)
+    }
+    assert tree - set(dispatcher.__all__) == {"EmbeddedUnavailable"}
+
+
+@pytest.mark.parametrize("method", ["submit", "get", "attempts", "find", "cancel", "next_slot", "close"])
+def test_every_method_of_the_front_door_is_documented(method: str) -> None:
+    assert inspect.getdoc(getattr(dispatcher.Dispatcher, method))
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_says_what_it_is_and_exports_what_exists(name: str) -> None:
+    package = importlib.import_module(f"dispatcher.{name}")
+    assert package.__doc__
+    for each in package.__all__:
+        assert hasattr(package, each)
+
+
+def test_every_module_says_what_it_is() -> None:
+    for found in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
+        if found.name != "dispatcher.__main__":
+            assert importlib.import_module(found.name).__doc__, found.name

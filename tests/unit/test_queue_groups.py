@@ -1,0 +1,76 @@
+"""Which messages share a task: pure, whatever order they come in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.message import new_id
+from dispatcher.queue import Group, Ticket, group
+
+NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
+MS = timedelta(milliseconds=1)
+COALESCE = 50 * MS
+
+
+def ticket(offset_ms: int, channel: str = "sms") -> Ticket:
+    return Ticket(new_id(), channel, NOON + offset_ms * MS)
+
+
+def grouped(tickets: list[Ticket], size: int = 50) -> list[Group]:
+    return list(group(tickets, coalesce=COALESCE, size=size))
+
+
+def test_nothing_makes_no_group() -> None:
+    assert grouped([]) == []
+
+
+def test_messages_due_within_the_length_share_a_task_due_at_the_last() -> None:
+    first, second = ticket(0), ticket(50)
+    assert grouped([second, first]) == [
+        Group((first.message_id, second.message_id), second.due_at)
+    ]
+
+
+def test_a_millisecond_more_makes_a_task_of_its_own() -> None:
+    first, second = ticket(0), ticket(51)
+    assert [each.due_at for each in grouped([first, second])] == [first.due_at, second.due_at]
+
+
+def test_the_length_is_measured_from_the_first_so_that_groups_do_not_creep() -> None:
+    tickets = [ticket(n * 30) for n in range(4)]
+    assert [len(each.message_ids) for each in grouped(tickets)] == [2, 2]
+
+
+def test_channels_do_not_share_a_task() -> None:
+    assert len(grouped([ticket(0, "sms"), ticket(0, "email"), ticket(0, "sms")])) == 2
+
+
+def test_a_group_is_closed_when_it_is_full() -> None:
+    assert [len(each.message_ids) for each in grouped([ticket(0) for _ in range(7)], 3)] == [3, 3, 1]
+
+
+tickets = st.lists(
+    st.builds(ticket, st.integers(0, 300), st.sampled_from(["sms", "email"])), max_size=40
+)
+
+
+@given(tickets=tickets, size=st.integers(1, 6))
+def test_every_message_is_in_exactly_one_group_that_keeps_the_bounds(
+    tickets: list[Ticket], size: int
+) -> None:
+    groups = grouped(tickets, size)
+    by_id: dict[UUID, Ticket] = {each.message_id: each for each in tickets}
+    ids = [message_id for each in groups for message_id in each.message_ids]
+    assert sorted(ids) == sorted(by_id)
+    for each in groups:
+        members = [by_id[message_id] for message_id in each.message_ids]
+        assert 1 <= len(members) <= size
+        assert len({member.channel for member in members}) == 1
+        due = [member.due_at for member in members]
+        assert due == sorted(due)
+        assert due[-1] == each.due_at
+        assert due[-1] - due[0] <= COALESCE

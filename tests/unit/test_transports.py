@@ -1,0 +1,207 @@
+"""The transports that ship, and how a channel's settings become one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dispatcher import Channel, InvalidSettings, Message, Settings, Status, TemporaryFailure
+from dispatcher.message import new_id
+from dispatcher.transports import (
+    ConsoleTransport,
+    FileTransport,
+    MemoryTransport,
+    Transport,
+    load,
+)
+from tests.support.clock import NOON, MovableClock
+from tests.support.doubles import at_once
+from tests.support.processes import in_processes
+
+LINES = 60
+
+
+def message(body: dict[str, Any] | None = None, recipient: str = "ada") -> Message:
+    at = datetime(2100, 1, 1, 12, tzinfo=UTC)
+    return Message(
+        id=new_id(), channel="sms", recipient=recipient, scope="s", body=body or {"text": "hé\n"},
+        send_at=at, next_attempt_at=at, expires_at=None, status=Status.SENDING, attempt_count=2,
+        max_attempts=5, idempotency_key=None, created_at=at, finished_at=None, last_error=None,
+    )  # fmt: skip
+
+
+def test_console_prints_one_line_with_recipient_and_body(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ConsoleTransport().send(message()) is None
+    assert capsys.readouterr().out == '[sms] to ada: {"text":"hé\\n"}\n'
+
+
+def test_file_writes_one_line_of_json_with_all_that_matters(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "sms.jsonl"
+    transport = FileTransport(path, MovableClock())
+    sent = message()
+    assert transport.send(sent) is None
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    assert json.loads(text) == {
+        "id": str(sent.id),
+        "channel": "sms",
+        "recipient": "ada",
+        "body": {"text": "hé\n"},
+        "send_at": "2100-01-01T12:00:00+00:00",
+        "sent_at": NOON.isoformat(),
+        "attempt": 2,
+    }
+    assert path.stat().st_mode & 0o077 == 0, "bodies are not for everybody's eyes"
+
+
+def test_file_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "sms.jsonl"
+    path.write_text("before\n")
+    FileTransport(path).send(message())
+    assert path.read_text().startswith("before\n{")
+
+
+def _write_all(gate: Any, number: int, path: Path) -> None:
+    transport = FileTransport(path)
+    gate.wait(60)
+    for n in range(LINES):
+        transport.send(message({"text": "x" * 20_000}, f"{number}-{n}"))
+
+
+def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "sms.jsonl"
+    in_processes(4, _write_all, path)
+    transport = FileTransport(path)
+    at_once([lambda: transport.send(message(recipient="thread"))] * 16)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    recipients = {line["recipient"] for line in lines}
+    assert recipients == {f"{p}-{n}" for p in range(4) for n in range(LINES)} | {"thread"}
+    assert len(lines) == 4 * LINES + 16
+
+
+def test_a_disk_that_takes_nothing_is_a_temporary_failure(tmp_path: Path) -> None:
+    gone = FileTransport(tmp_path / "folder" / "sms.jsonl")
+    (tmp_path / "folder").rmdir()
+    with pytest.raises(TemporaryFailure, match="cannot write: No such file"):
+        gone.send(message())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_temporary_failure() -> None:
+    with pytest.raises(TemporaryFailure, match="No space left"):
+        FileTransport(Path("/dev/full")).send(message())
+
+
+def test_memory_remembers_and_fails_on_demand() -> None:
+    transport = MemoryTransport()
+    first, second = message(), message()
+    assert transport.send(first) == "memory-1"
+
+    def fail(_: Message) -> None:
+        raise TemporaryFailure("busy", timedelta(seconds=1))
+
+    transport.before = fail
+    with pytest.raises(TemporaryFailure):
+        transport.send(second)
+    transport.before = None
+    assert transport.send(second) == "memory-2"
+    assert transport.sent == [first, second]
+
+
+class Configured:
+    """A transport of a user's own."""
+
+    def __init__(self, *, address: str = "nowhere") -> None:
+        if not address:
+            raise ValueError("address: must not be empty")
+        self.address = address
+
+    def send(self, message: Message) -> str | None:
+        return f"{self.address} {message.recipient}"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[ModuleType]:
+    """Give an importable module with things that are, and are not, transports."""
+    module = ModuleType("own_transports")
+    module.__dict__.update(
+        function=lambda message: f"function {message.recipient}",
+        Class=Configured,
+        instance=Configured(address="made before"),
+        NoSend=type("NoSend", (), {}),
+        number=4711,
+    )
+    sys.modules["own_transports"] = module
+    yield module
+    del sys.modules["own_transports"]
+
+
+def made(transport: str, tmp_path: Path, **options: Any) -> Transport:
+    settings = Settings.load(data_dir=tmp_path)
+    return load("sms", Channel(transport=transport, options=options), settings)
+
+
+@pytest.mark.parametrize(
+    ("transport", "options", "receipt"),
+    [
+        ("own_transports:function", {}, "function ada"),
+        ("own_transports:Class", {}, "nowhere ada"),
+        ("own_transports:Class", {"address": "there"}, "there ada"),
+        ("own_transports:instance", {}, "made before ada"),
+        ("memory", {}, "memory-1"),
+    ],
+)
+def test_a_callable_a_class_and_an_instance_are_transports(
+    own: ModuleType, tmp_path: Path, transport: str, options: dict[str, Any], receipt: str
+) -> None:
+    assert made(transport, tmp_path, **options).send(message()) == receipt
+
+
+def test_the_file_transport_writes_into_the_data_folder_or_where_it_is_told(tmp_path: Path) -> None:
+    made("file", tmp_path).send(message())
+    assert (tmp_path / "sent" / "sms.jsonl").is_file()
+    made("file", tmp_path, path=str(tmp_path / "other.jsonl")).send(message())
+    assert (tmp_path / "other.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("transport", "options", "field", "says"),
+    [
+        ("fax", {}, "transport", "there is no transport 'fax'"),
+        ("", {}, "transport", "there is no transport"),
+        (":function", {}, "transport", "there is no transport"),
+        ("own_transports:", {}, "transport", "there is no transport"),
+        ("no_such_module_here:send", {}, "transport", "cannot load"),
+        ("own_transports:missing", {}, "transport", "cannot load"),
+        ("own_transports:number", {}, "transport", "can not be called"),
+        ("own_transports:NoSend", {}, "transport", "can not be called"),
+        ("own_transports:function", {"a": 1}, "options", "no class"),
+        ("own_transports:instance", {"a": 1}, "options", "no class"),
+        ("own_transports:Class", {"port": 1}, "options", "port"),
+        ("own_transports:Class", {"address": ""}, "options", "must not be empty"),
+        ("console", {"colour": "red"}, "options", "colour"),
+        ("memory", {"size": 1}, "options", "size"),
+        ("file", {"mode": "w"}, "options", "mode"),
+        ("file", {"path": "/proc/nowhere/x.jsonl"}, "options", "nowhere"),
+        pytest.param(
+            "file", {"path": 4711}, "options", "",
+            marks=pytest.mark.xfail(strict=True, reason="a path that is no text is a TypeError"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_misconfigured_transport_names_its_field(
+    own: ModuleType, tmp_path: Path, transport: str, options: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        made(transport, tmp_path, **options)
+    assert caught.value.field == f"channels.sms.{field}"
+    assert says in caught.value.problem
+    assert caught.value.accepted
