@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dispatcher.errors import ReservationsUnavailable
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from tests.support.reserving import SHARDS, Reserving, reserving
@@ -92,6 +92,33 @@ def test_a_longer_quota_closes_the_shards_and_a_shorter_one_does_not(
         assert not is_open(longer)
         longer.open()
         assert is_open(longer)
+
+
+def test_shards_that_another_number_left_behind_are_closed_too(
+    redis_server: RedisServer, opened: Opened
+) -> None:
+    opened()
+    with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
+        fewer.open()
+        assert all(is_open(fewer, f"scope {n}") for n in range(50))
+    with reserving(redis_server.url) as again:
+        assert not any(is_open(again, f"scope {n}") for n in range(50))
+
+
+def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
+    redis_server: RedisServer, opened: Opened
+) -> None:
+    week_ms = 7 * 86_400_000
+    real = opened(Quota(2, week_ms))
+    now = datetime.now(UTC)
+    for days in (-6, -5):
+        real.windows.reserve(new_id(), scope="ann", send_at=now + timedelta(days=days))
+    with reserving(redis_server.url, [Quota(1, 1_000)]) as shorter:
+        found = shorter.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
+        shorter.upkeep.settle(confirmed=found, orphans=[])
+    assert len(real.members("ann")) == 2
+    with pytest.raises(QuotaExceeded):
+        real.windows.reserve(new_id(), scope="ann", send_at=now)
 
 
 def test_namespaces_are_opened_on_their_own(redis_server: RedisServer, opened: Opened) -> None:
