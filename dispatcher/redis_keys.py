@@ -9,31 +9,32 @@ from __future__ import annotations
 import hashlib
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardKeys:
     """The keys of one shard of the windows."""
 
     namespace: str
     shard: int
 
-    @property
+    @cached_property
     def tag(self) -> str:
         """Hash tag that all keys of the shard begin with."""
         return f"{{{self.namespace}:{self.shard}}}"
 
-    @property
+    @cached_property
     def epoch(self) -> str:
         """HASH that exists exactly while the shard's windows are complete."""
         return f"{self.tag}:epoch"
 
-    @property
+    @cached_property
     def rebuild(self) -> str:
         """STRING that names who is rebuilding the shard."""
         return f"{self.tag}:rebuild"
 
-    @property
+    @cached_property
     def pending(self) -> str:
         """ZSET of reservations that the store has not confirmed.
 
@@ -41,7 +42,7 @@ class ShardKeys:
         """
         return f"{self.tag}:pending"
 
-    @property
+    @cached_property
     def contents(self) -> str:
         """Glob that matches every window of the shard."""
         return f"{_escaped(self.tag)}:window:*"
@@ -56,28 +57,28 @@ class ShardKeys:
         return f"{self.tag}:twins:{digest}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PermitKeys:
     """The keys of all permit logs. They share one hash tag: one script takes a group's permits."""
 
     namespace: str
 
-    @property
+    @cached_property
     def tag(self) -> str:
         """Hash tag that all permit logs begin with."""
         return f"{{{self.namespace}:permits}}"
 
-    @property
+    @cached_property
     def epoch(self) -> str:
         """HASH that exists exactly while the logs are complete."""
         return f"{self.tag}:epoch"
 
-    @property
+    @cached_property
     def rebuild(self) -> str:
         """STRING that names who is rebuilding the logs."""
         return f"{self.tag}:rebuild"
 
-    @property
+    @cached_property
     def contents(self) -> str:
         """Glob that matches every log."""
         return f"{_escaped(self.tag)}:log:*"

@@ -6,7 +6,8 @@
 --       2 time asked for, ms           3 time to search from, ms (>= 2)
 --       4 latest time to book, ms (= 2: book that time or nothing)
 --       5 fingerprint, 6 token of this submit, 7 life of the twins HASH in ms ('' without key)
---       8... count and length in ms of each quota
+--       8 the longest of the lengths, ms   9 the least of the counts
+--       10... count and length in ms of each quota
 -- Reply {'closed'}                                  the shard is not complete: rebuild first
 --       {'booked', at ms, id}                       id is the twin's when one was there first
 --       {'refused', slot ms, quota, id, id, ...}    quota is its 1-based place in ARGV
@@ -37,19 +38,22 @@ end
 
 local at = tonumber(redis.call('ZSCORE', window, id))
 if not at then
-  local asked, from, latest = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-  local quotas, longest = quotas_from(8)
-  local furthest, quota, run = judge(window, asked, quotas, longest)
-  at = asked
-  if quota then
-    local slot, found = leap(window, math.max(furthest, from), quotas, longest)
-    if not found then
-      return {'searching', slot, quota, unpack(run)}
+  at = tonumber(ARGV[2])
+  -- Most scopes are empty around most times; then no quota needs a closer look.
+  if near(window, at, ARGV[8]) >= tonumber(ARGV[9]) then
+    local quotas, longest = quotas_from(10)
+    local furthest, quota, run = judge(window, at, quotas, longest)
+    if quota then
+      local from, latest = tonumber(ARGV[3]), tonumber(ARGV[4])
+      local slot, found = leap(window, math.max(furthest, from), quotas, longest)
+      if not found then
+        return {'searching', slot, quota, unpack(run)}
+      end
+      if slot > latest then
+        return {'refused', slot, quota, unpack(run)}
+      end
+      at = slot
     end
-    if slot > latest then
-      return {'refused', slot, quota, unpack(run)}
-    end
-    at = slot
   end
   local time = redis.call('TIME')
   redis.call('ZADD', window, at, id)

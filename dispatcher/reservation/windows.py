@@ -13,6 +13,7 @@ import redis
 from dispatcher.errors import IdempotencyConflict, QuotaExceeded, ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.quota import Quota
+from dispatcher.redis_errors import reason
 from dispatcher.redis_keys import ShardKeys, shard_of
 from dispatcher.reservation.answers import translated
 from dispatcher.sendtime import from_ms, to_ms
@@ -62,11 +63,14 @@ class Windows:
         quotas: Sequence[Quota],
         twins_life: timedelta,
     ) -> None:
-        self._namespace = namespace
-        self._shards = shards
+        self._shards = [ShardKeys(namespace, shard) for shard in range(shards)]
         self._quotas = tuple(quotas)
         self._twins_life_ms = twins_life // timedelta(milliseconds=1)
         self._flat = [part for quota in quotas for part in (quota.count, quota.length_ms)]
+        self._extremes = (
+            max(quota.length_ms for quota in quotas),
+            min(quota.count for quota in quotas),
+        )
         self._reserve = client.register_script(source("reserve"))
         self._next_slot = client.register_script(source("next_slot"))
         self._release = client.register_script(source("release"))
@@ -96,11 +100,15 @@ class Windows:
             twin = (submit.fingerprint, submit.token, self._twins_life_ms)
         start = asked
         for _ in range(_MOST_CALLS):
-            arguments = (message_id.bytes, asked, start, limit, *twin, *self._flat)
+            arguments = (
+                message_id.bytes, asked, start, limit, *twin, *self._extremes, *self._flat
+            )  # fmt: skip
             reply = self._call(self._reserve, names, arguments)
             match reply[0]:
                 case b"booked":
-                    return Booking(UUID(bytes=reply[2]), scope, from_ms(reply[1]), submit)
+                    if reply[2] != message_id.bytes:
+                        message_id = UUID(bytes=reply[2])
+                    return Booking(message_id, scope, from_ms(reply[1]), submit)
                 case b"conflict":
                     raise IdempotencyConflict(submit.key if submit else "", UUID(bytes=reply[1]))
                 case b"searching" if limit > asked:
@@ -143,11 +151,13 @@ class Windows:
             self._release(keys=names, args=[booking.message_id.bytes, booking.submit.token])
 
     def _keys(self, scope: str) -> ShardKeys:
-        return ShardKeys(self._namespace, shard_of(scope, self._shards))
+        return self._shards[shard_of(scope, len(self._shards))]
 
     def _call(self, script: Any, names: list[str], arguments: tuple[Any, ...]) -> list[Any]:
-        with translated():
+        try:
             reply: list[Any] = script(keys=names, args=arguments)
+        except redis.RedisError as error:
+            raise ReservationsUnavailable(reason(error)) from error
         if reply[0] == b"closed":
             raise ReservationsUnavailable(_CLOSED)
         return reply
