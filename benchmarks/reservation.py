@@ -45,12 +45,32 @@ def compare(settings: Settings, log: str) -> None:
 
     def bare_reserve() -> None:
         fresh = [keys.window(f"script-{next(turns)}"), keys.pending, keys.epoch]
-        words = (new_id().bytes, asked, asked, asked, "", "", "", *extremes, *flat)
+        words: list[bytes | str | int] = [
+            new_id().bytes,
+            asked,
+            asked,
+            asked,
+            "",
+            "",
+            "",
+            *extremes,
+            *flat,
+        ]
         script(keys=fresh, args=words)
 
     def bare_empty() -> None:
         fresh = [keys.window(f"script-{next(turns)}"), keys.pending, keys.epoch]
-        words = (new_id().bytes, asked, asked, asked, "", "", "", *extremes, *flat)
+        words: list[bytes | str | int] = [
+            new_id().bytes,
+            asked,
+            asked,
+            asked,
+            "",
+            "",
+            "",
+            *extremes,
+            *flat,
+        ]
         bare(keys=fresh, args=words)
 
     def ours() -> None:

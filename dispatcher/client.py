@@ -111,6 +111,10 @@ class Dispatcher:
             except ValueError:
                 known = ", ".join(Status)
                 raise InvalidDraft("status", f"there is no status {status!r}", known) from None
+        if recipient is not None:
+            check_text("recipient", recipient)
+        if channel is not None:
+            check_text("channel", channel)
         return self._parts.messages.find(
             status=status, recipient=recipient, channel=channel, at_most=at_most
         )
@@ -137,9 +141,12 @@ class Dispatcher:
         Books nothing. Give a recipient or a scope. Raises InvalidDraft and
         ReservationsUnavailable.
         """
-        if scope is None and recipient is None:
+        if scope is not None:
+            counted = check_text("scope", scope)
+        elif recipient is not None:
+            counted = check_text("recipient", recipient)
+        else:
             raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
-        counted = check_text("scope", scope if scope is not None else recipient)
         now = self._parts.clock.now()
         if after is None:
             start = sendtime.after(timedelta(0), now=now)

@@ -77,8 +77,10 @@ class Delivery:
         waiting = list(message_ids)
         while waiting:
             claims, this = self._claim(waiting)
-            sent += self._send(self._permit(claims, this), this)
-            self._record(this)
+            try:
+                sent += self._send(self._permit(claims, this), this)
+            finally:  # a transport that ends the process must not take its neighbours' outcomes
+                self._record(this)
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]
             early = self._claims.early(left) if left else {}
@@ -134,8 +136,9 @@ class Delivery:
             if claim.expires_in is not None and now - this.claimed_at >= claim.expires_in:
                 self._let_go([claim])
                 continue
-            this.used.append((claim, now))
             sent += self._hand_over(claim, this)
+            # The provider had it by now at the latest; counted later it can only be too strict.
+            this.used.append((claim, self._clock.monotonic()))
             if self._clock.monotonic() - recorded_at > _RECORD_EVERY_SECONDS:
                 self._record(this)
                 recorded_at = self._clock.monotonic()

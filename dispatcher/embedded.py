@@ -24,7 +24,7 @@ import redis
 
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import EmbeddedUnavailable
-from dispatcher.settings import Settings, embedded_addresses, embedded_socket
+from dispatcher.settings import PARENT_VARIABLE, Settings, embedded_addresses, embedded_socket
 from dispatcher.store import migrate
 
 START_SECONDS = 20.0
@@ -175,7 +175,13 @@ def _folder(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise EmbeddedUnavailable(f"another environment runs in {path}") from None
-        yield
+        try:
+            yield
+        finally:
+            elsewhere = embedded_socket(path).parent
+            if elsewhere != path.resolve():
+                with suppress(OSError):
+                    elsewhere.rmdir()
 
 
 def _redis(data_dir: Path) -> Process:
@@ -196,7 +202,7 @@ def _service(settings: Settings, name: str) -> Process:
     return Process(
         [sys.executable, "-m", "dispatcher", name],
         log=settings.data_dir / "logs" / f"{name}.log",
-        env={**os.environ, **settings.environment()},
+        env={**os.environ, **settings.environment(), PARENT_VARIABLE: str(os.getpid())},
     )
 
 

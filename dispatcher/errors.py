@@ -124,12 +124,13 @@ class QuotaExceeded(DispatcherError):
 class IdempotencyConflict(DispatcherError):
     """The idempotency key was used before, for other content. Nothing was changed.
 
-    ``message_id`` is the message the key belongs to, or None while that one is being submitted.
+    ``message_id`` is the message the key belongs to; it may still be on its way into the store.
     """
 
-    def __init__(self, key: str, message_id: UUID | None) -> None:
-        owner = f"message {message_id}" if message_id else "a message that is being submitted"
-        super().__init__(f"idempotency key {key!r} belongs to {owner}, which has other content")
+    def __init__(self, key: str, message_id: UUID) -> None:
+        super().__init__(
+            f"idempotency key {key!r} belongs to message {message_id}, which has other content"
+        )
         self.key = key
         self.message_id = message_id
 

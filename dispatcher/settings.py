@@ -41,6 +41,7 @@ from dispatcher.quota import Limit, Quota, parse_length
 
 PREFIX = "DISPATCHER_"
 _CONFIG = f"{PREFIX}CONFIG"
+PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 EMBEDDED_BROKER_DB = 1
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import typer
@@ -16,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.cli import show
+from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.clock import SystemClock
 from dispatcher.errors import QuotaExceeded
@@ -34,6 +36,7 @@ class _StepFailed(Exception):
 @dataclass
 class _Play:
     dispatcher: Dispatcher
+    stopped: Event
     clock: SystemClock = field(default_factory=SystemClock)
     promised: list[Message] = field(default_factory=list)
     cancelled: Message | None = None
@@ -56,13 +59,16 @@ def demo() -> None:
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
     try:
-        with tempfile.TemporaryDirectory(prefix="dispatcher-demo-") as folder:
+        with (
+            until_stopped() as stopped,
+            tempfile.TemporaryDirectory(prefix="dispatcher-demo-") as folder,
+        ):
             show.out.print("starting Redis, SQLite, one Celery worker and one beat …")
             with (
                 environment(folder, quotas=QUOTAS, channels={"file": {"transport": "file"}}) as to,
                 Dispatcher(to) as dispatcher,
             ):
-                play = _Play(dispatcher)
+                play = _Play(dispatcher, stopped)
                 show.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
                 _deliver(play)
@@ -73,6 +79,7 @@ def demo() -> None:
 
 
 def _submit_all(play: _Play) -> None:
+    _require(not play.stopped.is_set(), "stopped before its end")
     start = play.clock.now().replace(microsecond=0) + _LEAD + _SECOND
     show.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
     first = play.submit("ada", "Your code is 4711", start)
@@ -107,7 +114,7 @@ def _deliver(play: _Play) -> None:
     deadline = play.clock.monotonic() + _DEADLINE_SECONDS
     with show.out.status("waiting for the promised times …"):
         while waiting and play.clock.monotonic() < deadline:
-            play.clock.sleep(0.1)
+            _require(not play.stopped.wait(0.1), "stopped before its end")
             for message in list(waiting.values()):
                 now = play.dispatcher.get(message.id)
                 if now.status.is_final:

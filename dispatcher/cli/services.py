@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as installed_version
@@ -14,9 +16,10 @@ import typer
 
 from dispatcher.bootstrap import Parts
 from dispatcher.cli import show
-from dispatcher.settings import Settings
+from dispatcher.settings import PARENT_VARIABLE, Settings
 from dispatcher.store import migrate as migrate_store
 
+_PARENT_SECONDS = 0.5
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
 
@@ -39,7 +42,7 @@ def up() -> None:
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
     settings = Settings.load()
-    with _until_stopped() as stopped, environment(settings.data_dir) as running:
+    with until_stopped() as stopped, environment(settings.data_dir) as running:
         show.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
         show.out.print(
             "try, from a second shell here: "
@@ -84,18 +87,33 @@ def version() -> None:
 def _celery(*arguments: str) -> None:
     from dispatcher.celery_app import app  # noqa: PLC0415 - made from the settings just checked
 
+    _end_with_parent()
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     app.start(list(arguments))
 
 
+def _end_with_parent() -> None:
+    """Stop when the embedded environment that started this process was killed."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(_PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 @contextmanager
-def _until_stopped() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set, so that what was started is stopped in order."""
+def until_stopped() -> Iterator[threading.Event]:
+    """Yield an event that signals set instead of ending us: what was started is then stopped."""
     stopped = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stopped.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield stopped

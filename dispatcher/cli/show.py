@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.message import Attempt, Message, Status
@@ -71,8 +72,8 @@ def message_table(messages: Sequence[Message]) -> Table:
         table.add_row(
             str(message.id),
             status_text(message.status),
-            message.channel,
-            message.recipient,
+            escape(message.channel),
+            escape(message.recipient),
             minute_text(message.send_at),
         )
     return table
@@ -85,15 +86,13 @@ def story(message: Message, attempts: Sequence[Attempt]) -> Table:
     table.add_column(overflow="fold")
     for name, value in message_data(message).items():
         if value is not None:
-            table.add_row(
-                name, json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
-            )
+            text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
+            table.add_row(name, escape(text))
     for attempt in attempts:
         outcome = attempt.outcome.value if attempt.outcome else "under way"
         detail = attempt.error or attempt.receipt or ""
-        table.add_row(
-            f"attempt {attempt.token}", f"{attempt.started_at.isoformat()} {outcome} {detail}"
-        )
+        text = f"{attempt.started_at.isoformat()} {outcome} {detail}"
+        table.add_row(f"attempt {attempt.token}", escape(text))
     return table
 
 

@@ -151,6 +151,8 @@ def _with_driver(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise InvalidSettings("database_url", "cannot be read", accepted) from None
+    if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
+        raise InvalidSettings("database_url", "SQLite without a file", accepted)
     if url.drivername in {"postgresql", "postgres"}:
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in {"sqlite", "postgresql"}:

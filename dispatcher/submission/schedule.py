@@ -34,7 +34,11 @@ class ValidDraft:
 
 
 def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
-    """Judge every field of ``draft``. Raises InvalidDraft, InvalidSendTime, UnknownChannel."""
+    """Judge every field of ``draft``, but not yet whether its time is past.
+
+    A repeated call with an idempotency key may come when the time has passed; it still gets its
+    message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
+    """
     if not isinstance(draft.channel, str) or draft.channel not in settings.channels:
         raise UnknownChannel(str(draft.channel)[:80], sorted(settings.channels))
     recipient = check_text("recipient", draft.recipient)
@@ -80,7 +84,7 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
     elif draft.send_at is not None:
         send_at = sendtime.parse(draft.send_at, zone=draft.zone, fold=draft.fold)
         asked, name = send_at.isoformat(), "send_at"
-    sendtime.check_range(send_at, now=now, farthest=farthest, field=name)
+    sendtime.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
     return send_at, asked
 
 
@@ -111,6 +115,7 @@ def _latest(
             raise InvalidSendTime(
                 "latest", f"{latest.isoformat()} is before the send time", "a later time"
             )
+        latest = min(latest, farthest)
     return latest if expires_at is None else min(latest, expires_at - _MILLISECOND)
 
 

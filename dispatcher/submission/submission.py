@@ -18,7 +18,7 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Booking, Submit, Windows
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.sendtime import check_not_past, from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
 from dispatcher.submission.schedule import ValidDraft, schedule
@@ -57,10 +57,12 @@ class Submission:
         Raises InvalidDraft, QuotaExceeded, IdempotencyConflict, ReservationsUnavailable,
         StoreUnavailable: then nothing is reserved or stored; and OutcomeUnknown.
         """
-        valid = schedule(draft, settings=self._settings, now=self._clock.now())
+        now = self._clock.now()
+        valid = schedule(draft, settings=self._settings, now=now)
         known = self._known(valid)
         if known is not None:
             return known
+        check_not_past(valid.send_at, now=now)
         started = self._clock.monotonic()
         try:
             booking = self._reserve(valid)

@@ -6,7 +6,6 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dispatcher.errors import InvalidSettings
@@ -44,12 +43,9 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
     options = dict(channel.options)
     if channel.transport == "file":
-        path = settings.data_dir / "sent" / f"{name}.jsonl"
-        return cast(
-            Transport,
-            _make(name, FileTransport, {"path": Path(options.pop("path", path)), **options}),
-        )
+        options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
     builtin: dict[str, Callable[..., Transport]] = {
+        "file": FileTransport,
         "console": ConsoleTransport,
         "memory": MemoryTransport,
     }
@@ -78,7 +74,7 @@ def _find(name: str, text: str) -> Any:
         raise InvalidSettings(field, f"there is no transport {text!r}", _ACCEPTED)
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise InvalidSettings(field, f"cannot load {text!r} ({error})", _ACCEPTED) from error
 
 

@@ -24,10 +24,10 @@ class FileTransport:
     ISO 8601 UTC), attempt.
     """
 
-    def __init__(self, path: Path, clock: _Now | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path | str, clock: _Now | None = None) -> None:
+        self._path = Path(path)
         self._clock = clock or SystemClock()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def send(self, message: Message) -> str | None:
         """Append ``message``. Raises TemporaryFailure when the disk takes no whole line."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.environment import child_environment, dispatcher_command
+from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
 
 DEMO_SECONDS = 90
@@ -21,11 +23,15 @@ def cwd(folder: Path) -> Path:
     return folder / "here"
 
 
+def demo_environment(cwd: Path) -> dict[str, str]:
+    return {**child_environment(), "TMPDIR": str(cwd.parent / "tmp")}
+
+
 def demo(cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         dispatcher_command("demo"),
         cwd=cwd,
-        env={**child_environment(), "TMPDIR": str(cwd.parent / "tmp"), **env},
+        env={**demo_environment(cwd), **env},
         capture_output=True,
         text=True,
         timeout=DEMO_SECONDS,
@@ -51,6 +57,22 @@ def test_a_demo_whose_step_fails_ends_badly_and_leaves_nothing(cwd: Path) -> Non
     assert done.returncode == 2, done.stdout + done.stderr
     assert "too far ahead" in done.stderr
     assert "Traceback" not in done.stderr
+    assert nothing_is_left(cwd), inhabitants(cwd.parent)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_nothing(cwd: Path, how: signal.Signals) -> None:
+    with (cwd.parent / "said").open("w") as said:
+        running = subprocess.Popen(
+            dispatcher_command("demo"),
+            cwd=cwd,
+            env=demo_environment(cwd),
+            stdout=said,
+            stderr=said,
+        )
+    wait_until(lambda: len(inhabitants(cwd.parent)) >= 4, 20)  # itself, Redis, worker, beat
+    running.send_signal(how)
+    assert running.wait(30) != 0
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
 
 

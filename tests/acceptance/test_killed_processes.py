@@ -40,7 +40,7 @@ def cut_short(running: Environment) -> int:
 def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker) -> None:
     running = environment()
     with Load(running.settings, recipients=20, ahead=2.0, seconds=0.1) as load:
-        for kill in range(1, 4):
+        for kill in range(1, 3):
             wait_until(lambda: sending_now(running), 10, every=0.001)
             running.kill("worker")
             assert cut_short(running) >= kill, "the kill hit no hand-over"
@@ -49,7 +49,7 @@ def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker
     assert load.failures == []
     running.check(load.accepted)
     unknown = [each for each in running.stored() if Outcome.UNKNOWN in each.outcomes]
-    assert len(unknown) >= 3
+    assert len(unknown) >= 2
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.support.environment import Environment, Maker
+from tests.support.environment import CHANNEL, Environment, Maker, frozen
 from tests.support.load import Load
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -16,6 +17,7 @@ from tests.support.waiting import wait_until
 RECOVERY_SECONDS = 12.0
 """Until submits are accepted again. Celery waits 2 s and more before it knocks again."""
 FORGOTTEN_BYTES = 30_000
+PEOPLE = 15
 
 
 def flow(load: Load, running: Environment, seconds: float = 8.0) -> None:
@@ -27,6 +29,11 @@ def flow(load: Load, running: Environment, seconds: float = 8.0) -> None:
 
 def wait_for_refusal(load: Load, before: int) -> None:
     wait_until(lambda: load.unavailable() > before, 5)
+
+
+def wait_for_hand_over(running: Environment) -> None:
+    before = len(running.ledger())
+    wait_until(lambda: len(running.ledger()) > before, 8)
 
 
 def recovery(load: Load, since: float) -> float:
@@ -73,8 +80,10 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
     running = environment()
     with Load(running.settings, recipients=40) as load, own_redis.client() as client:
         recovered = []
-        for _ in range(2):
-            flow(load, running)
+        flow(load, running)
+        for _ in range(3):
+            # The second and third hit while what waited for the first is being sent.
+            wait_for_hand_over(running)
             before = load.unavailable()
             client.flushall()
             since = time.monotonic()
@@ -86,3 +95,32 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
     running.wait_until_ended(20)
     assert load.failures == []
     running.check(load.accepted)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent(
+    environment: Maker, own_redis: RedisServer
+) -> None:
+    running = environment(horizon=5)  # a task of each message waits in the worker
+    start = datetime.now(UTC) + timedelta(seconds=1)
+    accepted = [
+        running.dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"person-{number}",
+            body={},
+            send_at=start + timedelta(seconds=after),
+        )
+        for number in range(PEOPLE)
+        for after in (0.0, 0.1, 2.6, 2.7)
+    ]
+    # The first two of each person leave late, the other two are due right after: too early.
+    with frozen(running.pid("worker")):
+        running.down("beat-1", "beat-2")
+        wait_until(lambda: datetime.now(UTC) > start + timedelta(seconds=1.9))
+    wait_until(lambda: len(running.ledger()) >= 2 * 2 * PEOPLE)
+    with own_redis.client() as client:
+        client.flushall()
+    wait_until(lambda: datetime.now(UTC) > start + timedelta(seconds=3))
+    running.up("beat-1", "beat-2")
+    running.wait_until_ended(20)
+    running.check(accepted)

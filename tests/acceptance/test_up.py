@@ -69,7 +69,7 @@ class Shell:
 
 
 @contextmanager
-def up(shell: Shell) -> Iterator[None]:
+def up(shell: Shell, *, end_by: signal.Signals = signal.SIGINT) -> Iterator[None]:
     """Run ``dispatcher up`` until the end; then it must have ended well and left nobody."""
     said = shell.folder / "said"
     with said.open("w") as out:
@@ -84,7 +84,7 @@ def up(shell: Shell) -> Iterator[None]:
         try:
             wait_until(is_up, 30, every=0.05)
             yield
-            running.send_signal(signal.SIGINT)
+            running.send_signal(end_by)
             assert running.wait(30) == 0, said.read_text()
             assert inhabitants(shell.folder) == {}
             assert list(shell.temporary.iterdir()) == []
@@ -117,6 +117,13 @@ def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
         refused = shell.run("submit", *again, "--send-at", kept["send_at"])
         assert refused.returncode == 3, refused.stderr
         assert shell.ask("cancel", kept["id"])["status"] == "cancelled"
+
+
+def test_up_ends_in_order_when_its_terminal_is_closed(folder: Path) -> None:
+    shell = Shell(folder, "here")
+    shell.prepare()
+    with up(shell, end_by=signal.SIGHUP):
+        shell.submit("ada", FAR)
 
 
 def test_up_works_where_the_path_is_too_long_for_a_socket(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ class Between:
         self,
         real: object,
         *,
-        before: dict[str, Callable[[], object]] | None = None,
-        after: dict[str, Callable[[], object]] | None = None,
+        before: Mapping[str, Callable[[], object]] | None = None,
+        after: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         self._real = real
         self._before = before or {}

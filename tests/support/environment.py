@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from dispatcher.store.schema import attempts, messages
 from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.model import Quota
+from tests.support.service import Service
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,6 @@ _ROOMY = 20.0
 """Seconds for a start on a busy machine."""
 _LOOK_EVERY_SECONDS = 0.1
 _RESTART_SECONDS = 0.5
-_STOP_SECONDS = 20.0
 _MOST_SHOWN = 20
 
 
@@ -81,49 +80,6 @@ SERVICES: Mapping[str, Sequence[str]] = {
     "beat-1": dispatcher_command("beat"),
     "beat-2": dispatcher_command("beat"),
 }
-
-
-class Service:
-    """One child process, a process group of its own, with a log."""
-
-    def __init__(self, name: str, command: Sequence[str], folder: Path, env: dict[str, str]):
-        self.name = name
-        self.log = folder / f"{name}.log"
-        self._command = list(command)
-        self._folder = folder
-        self._env = env
-        self._child: subprocess.Popen[bytes] | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self._child is not None and self._child.poll() is None
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self._child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                env=self._env,
-                start_new_session=True,
-            )
-
-    def kill(self) -> None:
-        """End it and its children without any order."""
-        if self._child is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
-
-    def stop(self) -> None:
-        """Ask it to end, as an operator does."""
-        if self._child is not None and self.alive:
-            self._child.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(_STOP_SECONDS)
-        self.kill()
 
 
 class Environment:
@@ -185,6 +141,10 @@ class Environment:
         with self._lock:
             self._wanted.difference_update(names)
         self.kill(*names)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a service."""
+        return self._services[name].pid
 
     def accepts(self) -> bool:
         """Whether submits are accepted."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Self, cast
 from uuid import UUID
 
 import redis
@@ -88,6 +88,11 @@ class House(AbstractContextManager["House"]):
         """Let the sweep declare Redis complete."""
         self.parts.sweep.reconcile(settle=timedelta(0))
 
+    def reconciled(self) -> Self:
+        """Reconcile, and return this."""
+        self.parts.sweep.reconcile()
+        return self
+
     def swap(self, name: str, part: object) -> None:
         """Put a double in the place of a part; the use cases are wired again."""
         for built in ("submission", "delivery", "sweep"):
@@ -151,7 +156,7 @@ class House(AbstractContextManager["House"]):
 
     def redis_ms(self) -> int:
         """The time that decides about permits, in ms."""
-        seconds, micros = cast("tuple[int, int]", self.redis.time())
+        seconds, micros = self.redis.time()
         return seconds * 1_000 + micros // 1_000
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -193,7 +198,8 @@ class House(AbstractContextManager["House"]):
         found: set[UUID] = set()
         for shard in range(self.settings.shards):
             key = ShardKeys(self.settings.namespace, shard).pending
-            found |= {UUID(bytes=each[:16]) for each in self.redis.zrange(key, 0, -1)}
+            members = cast("list[bytes]", self.redis.zrange(key, 0, -1))
+            found |= {UUID(bytes=member[:16]) for member in members}
         return found
 
     def permits(self, scope: str = "ada") -> dict[bytes, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import cast
@@ -33,7 +33,7 @@ class Logs(AbstractContextManager["Logs"]):
         *permits: bytes,
         logs: Sequence[str] = ("log",),
         hold: timedelta = HOLD,
-        limits: dict[str, Sequence[Limit]] | None = None,
+        limits: Mapping[str, Sequence[Limit]] | None = None,
     ) -> list[Decision]:
         """Ask for permits of the same logs, in one script."""
         requests = [PermitRequest(each, tuple(logs)) for each in permits]
@@ -58,7 +58,7 @@ class Logs(AbstractContextManager["Logs"]):
 
     def now(self) -> int:
         """The server's time in ms."""
-        seconds, micros = cast("tuple[int, int]", self.client.time())
+        seconds, micros = self.client.time()
         return seconds * 1_000 + micros // 1_000
 
     def __exit__(self, *_: object) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,7 +26,7 @@ class Bad:
     error: type[InvalidValue]
     method: str = "submit"
     positional: tuple[Any, ...] = ()
-    asked: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments; those of submit are good but for what is asked."""
@@ -110,7 +112,10 @@ _TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "surrogate": ({"send_at": "2100-01-01T12:00\ud800Z"}, "send_at"),
     "bytes": ({"send_at": b"2100-01-01T12:00Z"}, "send_at"),
     "gap": ({"send_at": "2100-03-28T02:30", "zone": "Europe/Berlin"}, "send_at"),
-    "gap with fold": ({"send_at": "2100-03-28T02:30", "zone": "Europe/Berlin", "fold": 1}, "send_at"),
+    "gap with fold": (
+        {"send_at": "2100-03-28T02:30", "zone": "Europe/Berlin", "fold": 1},
+        "send_at",
+    ),
     "repeated": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin"}, "send_at"),
     "fold 2": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 2}, "fold"),
     "fold as text": ({"fold": "0"}, "fold"),
@@ -149,48 +154,55 @@ _AFTERS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown zone": ({"after": "2100-01-01T12:00", "zone": "Mars"}, "zone"),
 }
 
+_CHANNELS = {
+    "unknown": "fax",
+    "empty": "",
+    "other case": "Memory",
+    "none": None,
+    "list": ["memory"],
+}
 _IDS = {"empty": "", "text": "no-id", "number": 4711, "none": None, "bytes": b"x" * 16}
 
 
-def _cases() -> dict[str, Bad]:
-    cases: dict[str, Bad] = {}
-    for name, channel in {
-        "unknown": "fax", "empty": "", "other case": "Memory", "none": None, "list": ["memory"],
-    }.items():  # fmt: skip
-        cases[f"channel {name}"] = Bad("channel", UnknownChannel, asked={"channel": channel})
+def _bad_drafts() -> Iterator[tuple[str, Bad]]:
+    for name, channel in _CHANNELS.items():
+        yield f"channel {name}", Bad("channel", UnknownChannel, asked={"channel": channel})
     for name, value in _TEXTS.items():
         for parameter in ("recipient", "scope", "idempotency_key"):
-            cases[f"{parameter} {name}"] = Bad(parameter, InvalidDraft, asked={parameter: value})
-        cases[f"next_slot scope {name}"] = Bad(
-            "scope", InvalidDraft, "next_slot", asked={"scope": value}
-        )
-    cases["recipient none"] = Bad("recipient", InvalidDraft, asked={"recipient": None})
+            bad = Bad(parameter, InvalidDraft, asked={parameter: value})
+            yield f"{parameter} {name}", bad
+    yield "recipient none", Bad("recipient", InvalidDraft, asked={"recipient": None})
     for name, (body, where) in _BODIES.items():
-        cases[f"body {name}"] = Bad(where, InvalidDraft, asked={"body": body})
+        yield f"body {name}", Bad(where, InvalidDraft, asked={"body": body})
     for name, (asked, where) in _TIMES.items():
-        cases[f"time {name}"] = Bad(where, InvalidSendTime, asked=asked)
+        yield f"time {name}", Bad(where, InvalidSendTime, asked=asked)
     for choice in ("Shift", "", "replace", None, 1):
-        cases[f"on_conflict {choice!r}"] = Bad(
-            "on_conflict", InvalidDraft, asked={"on_conflict": choice}
-        )
-    cases["latest without shift"] = Bad("latest", InvalidDraft, asked={"latest": SOON})
+        bad = Bad("on_conflict", InvalidDraft, asked={"on_conflict": choice})
+        yield f"on_conflict {choice!r}", bad
+    yield "latest without shift", Bad("latest", InvalidDraft, asked={"latest": SOON})
+
+
+def _bad_questions() -> Iterator[tuple[str, Bad]]:
+    for name, value in _TEXTS.items():
+        bad = Bad("scope", InvalidDraft, "next_slot", asked={"scope": value})
+        yield f"next_slot scope {name}", bad
     for name, (asked, where) in _AFTERS.items():
-        cases[f"next_slot {name}"] = Bad(
-            where, InvalidSendTime, "next_slot", asked={"recipient": "ada"} | asked
-        )
-    cases["next_slot of nobody"] = Bad("recipient", InvalidDraft, "next_slot")
+        bad = Bad(where, InvalidSendTime, "next_slot", asked={"recipient": "ada"} | asked)
+        yield f"next_slot {name}", bad
+    yield "next_slot of nobody", Bad("recipient", InvalidDraft, "next_slot")
     for method in ("get", "attempts", "cancel"):
         for name, value in _IDS.items():
-            cases[f"{method} {name}"] = Bad("id", InvalidDraft, method, (value,))
+            yield f"{method} {name}", Bad("id", InvalidDraft, method, (value,))
     for status in ("lost", "", "SENT", 1, ["sent"]):
-        cases[f"find status {status!r}"] = Bad(
-            "status", InvalidDraft, "find", asked={"status": status}
+        yield (
+            f"find status {status!r}",
+            Bad("status", InvalidDraft, "find", asked={"status": status}),
         )
     for most in (0, -1, 10_001, "5", 2.5, None):
-        cases[f"find at_most {most!r}"] = Bad(
-            "at_most", InvalidDraft, "find", asked={"at_most": most}
+        yield (
+            f"find at_most {most!r}",
+            Bad("at_most", InvalidDraft, "find", asked={"at_most": most}),
         )
-    return cases
 
 
-BAD = [pytest.param(case, id=name) for name, case in _cases().items()]
+BAD = [pytest.param(case, id=name) for name, case in (*_bad_drafts(), *_bad_questions())]

@@ -45,7 +45,9 @@ def test_every_error_a_caller_may_meet_is_public() -> None:
     assert tree - set(dispatcher.__all__) == {"EmbeddedUnavailable"}
 
 
-@pytest.mark.parametrize("method", ["submit", "get", "attempts", "find", "cancel", "next_slot", "close"])
+@pytest.mark.parametrize(
+    "method", ["submit", "get", "attempts", "find", "cancel", "next_slot", "close"]
+)
 def test_every_method_of_the_front_door_is_documented(method: str) -> None:
     assert inspect.getdoc(getattr(dispatcher.Dispatcher, method))
 

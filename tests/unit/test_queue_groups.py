@@ -30,9 +30,7 @@ def test_nothing_makes_no_group() -> None:
 
 def test_messages_due_within_the_length_share_a_task_due_at_the_last() -> None:
     first, second = ticket(0), ticket(50)
-    assert grouped([second, first]) == [
-        Group((first.message_id, second.message_id), second.due_at)
-    ]
+    assert grouped([second, first]) == [Group((first.message_id, second.message_id), second.due_at)]
 
 
 def test_a_millisecond_more_makes_a_task_of_its_own() -> None:
@@ -50,7 +48,11 @@ def test_channels_do_not_share_a_task() -> None:
 
 
 def test_a_group_is_closed_when_it_is_full() -> None:
-    assert [len(each.message_ids) for each in grouped([ticket(0) for _ in range(7)], 3)] == [3, 3, 1]
+    assert [len(each.message_ids) for each in grouped([ticket(0) for _ in range(7)], 3)] == [
+        3,
+        3,
+        1,
+    ]
 
 
 tickets = st.lists(

@@ -218,3 +218,22 @@ def test_a_late_result_counts_unless_another_claim_was_made(
     }
     assert roomy.again(message).status is expected[second]
     assert outcomes(roomy, message)[0] is Outcome.SENT, "what the first try did is known after all"
+
+
+def test_what_went_out_before_a_hand_over_ended_its_worker_is_not_sent_again(roomy: House) -> None:
+    sent, fatal = roomy.submit("ada"), roomy.submit("ben")
+
+    def die(message: Message) -> None:
+        if message.id == fatal.id:
+            raise WorkerDied
+
+    roomy.memory.before = die
+    with pytest.raises(WorkerDied):
+        roomy.deliver(sent, fatal)
+    roomy.end_claims(fatal)
+    if roomy.again(sent).status is Status.SENDING:
+        roomy.end_claims(sent)
+    roomy.parts.sweep.rescue()
+    roomy.memory.before = None
+    roomy.deliver(sent, fatal)
+    assert roomy.sent.count(sent.id) == 1

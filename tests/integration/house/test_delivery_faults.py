@@ -93,7 +93,11 @@ def test_a_lost_settle_leaves_the_permit_counted_at_its_latest_time(
     slow: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = slow.submit()
-    slow.memory.before = lambda _: slow.redis.flushall() and None
+
+    def flush(_: Message) -> None:
+        slow.redis.flushall()
+
+    slow.memory.before = flush
     with caplog.at_level(logging.WARNING):
         assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENT
@@ -141,7 +145,9 @@ def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
 
 
 @on_postgresql
-@pytest.mark.parametrize("statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"COMMIT"])
+@pytest.mark.parametrize(
+    "statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"COMMIT"]
+)
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_of_the_record_records_once(
     through: House, postgres_proxy: Proxy, statement: bytes, lost: int
@@ -158,7 +164,9 @@ def test_a_lost_reply_of_the_record_records_once(
 
 
 @on_postgresql
-@pytest.mark.parametrize("statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"COMMIT"])
+@pytest.mark.parametrize(
+    "statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"COMMIT"]
+)
 def test_a_lost_reply_of_the_claim_claims_once(
     through: House, postgres_proxy: Proxy, statement: bytes
 ) -> None:

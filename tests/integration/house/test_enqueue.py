@@ -50,7 +50,7 @@ def test_a_near_message_is_enqueued_at_once_and_a_far_one_is_not(build: Build) -
     assert task["headers"]["task"] == "dispatcher.deliver"
     assert task["content-type"] == "application/json"
     assert task["headers"]["ignore_result"] is True
-    raw = b"".join(house.broker.lrange(house.settings.queue, 0, -1))
+    raw = b"".join(cast("list[bytes]", house.broker.lrange(house.settings.queue, 0, -1)))
     everything = raw + base64.b64decode(task["body"])
     for secret in ("canary-recipient", CANARY, house.server.url, str(house.server.folder)):
         assert secret.encode() not in everything

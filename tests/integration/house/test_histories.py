@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -56,15 +57,11 @@ def play(house: House, event: tuple[str, object, int], accepted: list[Message]) 
     at = house.clock.now() + number * timedelta(seconds=30)
     if kind in ("submit", "expiring"):
         expires = at + timedelta(seconds=1) if kind == "expiring" else None
-        try:
+        with suppress(QuotaExceeded, ReservationsUnavailable):
             accepted.append(house.submit(str(what), send_at=at, expires_at=expires))
-        except (QuotaExceeded, ReservationsUnavailable):
-            pass
     elif kind == "orphan":
-        try:
+        with suppress(QuotaExceeded, ReservationsUnavailable):
             house.parts.windows.reserve(new_id(), scope=str(what), send_at=at)
-        except (QuotaExceeded, ReservationsUnavailable):
-            pass
     elif kind == "flush":
         house.redis.flushall()
     elif kind == "reconcile":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +33,7 @@ def wish(key: str, hours: int = 0) -> dict[str, Any]:
 def test_threads_with_one_key_make_one_message(house: House) -> None:
     for turn in range(3):
         asked = wish(f"key {turn}", hours=turn)
-        answers = at_once([lambda: house.dispatcher.submit(**asked)] * THREADS)  # noqa: B023 - run here
+        answers = at_once([partial(house.dispatcher.submit, **asked)] * THREADS)
         assert [each for each in answers if isinstance(each, Exception)] == []
         assert len({each.id for each in answers if isinstance(each, Message)}) == 1
     assert len(house.rows()) == 3
@@ -42,7 +43,7 @@ def test_threads_with_one_key_make_one_message(house: House) -> None:
 def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> None:
     bodies = [{"text": "one"}, {"text": "two"}] * (THREADS // 2)
     answers = at_once(
-        [lambda body=body: house.dispatcher.submit(**wish("key") | {"body": body}) for body in bodies]  # type: ignore[misc]  # mypy cannot see a lambda's default
+        [partial(house.dispatcher.submit, **wish("key") | {"body": body}) for body in bodies]
     )
     messages = [each for each in answers if isinstance(each, Message)]
     conflicts = [each for each in answers if isinstance(each, IdempotencyConflict)]
@@ -55,7 +56,7 @@ def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> Non
 
 def test_threads_with_keys_of_their_own_fill_a_quota_exactly(house: House) -> None:
     answers = at_once(
-        [lambda n=n: house.dispatcher.submit(**wish(f"key {n}")) for n in range(THREADS)]  # type: ignore[misc]  # mypy cannot see a lambda's default
+        [partial(house.dispatcher.submit, **wish(f"key {n}")) for n in range(THREADS)]
     )
     assert sum(isinstance(each, Message) for each in answers) == 1
     assert sum(isinstance(each, QuotaExceeded) for each in answers) == THREADS - 1

@@ -80,7 +80,7 @@ def test_only_the_shard_that_lost_its_epoch_is_refused(house: House) -> None:
 
 def test_redis_evicts(shaky: House, build: Build) -> None:
     shaky.redis.config_set("maxmemory-policy", "allkeys-lru")
-    with pytest.raises(ReservationsUnavailable, match="allkeys-lru.*must be noeviction"):
+    with pytest.raises(ReservationsUnavailable, match=r"allkeys-lru.*must be noeviction"):
         shaky.parts.sweep.reconcile()
     refuses_everything(shaky, says="not complete")
     refuses_everything(build(server=shaky.server, opened=False), says="must be noeviction")
@@ -149,7 +149,7 @@ def test_a_place_booked_right_before_redis_went_away_is_given_back_after_the_gra
     assert len(house.members()) == 1
     assert house.rows() == []
     line.pass_all()
-    wait_until(lambda: house.parts.sweep.reconcile() and house.members() == {})
+    wait_until(lambda: house.reconciled().members() == {})
     accepts_again(house)
 
 

@@ -18,7 +18,9 @@ from tests.support.house import FAR, House
 SOON = FAR + timedelta(minutes=1)
 
 
-def slow_store(house: House, *events: Callable[[], object], after: Callable[[], object] = dict) -> None:
+def slow_store(
+    house: House, *events: Callable[[], object], after: Callable[[], object] = dict
+) -> None:
     """Let the next message be stored late, and these things happen meanwhile."""
 
     def meanwhile() -> None:

@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 SOON = FAR + timedelta(minutes=1)
 WAYS: list[dict[str, Any]] = [{}, {"idempotency_key": "key"}, {"on_conflict": "shift"}]
-SECRET = "see-you-at-nine"
+SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 # query_canceled (a statement timeout), lock_not_available, serialization_failure, deadlock,
 # disk_full, insufficient_privilege, raise_exception, too_many_connections
 REFUSALS = ["57014", "55P03", "40001", "40P01", "53100", "42501", "P0001", "53300"]
@@ -28,7 +28,9 @@ Through = Callable[..., House]
 
 
 @pytest.fixture
-def through(build: Build, postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy) -> Through:
+def through(
+    build: Build, postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy
+) -> Through:
     """Give a maker of houses that reach PostgreSQL through the proxy."""
 
     def make(**settings: Any) -> House:
@@ -83,7 +85,7 @@ def test_the_database_went_down_since_the_last_submit(
     with pytest.raises(StoreUnavailable):  # OutcomeUnknown: the line broke after the question
         house.submit(send_at=SOON)
     postgres_proxy.pass_all()
-    wait_until(lambda: house.parts.sweep.reconcile() and house.members() == {})
+    wait_until(lambda: house.reconciled().members() == {})
     assert len(house.rows()) == 1
     house.submit(send_at=SOON)
 
@@ -173,7 +175,7 @@ def test_an_answer_that_never_comes_is_an_unknown_outcome_that_keeps_its_place(
     assert set(house.members()) == house.pending() == {message_id}
     postgres_proxy.pass_all()
     assert house.submit(send_at=SOON, idempotency_key="key").id == message_id
-    wait_until(lambda: house.parts.sweep.reconcile() and house.pending() == set())
+    wait_until(lambda: house.reconciled().pending() == set())
     assert house.places() == house.all_members()
 
 
@@ -191,5 +193,5 @@ def test_a_line_that_breaks_before_the_insert_is_done_leaves_nothing_after_the_g
         house.submit(send_at=SOON)
     assert house.rows() == []
     house.sql("DROP TRIGGER die ON messages")
-    wait_until(lambda: house.parts.sweep.reconcile() and house.members() == {})
+    wait_until(lambda: house.reconciled().members() == {})
     house.submit(send_at=SOON)

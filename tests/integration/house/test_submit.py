@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from dispatcher import MessageNotFound, QuotaExceeded, Status, TooLate
+from dispatcher import InvalidSendTime, MessageNotFound, QuotaExceeded, Status, TooLate
 from dispatcher.message import new_id
 from dispatcher.sendtime import to_ms
+from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House
 
 SEED = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
@@ -118,6 +120,14 @@ def test_a_shift_stays_before_the_expiry(house: House) -> None:
     assert just.send_at == SEED + MINUTE
 
 
+def test_a_shift_never_goes_beyond_the_farthest_time_allowed(build: Build) -> None:
+    house = build(quotas="1/7 day", max_horizon="10 days", retention="60 days")
+    first = house.submit(send_in=timedelta(days=9))
+    latest = first.send_at + timedelta(days=90)
+    with pytest.raises((QuotaExceeded, InvalidSendTime)):
+        house.submit(send_at=first.send_at, on_conflict="shift", latest=latest)
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -146,7 +156,7 @@ def test_a_shift_stays_before_the_expiry(house: House) -> None:
     ],
 )
 def test_the_time_asked_for_is_the_time_promised(
-    house: House, asked: dict[str, object], expected: datetime
+    house: House, asked: dict[str, Any], expected: datetime
 ) -> None:
     message = house.submit(**asked)
     assert message.send_at == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
@@ -32,7 +33,8 @@ def make(redis_server: RedisServer) -> Iterator[Make]:
 
 
 def everything(logs: Logs) -> dict[bytes, bytes | None]:
-    return {key: logs.client.dump(key) for key in logs.client.keys("*")}
+    keys = cast("list[bytes]", logs.client.keys("*"))
+    return {key: logs.client.dump(key) for key in keys}
 
 
 def test_a_limit_of_n_gives_n_permits_and_counts_down(make: Make) -> None:

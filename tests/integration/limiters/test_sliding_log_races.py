@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,9 +26,7 @@ def test_threads_on_one_log_get_exactly_the_limit(redis_server: RedisServer) -> 
     with logs_on(redis_server, "20/hour", "100/day") as logs:
         ids = [n.to_bytes(4, "big") for n in range(THREADS * 4)]
         groups = [ids[n::THREADS] for n in range(THREADS)]
-        answers = at_once(
-            [lambda group=group: logs.acquire(*group) for group in groups]  # type: ignore[misc]  # mypy cannot see a lambda's default
-        )
+        answers = at_once([partial(logs.acquire, *group) for group in groups])
         decisions: list[Decision] = []
         for answer in answers:
             assert isinstance(answer, list)
@@ -40,7 +39,8 @@ def _hammer(gate: Any, number: int, path: str) -> tuple[list[int], int]:
     """Take and settle permits in a tight loop; return the hand-overs by the server's clock."""
     from dispatcher.quota import Limit  # noqa: PLC0415 - runs in another process
 
-    handed_over, refused = [], 0
+    handed_over: list[int] = []
+    refused = 0
     with Logs(path, Limit(5, 100), Limit(20, 1_000)) as logs:
         gate.wait(60)
         end = logs.now() + 1_200

@@ -1,0 +1,85 @@
+"""The command line on real servers, called in this process or as one of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import cli
+from dispatcher.clock import SystemClock
+from tests.support.house import House, house_on
+from tests.support.servers import RedisServer
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """What it printed as JSON."""
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def house(
+    redis_server: RedisServer,
+    sqlite_template: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[House]:
+    """Give a house on SQLite with the machine's clock; the environment leads commands to it."""
+    path = tmp_path / "store.db"
+    shutil.copy(sqlite_template, path)
+    monkeypatch.chdir(tmp_path)
+    with house_on(
+        redis_server, f"sqlite:///{path}", clock=SystemClock(), data_dir=tmp_path / "data"
+    ) as house:
+        for name, value in house.settings.environment().items():
+            monkeypatch.setenv(name, value)
+        yield house
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Give what runs ``dispatcher …`` in this process."""
+
+    def call(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["dispatcher", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        shown = capsys.readouterr()
+        code = ended.value.code
+        return Ran(code if isinstance(code, int) else 1 if code else 0, shown.out, shown.err)
+
+    return call
+
+
+def run_process(*arguments: str, cwd: Path) -> Ran:
+    """Run ``python -m dispatcher …`` as a process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dispatcher", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)

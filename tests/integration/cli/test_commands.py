@@ -1,0 +1,163 @@
+"""Every command that tells or changes something: what it does, prints, and how it ends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dispatcher import Message, PermanentFailure, Status
+from dispatcher.cli import app
+from tests.integration.cli.conftest import Run
+from tests.support.house import House
+
+MESSAGE_FIELDS = {
+    "id", "status", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at",
+    "expires_at", "attempt_count", "max_attempts", "idempotency_key", "created_at",
+    "finished_at", "last_error",
+}  # fmt: skip
+ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
+COMMANDS = [
+    "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "cancel", "next-slot",
+    "version",
+]  # fmt: skip
+TO = ("--channel", "memory", "--recipient", "ada")
+SOON = ("--send-in", "10 minutes")
+
+
+def submit(run: Run, *more: str) -> dict[str, Any]:
+    ran = run("submit", *TO, "--text", "hello", *(more or SOON), "--json")
+    assert (ran.code, ran.err) == (0, "")
+    data: dict[str, Any] = ran.data
+    return data
+
+
+def test_help_lists_every_command_and_the_exit_codes() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "Exit codes" in shown.output
+    for command in COMMANDS:
+        assert command in shown.output
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_submit_as_json_has_every_field(house: House, run: Run) -> None:
+    data = submit(run)
+    assert set(data) == MESSAGE_FIELDS
+    assert (data["status"], data["channel"], data["recipient"]) == ("scheduled", "memory", "ada")
+    assert (data["body"], data["scope"]) == ({"text": "hello"}, "ada")
+    stored = house.dispatcher.get(data["id"])
+    assert stored.send_at.isoformat() == data["send_at"]
+    assert stored.created_at.isoformat() == data["created_at"]
+
+
+def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> None:
+    ran = run("submit", *TO, "--text", "hello", *SOON)
+    [stored] = house.dispatcher.find()
+    assert ran.code == 0
+    assert ran.out.split() == [
+        str(stored.id), "is", "scheduled", "for", stored.send_at.isoformat(),
+    ]  # fmt: skip
+
+
+def test_submit_takes_every_option(house: House, run: Run) -> None:
+    options = [
+        *("submit", *TO, "--body", '{"a": [1, null]}', "--send-at", "2028-10-29T02:30"),
+        *("--zone", "Europe/Berlin", "--fold", "1", "--scope", "family", "--key", "k"),
+        *("--expires-at", "2028-10-30T00:00Z", "--on-conflict", "shift"),
+        *("--latest", "2028-10-29T12:00Z", "--json"),
+    ]
+    first, again = run(*options).data, run(*options).data
+    assert first == again
+    stored = house.dispatcher.get(first["id"])
+    assert stored.send_at == datetime(2028, 10, 29, 1, 30, tzinfo=UTC)
+    assert stored.expires_at == datetime(2028, 10, 30, tzinfo=UTC)
+    assert (stored.scope, stored.idempotency_key, stored.body) == ("family", "k", {"a": [1, None]})
+
+
+def test_show_tells_everything_its_attempts_included(house: House, run: Run) -> None:
+    data = submit(run, "--send-in", "0")
+
+    def fail(_: Message) -> None:
+        raise PermanentFailure("no such [red]number")
+
+    house.memory.before = fail
+    house.deliver(house.dispatcher.get(data["id"]))
+    shown = run("show", data["id"], "--json").data
+    assert set(shown) == MESSAGE_FIELDS | {"attempts"}
+    assert shown["status"] == "failed"
+    [attempt] = shown["attempts"]
+    assert set(attempt) == ATTEMPT_FIELDS
+    assert (attempt["token"], attempt["outcome"]) == (1, "permanent")
+    people = run("show", data["id"])
+    assert people.code == 0
+    for part in (data["id"], "hello", "failed", "permanent", "no such"):
+        assert part in people.out
+
+
+@pytest.mark.parametrize("text", ["[red]x", "[/]", "a[bold]b[/bold]"])
+def test_show_and_list_print_text_as_it_is(house: House, run: Run, text: str) -> None:
+    message = house.submit(text, body={"text": text}, send_in=timedelta(minutes=10))
+    for ran in (run("show", str(message.id)), run("list")):
+        assert ran.code == 0
+        assert text in ran.out
+
+
+def test_list_filters_and_limits(house: House, run: Run) -> None:
+    first = submit(run)
+    second = house.submit("ben", channel="file", send_in=timedelta(minutes=10))
+    house.dispatcher.cancel(second.id)
+    assert [each["id"] for each in run("list", "--json").data] == [str(second.id), first["id"]]
+    assert [each["id"] for each in run("list", "--at-most", "1", "--json").data] == [str(second.id)]
+    for filters in (["--status", "scheduled"], ["--recipient", "ada"], ["--channel", "memory"]):
+        [only] = run("list", *filters, "--json").data
+        assert only == run("show", first["id"], "--json").data | {} or only["id"] == first["id"]
+        assert set(only) == MESSAGE_FIELDS
+    table = run("list")
+    assert first["id"] in table.out
+    assert "hello" not in table.out, "a list shows no bodies"
+    assert run("list", "--recipient", "nobody", "--json").data == []
+    assert run("list", "--recipient", "nobody").out == "no messages\n"
+
+
+def test_cancel_frees_the_place(house: House, run: Run) -> None:
+    data = submit(run)
+    assert set(house.members()) != set()
+    cancelled = run("cancel", data["id"], "--json").data
+    assert set(cancelled) == MESSAGE_FIELDS
+    assert (cancelled["id"], cancelled["status"]) == (data["id"], "cancelled")
+    assert house.members() == {}
+    assert run("cancel", data["id"]).out == f"{data['id']} is cancelled\n"
+    assert house.dispatcher.get(data["id"]).status is Status.CANCELLED
+
+
+def test_next_slot_tells_and_books_nothing(house: House, run: Run) -> None:
+    data = submit(run)
+    expected = datetime.fromisoformat(data["send_at"]) + timedelta(minutes=1)
+    shown = run("next-slot", "--recipient", "ada", "--after", data["send_at"], "--json")
+    assert shown.data == {"next_slot": expected.isoformat()}
+    assert (
+        run("next-slot", "--scope", "ada", "--after", data["send_at"]).out
+        == f"{expected.isoformat()}\n"
+    )
+    assert len(house.members()) == 1
+    assert run("next-slot", "--recipient", "ada").code == 0
+
+
+def test_version_is_the_installed_one(run: Run) -> None:
+    assert run("version").out == f"{version('dispatcher')}\n"
+
+
+def test_migrate_builds_the_tables_and_is_safe_to_repeat(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{tmp_path}/new.db")
+    for _ in range(2):
+        ran = run("migrate")
+        assert (ran.code, ran.err) == (0, "")
+        assert "revision" in ran.out
+    assert run("list", "--json").data == []

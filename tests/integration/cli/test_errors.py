@@ -1,0 +1,145 @@
+"""When a command cannot do what is asked: one sentence, the right exit code, no secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.message import new_id
+from tests.integration.cli.conftest import Run, run_process
+from tests.support.house import House
+
+TO = ("--channel", "memory", "--recipient", "ada", "--text", "hello")
+AT = ("--send-at", "2028-01-01T11:11:11Z")
+SECRET = "hunter2"  # noqa: S105 - looked for where it must not be
+
+
+def submitted(house: House, **asked: Any) -> str:
+    return str(house.submit(send_at="2028-01-01T11:11:11Z", **asked).id)
+
+
+def sent(house: House) -> str:
+    message = house.submit("ben")
+    house.deliver(message)
+    return str(message.id)
+
+
+Case = tuple[int, str, Callable[[House], list[str]]]
+
+CASES: dict[str, Case] = {
+    "unknown channel": (2, "there is no channel 'fax'", lambda _: [
+        "submit", "--channel", "fax", "--recipient", "ada", "--text", "x", *AT]),
+    "bad recipient": (2, "recipient: ", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "", "--text", "x", *AT]),
+    "no body": (2, "neither or both of --text and --body", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", *AT]),
+    "body no JSON": (2, "body: is no JSON", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", "--body", "{", *AT]),
+    "body no object": (2, "body: a list", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", "--body", "[]", *AT]),
+    "body far too deep": (2, "body: ", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", "--body", "[" * 50_000, *AT]),
+    "no time": (2, "neither of send_at and send_in", lambda _: ["submit", *TO]),
+    "past": (2, "is past", lambda _: ["submit", *TO, "--send-at", "1999-01-01T00:00Z"]),
+    "local without zone": (2, "neither an offset nor a zone", lambda _: [
+        "submit", *TO, "--send-at", "2028-01-01T11:11"]),
+    "unreadable length": (2, "cannot read 'soon'", lambda _: ["submit", *TO, "--send-in", "soon"]),
+    "bad id": (2, "is no message id", lambda _: ["show", "4711"]),
+    "next slot of nobody": (2, "neither recipient nor scope", lambda _: ["next-slot"]),
+    "list too many": (2, "at_most: ", lambda _: ["list", "--at-most", "0"]),
+    "quota": (3, "the next free slot is 2028-01-01T11:12:11+00:00", lambda house: (
+        [submitted(house), "submit", *TO, "--send-at", "2028-01-01T11:11:12Z"][1:])),
+    "show nothing": (4, "there is no message", lambda _: ["show", str(new_id())]),
+    "cancel nothing": (4, "there is no message", lambda _: ["cancel", str(new_id())]),
+    "too late": (5, "is already sent", lambda house: ["cancel", sent(house)]),
+    "key in use": (5, "which has other content", lambda house: (
+        [submitted(house, idempotency_key="k"), "submit", *TO, *AT, "--key", "k"][1:])),
+    "redis empty": (6, "reservations unavailable", lambda house: (
+        [str(house.redis.flushall()), "submit", *TO, *AT][1:])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_an_error_is_one_sentence_with_its_exit_code(house: House, run: Run, case: Case) -> None:
+    code, says, prepare = case
+    arguments = prepare(house)
+    before = house.snapshot()
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert house.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fly"], ["submit"], ["show"], ["list", "--status", "lost"],
+     ["submit", *TO, *AT, "--fold", "x"],
+     ["submit", *TO, *AT, "--on-conflict", "replace"]],
+    ids=str,
+)  # fmt: skip
+def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: list[str]) -> None:
+    before = house.snapshot()
+    ran = run(*arguments)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert house.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "says"),
+    [
+        ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "store unavailable"),
+        ("DATABASE_URL", f"mysql://ada:{SECRET}@host/x", 2, "database_url: "),
+        ("REDIS_URL", f"redis://:{SECRET}@127.0.0.1:1/0", 6, "Redis cannot be reached"),
+        ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
+        ("HORIZON", "2 hours", 2, "horizon: "),
+        ("HORIZON", "soon", 2, "horizon: "),
+        ("QUOTAS", "1/fortnight", 2, "quotas"),
+        ("SHARDS", "0", 2, "shards: "),
+    ],
+)
+def test_a_wrong_configuration_is_said_without_its_secrets(  # noqa: PLR0917 - one table, one test
+    house: House,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.setenv(f"DISPATCHER_{name}", value)
+    ran = run("submit", *TO, *AT)
+    assert ran.code == code
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+    assert SECRET not in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_worker_whose_channel_cannot_work_does_not_start(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_CHANNELS", '{"sms": {"transport": "no_such_module:send"}}')
+    ran = run("worker")
+    assert ran.code == 2
+    assert "channels.sms.transport: cannot load" in ran.err
+
+
+def test_as_a_process_it_ends_the_same_way(house: House, tmp_path: Path) -> None:
+    accepted = run_process("submit", *TO, *AT, "--json", cwd=tmp_path)
+    assert (accepted.code, accepted.err) == (0, "")
+    assert accepted.data["status"] == "scheduled"
+    refused = run_process("submit", *TO, *AT, cwd=tmp_path)
+    assert (refused.code, refused.out) == (3, "")
+    assert refused.err.startswith("error: 2028-01-01T11:11:11+00:00 does not fit the quota")
+    assert refused.err.count("\n") == 1
+    bad = run_process("submit", *TO, "--send-at", "\u202e2028", cwd=tmp_path)
+    assert bad.code == 2
+    assert "Traceback" not in bad.err
+    assert len(house.rows()) == 1

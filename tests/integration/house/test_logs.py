@@ -1,0 +1,130 @@
+"""Nothing that is said in a log, at any level, carries a body, a recipient or a secret."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import IdempotencyConflict, Message, QuotaExceeded, TemporaryFailure
+from dispatcher.bootstrap import Parts
+from dispatcher.redis_keys import PermitKeys
+from tests.integration.house.conftest import Build
+from tests.support.house import House, hour_ago
+from tests.support.proxy import Proxy
+from tests.support.servers import PostgresServer
+
+BODY = "canary-body-4711"
+RECIPIENT = "canary-recipient-4712"
+SCOPE = "canary-scope-4713"
+PASSWORD = "canary-password-4714"  # noqa: S105 - looked for where it must not be
+SECRETS = (BODY, RECIPIENT, SCOPE, PASSWORD)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def everything(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Let every logger speak at DEBUG."""
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("celery").setLevel(logging.DEBUG)
+        logging.getLogger("kombu").setLevel(logging.DEBUG)
+        yield caplog
+    for name in ("celery", "kombu"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def submit(house: House, minute: int, **more: Any) -> Message:
+    at = house.clock.now() + minute * MINUTE
+    return house.submit(RECIPIENT, **{"scope": SCOPE, "body": {"text": BODY}, "send_at": at} | more)
+
+
+def play(house: House) -> None:
+    """Submit, refuse, repeat, cancel, send, fail, retry, rescue, flush, reconcile, prune."""
+    sent = submit(house, 0, idempotency_key="k")
+    with pytest.raises(QuotaExceeded):
+        submit(house, 0)
+    with pytest.raises(IdempotencyConflict):
+        submit(house, 0, idempotency_key="k", body={"text": BODY + BODY})
+    house.dispatcher.cancel(submit(house, 1).id)
+    failing = submit(house, 2)
+    snoozed = submit(house, 3)
+    house.deliver(sent, snoozed)
+
+    def fail(message: Message) -> None:
+        text = f"the provider refused {message.recipient} {message.body}"
+        raise TemporaryFailure(text) if message.attempt_count == 1 else RuntimeError(text)
+
+    house.memory.before = fail
+    house.redis.flushall()
+    house.deliver(failing)
+    house.open()
+    for _ in range(2):
+        house.redis.delete(PermitKeys(house.settings.namespace).scope(SCOPE))
+        house.change([failing], next_attempt_at=failing.send_at)
+        house.deliver(failing)
+    assert house.again(failing).attempt_count == 2
+    house.parts.sweep.enqueue_due()
+    house.parts.sweep.rescue()
+    house.parts.sweep.prune()
+    house.dispatcher.find(recipient=RECIPIENT)
+
+
+def leaks(caplog: pytest.LogCaptureFixture, *, of: str = "") -> list[str]:
+    lines = [
+        f"{record.name}: {record.getMessage()} {record.exc_text or ''}"
+        for record in caplog.records
+        if record.name.startswith(of)
+    ]
+    assert lines or of
+    return [line for line in lines if any(secret in line for secret in SECRETS)]
+
+
+def test_our_own_logs_say_nothing_of_the_content(
+    slow: House, everything: pytest.LogCaptureFixture
+) -> None:
+    play(slow)
+    assert leaks(everything, of="dispatcher") == []
+
+
+def test_no_library_says_it_for_us_up_to_info(
+    slow: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        play(slow)
+    assert leaks(caplog) == []
+
+
+def test_no_library_says_it_for_us_at_debug(
+    build: Build, everything: pytest.LogCaptureFixture
+) -> None:
+    play(build(clock=hour_ago()))
+    assert leaks(everything) == []
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_passwords_of_addresses_are_not_said(
+    build: Build,
+    postgres: PostgresServer,
+    postgres_name: str,
+    postgres_proxy: Proxy,
+    everything: pytest.LogCaptureFixture,
+) -> None:
+    url = postgres.url(postgres_name, port=postgres_proxy.port)
+    with_password = url.replace("postgres@", f"postgres:{PASSWORD}@")
+    house = build(
+        clock=hour_ago(),
+        database_url=with_password,
+        broker_url=f"redis://:{PASSWORD}@127.0.0.1:1/0",
+    )
+    house.submit("ada")
+    postgres_proxy.refuse()
+    postgres_proxy.cut_all()
+    with pytest.raises(Exception, match="unavailable") as caught:
+        house.submit("ben")
+    assert PASSWORD not in f"{caught.value!r} {caught.value.__cause__!r}"
+    assert not [line for line in leaks(everything) if PASSWORD in line]
+    assert PASSWORD not in repr(house.settings)
+    assert PASSWORD not in repr(Parts(house.settings))
