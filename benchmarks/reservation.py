@@ -102,7 +102,8 @@ def compare(settings: Settings, log: str) -> None:
         },
         calls=CALLS,
     )
-    report("Reservation: three quotas judged and booked", figures, floor="empty script")
+    title = f"Reservation: three quotas judged and booked (appendonly {log})"
+    report(title, figures, floor="empty script")
     parts.close()
 
 
