@@ -12,6 +12,7 @@ from itertools import count
 from limits import parse
 from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
+from redis.commands.core import Script
 from rounds import folder, measure, report
 
 from dispatcher.bootstrap import Parts
@@ -43,35 +44,10 @@ def compare(settings: Settings, log: str) -> None:
     extremes = (max(flat[1::2]), min(flat[::2]))
     turns = count()
 
-    def bare_reserve() -> None:
+    def call(which: Script) -> None:
         fresh = [keys.window(f"script-{next(turns)}"), keys.pending, keys.epoch]
-        words: list[bytes | str | int] = [
-            new_id().bytes,
-            asked,
-            asked,
-            asked,
-            "",
-            "",
-            "",
-            *extremes,
-            *flat,
-        ]
-        script(keys=fresh, args=words)
-
-    def bare_empty() -> None:
-        fresh = [keys.window(f"script-{next(turns)}"), keys.pending, keys.epoch]
-        words: list[bytes | str | int] = [
-            new_id().bytes,
-            asked,
-            asked,
-            asked,
-            "",
-            "",
-            "",
-            *extremes,
-            *flat,
-        ]
-        bare(keys=fresh, args=words)
+        words: list[bytes | str | int] = [new_id().bytes, asked, asked, asked, "", "", ""]
+        which(keys=fresh, args=[*words, *extremes, *flat])
 
     def ours() -> None:
         turn = next(turns)
@@ -93,8 +69,8 @@ def compare(settings: Settings, log: str) -> None:
 
     figures = measure(
         {
-            "empty script": bare_empty,
-            "reserve.lua, called the same way": bare_reserve,
+            "empty script": lambda: call(bare),
+            "reserve.lua, called the same way": lambda: call(script),
             "Windows.reserve, new scope": ours,
             "Windows.reserve, scope with some bookings": ours_filled,
             "limits, fixed window × 3": lambda: peer(fixed),

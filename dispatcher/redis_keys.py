@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
 
 @dataclass(frozen=True)
-class ShardKeys:
-    """The keys of one shard of the windows."""
+class _PartKeys(ABC):
+    """The keys by which a part of Redis is opened, closed and rebuilt."""
 
     namespace: str
+
+    @property
+    @abstractmethod
+    def tag(self) -> str:
+        """Hash tag that all keys of the part begin with."""
+
+    @cached_property
+    def epoch(self) -> str:
+        """HASH that exists exactly while the part is complete."""
+        return f"{self.tag}:epoch"
+
+    @cached_property
+    def rebuild(self) -> str:
+        """STRING that names who is rebuilding the part."""
+        return f"{self.tag}:rebuild"
+
+
+@dataclass(frozen=True)
+class ShardKeys(_PartKeys):
+    """The keys of one shard of the windows."""
+
     shard: int
 
     @cached_property
     def tag(self) -> str:
         """Hash tag that all keys of the shard begin with."""
         return f"{{{self.namespace}:{self.shard}}}"
-
-    @cached_property
-    def epoch(self) -> str:
-        """HASH that exists exactly while the shard's windows are complete."""
-        return f"{self.tag}:epoch"
-
-    @cached_property
-    def rebuild(self) -> str:
-        """STRING that names who is rebuilding the shard."""
-        return f"{self.tag}:rebuild"
 
     @cached_property
     def pending(self) -> str:
@@ -58,25 +70,13 @@ class ShardKeys:
 
 
 @dataclass(frozen=True)
-class PermitKeys:
+class PermitKeys(_PartKeys):
     """The keys of all permit logs. They share one hash tag: one script takes a group's permits."""
-
-    namespace: str
 
     @cached_property
     def tag(self) -> str:
         """Hash tag that all permit logs begin with."""
         return f"{{{self.namespace}:permits}}"
-
-    @cached_property
-    def epoch(self) -> str:
-        """HASH that exists exactly while the logs are complete."""
-        return f"{self.tag}:epoch"
-
-    @cached_property
-    def rebuild(self) -> str:
-        """STRING that names who is rebuilding the logs."""
-        return f"{self.tag}:rebuild"
 
     @cached_property
     def contents(self) -> str:
