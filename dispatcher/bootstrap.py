@@ -27,7 +27,7 @@ from dispatcher.reservation import Fence, Upkeep, Windows
 from dispatcher.settings import Settings
 from dispatcher.store import Claims, Database, Messages, StoreUpkeep
 from dispatcher.submission import Submission
-from dispatcher.sweep import Sweep
+from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Transport, load
 
 _REDIS_SECONDS = 1.0
@@ -101,7 +101,7 @@ class Parts:
     @cached_property
     def upkeep(self) -> Upkeep:
         """What rebuilds and settles the windows."""
-        return Upkeep(self.redis, self.fence)
+        return Upkeep(self.redis, self.fence, marker_life=self.settings.settle + MARKER_SPARE)
 
     @cached_property
     def permits(self) -> Permits:

@@ -56,12 +56,12 @@ class ShardKeys(_PartKeys):
 
     @cached_property
     def contents(self) -> str:
-        """Glob that matches every window of the shard."""
-        return f"{_escaped(self.tag)}:window:*"
+        """What the name of every window of the shard begins with."""
+        return f"{self.tag}:window:"
 
     def window(self, scope: str) -> str:
         """ZSET of one scope's reservations; member: message id, score: send_at, ms."""
-        return f"{self.tag}:window:{scope}"
+        return f"{self.contents}{scope}"
 
     def twins(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
@@ -80,16 +80,16 @@ class PermitKeys(_PartKeys):
 
     @cached_property
     def contents(self) -> str:
-        """Glob that matches every log."""
-        return f"{_escaped(self.tag)}:log:*"
+        """What the name of every log begins with."""
+        return f"{self.tag}:log:"
 
     def scope(self, scope: str) -> str:
         """ZSET of one scope's permits; member: permit id, score: time of the hand-over, ms."""
-        return f"{self.tag}:log:scope:{scope}"
+        return f"{self.contents}scope:{scope}"
 
     def channel(self, channel: str) -> str:
         """ZSET of one channel's permits."""
-        return f"{self.tag}:log:channel:{channel}"
+        return f"{self.contents}channel:{channel}"
 
 
 def shard_of(scope: str, shards: int) -> int:
@@ -97,5 +97,11 @@ def shard_of(scope: str, shards: int) -> int:
     return zlib.crc32(scope.encode()) % shards
 
 
-def _escaped(literal: str) -> str:
-    return "".join(f"\\{each}" if each in "[]?*\\" else each for each in literal)
+def all_of(namespace: str) -> str:
+    """Glob that matches every key of a namespace (whose characters mean nothing in a glob)."""
+    return f"{{{namespace}:*"
+
+
+def start_of(name: bytes) -> bytes:
+    """Return what the name of a window or a log begins with: the ``contents`` of its part."""
+    return b":".join(name.split(b":", 3)[:3]) + b":"

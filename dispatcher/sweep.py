@@ -21,6 +21,8 @@ from dispatcher.store import Messages, StoreUpkeep
 
 log = logging.getLogger(__name__)
 
+MARKER_SPARE = timedelta(seconds=10)
+"""How long a rebuild may pause between two pages, or die, before another one takes over."""
 _BATCH = 1_000
 _MOST_BATCHES = 20
 
@@ -119,10 +121,13 @@ class Sweep:
         if rebuild.shards:
             for page in self._store.places(memory=self._windows.memory, batch=_BATCH):
                 self._windows.restore(rebuild, [Reserved(*place) for place in page])
+                self._windows.hold(rebuild)
         if rebuild.permits:
+            life = self._settings.settle + MARKER_SPARE
             for taken in self._store.permits(memory=self._permits.memory, batch=_BATCH):
                 permits = [(Permit(*each[:4]), each.age) for each in taken]
-                self._permits.restore(permits, marker=rebuild.marker)
+                self._permits.restore(permits, marker=rebuild.marker, marker_life=life)
+                self._windows.hold(rebuild)
         opened = self._windows.open(rebuild)
         log.warning("%d of %d lost parts of Redis rebuilt", opened, len(rebuild.parts))
         return opened

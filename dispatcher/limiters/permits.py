@@ -14,9 +14,6 @@ from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
 from dispatcher.quota import Limit
 from dispatcher.redis_keys import PermitKeys
 
-MARKER_LIFE = timedelta(seconds=15)
-
-
 _SCOPES = "scopes"
 
 
@@ -83,7 +80,9 @@ class Permits:
         """Return permits that were not used; harmless for those that were not granted."""
         self._log.give_back([self._request(permit) for permit in unused])
 
-    def restore(self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str) -> None:
+    def restore(
+        self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str, marker_life: timedelta
+    ) -> None:
         """Put permits back into emptied logs: each with its age, negative while it may be used.
 
         ``marker`` is that of the rebuild; once it is another's, nothing is written.
@@ -92,7 +91,7 @@ class Permits:
             [(self._request(permit), age) for permit, age in taken],
             rebuild_key=self._keys.rebuild,
             marker=marker,
-            marker_life=MARKER_LIFE,
+            marker_life=marker_life,
             longest=self.memory,
         )
 

@@ -40,6 +40,7 @@ class Fence:
         longest_ms: int,
         permits_ms: Mapping[str, int] | None = None,
     ) -> None:
+        self.namespace = namespace
         self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
         self.parts: tuple[Part, ...] = (*self.keys, PermitKeys(namespace))
         self.longest_ms = longest_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -13,13 +13,12 @@ import redis
 
 from dispatcher.lua import source
 from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.redis_keys import PermitKeys, ShardKeys, all_of, shard_of, start_of
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
 from dispatcher.sendtime import from_ms, to_ms
 
-_MARKER_LIFE_MS = 15_000
 _WIPE_BATCH = 500
 
 
@@ -61,12 +60,16 @@ class Rebuild:
 class Upkeep:
     """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
 
-    A rebuild is ``begin``, ``wipe``, ``restore`` as often as needed, ``open``. Each step is
-    guarded by the marker, so that a rebuilder that was overtaken writes nothing more.
+    A rebuild is ``begin``, ``wipe``, ``restore`` and ``hold`` as often as needed, ``open``. Each
+    step is guarded by the marker, so that a rebuilder that was overtaken writes nothing more. A
+    marker that nobody holds ends after ``marker_life``: then another process may begin.
     """
 
-    def __init__(self, client: redis.Redis, fence: Fence) -> None:
+    def __init__(
+        self, client: redis.Redis, fence: Fence, *, marker_life: timedelta = timedelta(seconds=15)
+    ) -> None:
         self._client = client
+        self._marker_life_ms = marker_life // timedelta(milliseconds=1)
         self._fence = fence
         self._by_shard = dict(enumerate(fence.keys))
         self._keep_ms = fence.longest_ms + KEEP_MS
@@ -99,7 +102,7 @@ class Upkeep:
             pipeline = self._client.pipeline(transaction=False)
             for keys in closed:
                 names = [keys.epoch, keys.rebuild]
-                self._begin(keys=names, args=[marker, _MARKER_LIFE_MS], client=pipeline)
+                self._begin(keys=names, args=[marker, self._marker_life_ms], client=pipeline)
             replies = pipeline.execute()
         ours = tuple(keys for keys, begun in zip(closed, replies, strict=True) if begun)
         return Rebuild(marker, server, ours) if ours else None
@@ -107,19 +110,35 @@ class Upkeep:
     def wipe(self, rebuild: Rebuild) -> None:
         """Delete what is left of the parts being rebuilt."""
         with translated():
-            for keys in rebuild.parts:
-                found: list[bytes | str] = []
-                if isinstance(keys, ShardKeys):
-                    found.append(keys.pending)
-                for name in self._client.scan_iter(match=keys.contents, count=1_000):
-                    found.append(name)
-                    if len(found) >= _WIPE_BATCH:
-                        self._wipe_names(rebuild, keys, found)
-                        found = []
-                self._wipe_names(rebuild, keys, found)
+            self._delete(
+                rebuild, {part.contents.encode(): [part.pending] for part in rebuild.shards}
+            )
+            batch: dict[bytes, list[bytes | str]] = defaultdict(list)
+            names = self._client.scan_iter(match=all_of(self._fence.namespace), count=_WIPE_BATCH)
+            for number, name in enumerate(names, start=1):
+                batch[start_of(name)].append(name)
+                if number % _WIPE_BATCH == 0:
+                    self._delete(rebuild, batch)
+                    batch.clear()
+            self._delete(rebuild, batch)
 
-    def _wipe_names(self, rebuild: Rebuild, keys: Part, names: list[bytes | str]) -> None:
-        self._wipe(keys=[keys.rebuild, *names], args=[rebuild.marker, _MARKER_LIFE_MS])
+    def _delete(self, rebuild: Rebuild, names: Mapping[bytes, list[bytes | str]]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for part in rebuild.parts:
+            found = names.get(part.contents.encode())
+            if found:
+                arguments: list[str | int] = [rebuild.marker, self._marker_life_ms]
+                self._wipe(keys=[part.rebuild, *found], args=arguments, client=pipeline)
+        pipeline.execute()
+
+    def hold(self, rebuild: Rebuild) -> None:
+        """Keep the marker alive while other work goes on; once a second is often enough."""
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for part in rebuild.parts:
+                arguments: list[str | int] = [rebuild.marker, self._marker_life_ms]
+                self._wipe(keys=[part.rebuild], args=arguments, client=pipeline)
+            pipeline.execute()
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put the rows that belong to these shards back into their windows."""
@@ -134,7 +153,7 @@ class Upkeep:
                 if keys in ours:
                     self._restore(
                         keys=[keys.rebuild, keys.window(scope), keys.pending],
-                        args=[rebuild.marker, _MARKER_LIFE_MS, *flat],
+                        args=[rebuild.marker, self._marker_life_ms, *flat],
                         client=pipeline,
                     )
             pipeline.execute()

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.redis_keys import PermitKeys, ShardKeys, all_of, shard_of, start_of
 
 
 def tag(key: str) -> str:
@@ -61,10 +61,13 @@ def test_shards_are_used_about_evenly() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["plain", "with.dot", "under_score-dash"])
-def test_the_glob_of_a_shard_matches_its_windows_and_no_others(namespace: str) -> None:
-    keys, glob = ShardKeys(namespace, 1), ShardKeys(namespace, 1).contents
-    assert fnmatchcase(keys.window("ann"), glob)
-    others = [ShardKeys(namespace, 11), ShardKeys(namespace + "x", 1), ShardKeys("x", 1)]
-    assert not any(fnmatchcase(other.window("ann"), glob) for other in others)
-    assert not fnmatchcase(keys.epoch, glob)
-    assert not fnmatchcase(keys.rebuild, glob)
+def test_a_scan_finds_the_windows_and_logs_of_its_namespace_alone(namespace: str) -> None:
+    shard, permits = ShardKeys(namespace, 1), PermitKeys(namespace)
+    for keys, name in ((shard, shard.window("a:b")), (permits, permits.scope("a:b"))):
+        assert fnmatchcase(name, all_of(namespace))
+        assert start_of(name.encode()) == keys.contents.encode()
+    for other in (ShardKeys(namespace, 11), ShardKeys(namespace + "x", 1), ShardKeys("x", 1)):
+        assert start_of(other.window("ann").encode()) != shard.contents.encode()
+    assert not fnmatchcase(ShardKeys(namespace + "x", 1).window("ann"), all_of(namespace))
+    for name in (shard.epoch, shard.rebuild, shard.pending, permits.epoch):
+        assert start_of(name.encode()) not in {shard.contents.encode(), permits.contents.encode()}
