@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
-from typing import Any
+from threading import Lock, RLock
+from typing import Any, Self, TypeVar, cast, overload
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -30,8 +30,28 @@ from dispatcher.submission import Submission
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Transport, load
 
+T = TypeVar("T")
+
+_building = RLock()
 _REDIS_SECONDS = 1.0
 _REDIS_RETRIES = 1
+
+
+class _built_once(cached_property[T]):  # noqa: N801 - used as a decorator
+    """A cached property that two threads do not build twice."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self | T:
+        if instance is None:
+            return self
+        with _building:
+            # Who waited finds what was built meanwhile: cached_property of Python 3.12 and later
+            # does not look again.
+            built = vars(instance).get(self.func.__name__)
+            return super().__get__(instance, owner) if built is None else cast("T", built)
 
 
 class Parts:
@@ -41,7 +61,7 @@ class Parts:
         self.settings = settings
         self.clock = clock or SystemClock()
 
-    @cached_property
+    @_built_once
     def fence(self) -> Fence:
         """What every connection to Redis passes."""
         return Fence(
@@ -51,7 +71,7 @@ class Parts:
             permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
         )
 
-    @cached_property
+    @_built_once
     def redis(self) -> redis.Redis:
         """The client for windows and permits.
 
@@ -77,17 +97,17 @@ class Parts:
                 "redis_url", "cannot be read", "redis://…, rediss://… or unix://…"
             ) from None
 
-    @cached_property
+    @_built_once
     def database(self) -> Database:
         """The store's engine."""
         return Database(self.settings.database_url)
 
-    @cached_property
+    @_built_once
     def messages(self) -> Messages:
         """Messages in the store."""
         return Messages(self.database)
 
-    @cached_property
+    @_built_once
     def windows(self) -> Windows:
         """The windows of reservations."""
         return Windows(
@@ -98,12 +118,12 @@ class Parts:
             twins_life=self.settings.reconcile_grace * 2,
         )
 
-    @cached_property
+    @_built_once
     def upkeep(self) -> Upkeep:
         """What rebuilds and settles the windows."""
         return Upkeep(self.redis, self.fence, marker_life=self.settings.settle + MARKER_SPARE)
 
-    @cached_property
+    @_built_once
     def permits(self) -> Permits:
         """What guards the hand-overs."""
         return Permits(
@@ -113,7 +133,7 @@ class Parts:
             channel_limits=self._channel_limits,
         )
 
-    @cached_property
+    @_built_once
     def queue(self) -> Queue:
         """What hands ids to Celery."""
         return Queue(
@@ -124,7 +144,7 @@ class Parts:
             group_size=self.settings.group_size,
         )
 
-    @cached_property
+    @_built_once
     def transports(self) -> Mapping[str, Transport]:
         """The transport of each channel."""
         return {
@@ -132,7 +152,7 @@ class Parts:
             for name, channel in self.settings.channels.items()
         }
 
-    @cached_property
+    @_built_once
     def submission(self) -> Submission:
         """The use cases of those who submit."""
         return Submission(
@@ -143,7 +163,7 @@ class Parts:
             queue=self.queue,
         )
 
-    @cached_property
+    @_built_once
     def delivery(self) -> Delivery:
         """The use case of the worker."""
         return Delivery(
@@ -154,7 +174,7 @@ class Parts:
             transports=self.transports,
         )
 
-    @cached_property
+    @_built_once
     def sweep(self) -> Sweep:
         """The duties of the beat job."""
         return Sweep(
