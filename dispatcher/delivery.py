@@ -137,7 +137,7 @@ class Delivery:
                 self._let_go([claim])
                 continue
             sent += self._hand_over(claim, this)
-            # The provider had it by now at the latest; counted later it can only be too strict.
+            # Counted at its end: a hand-over is never later than that, so never counted too early.
             this.used.append((claim, self._clock.monotonic()))
             if self._clock.monotonic() - recorded_at > _RECORD_EVERY_SECONDS:
                 self._record(this)
@@ -205,7 +205,7 @@ class Delivery:
         if not this.used:
             return
         now = self._clock.monotonic()
-        used = [(_permit(each), timedelta(seconds=now - began)) for each, began in this.used]
+        used = [(_permit(each), timedelta(seconds=now - ended)) for each, ended in this.used]
         this.used = []
         try:
             self._permits.settle(used)

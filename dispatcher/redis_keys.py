@@ -102,6 +102,11 @@ def all_of(namespace: str) -> str:
     return f"{{{namespace}:*"
 
 
+def tag_of(name: bytes) -> str:
+    """Return the hash tag of a key."""
+    return name.partition(b"}")[0].decode() + "}"
+
+
 def start_of(name: bytes) -> bytes:
     """Return what the name of a window or a log begins with: the ``contents`` of its part."""
     return b":".join(name.split(b":", 3)[:3]) + b":"

@@ -14,6 +14,10 @@ _LOCK = 0x64697370  # "disp": two migrations at a time take turns
 
 def run(connection: Connection) -> None:
     sqlite = connection.dialect.name == "sqlite"
+    if not sqlite:
+        from dispatcher.store.postgres import be_patient  # noqa: PLC0415 - its driver is an extra
+
+        be_patient(connection)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else "BEGIN")
     try:
         if not sqlite:

@@ -46,7 +46,8 @@ def up() -> None:
         show.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
         show.out.print(
             "try, from a second shell here: "
-            'dispatcher submit --channel file --recipient ada --text hello --send-in "5 seconds"',
+            f"dispatcher submit --channel {next(iter(running.channels))} "
+            '--recipient ada --text hello --send-in "5 seconds"',
             soft_wrap=True,
         )
         stopped.wait()

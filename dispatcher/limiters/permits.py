@@ -73,7 +73,7 @@ class Permits:
         return self._log.acquire(requests, limits, hold=hold, reaches=reaches)
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its hand-over began."""
+        """Note when permits were used: each with the time since its hand-over ended."""
         self._log.settle([(self._request(permit), since) for permit, since in used])
 
     def give_back(self, unused: Sequence[Permit]) -> None:

@@ -82,7 +82,7 @@ class SlidingLog:
         ]
 
     def settle(self, used: Sequence[tuple[PermitRequest, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its hand-over began."""
+        """Note when permits were used: each with the time since its hand-over ended."""
         logs = sorted({log for request, _ in used for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
         arguments = [

@@ -1,7 +1,7 @@
 -- Move permits that were used to the time of their hand-over.
 --
 -- KEYS  logs, ZSETs of permits
--- ARGV  per permit: place of its log in KEYS, permit id, time since the hand-over began in ms
+-- ARGV  per permit: place of its log in KEYS, permit id, time since the hand-over ended in ms
 -- Reply 1
 --
 -- A permit that is not in its log (it was given back, or Redis was emptied) is not added.

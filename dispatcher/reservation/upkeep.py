@@ -13,7 +13,7 @@ import redis
 
 from dispatcher.lua import source
 from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import PermitKeys, ShardKeys, all_of, shard_of, start_of
+from dispatcher.redis_keys import PermitKeys, ShardKeys, all_of, shard_of, start_of, tag_of
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
@@ -115,8 +115,12 @@ class Upkeep:
             )
             batch: dict[bytes, list[bytes | str]] = defaultdict(list)
             names = self._client.scan_iter(match=all_of(self._fence.namespace), count=_WIPE_BATCH)
+            known = {part.tag for part in self._fence.parts}
             for number, name in enumerate(names, start=1):
-                batch[start_of(name)].append(name)
+                if tag_of(name) in known:
+                    batch[start_of(name)].append(name)
+                else:
+                    self._client.unlink(name)  # left by another number of shards, epochs too
                 if number % _WIPE_BATCH == 0:
                     self._delete(rebuild, batch)
                     batch.clear()

@@ -33,9 +33,9 @@ _TRIES = 3
 class Database:
     """Runs pieces of work on pooled connections in autocommit mode.
 
-    Every piece of work must be safe to run again: it is, once, when the line breaks, because then
-    nobody knows whether it was done. Raises StoreUnavailable for what the database or the driver
-    cannot do.
+    Every piece of work must be safe to run again: it is, up to two more times, when the line
+    breaks, because then nobody knows whether it was done. Raises StoreUnavailable for what the
+    database or the driver cannot do.
     """
 
     def __init__(self, url: str) -> None:

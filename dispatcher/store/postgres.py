@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 from psycopg.abc import RV, PQGen
+from sqlalchemy import Connection
 
 STATEMENT_SECONDS = 10
 _ANSWER_SECONDS = STATEMENT_SECONDS + 1.0
@@ -28,18 +29,30 @@ class BoundedConnection(psycopg.Connection[Any]):
     """A connection that gives up when the server stays silent.
 
     The server ends statements that take too long; a server that is frozen, or a line that is cut
-    without a word, cannot.
+    without a word, cannot. ``patience`` is how long it may be silent, in seconds; None for ever.
     """
+
+    patience: float | None = _ANSWER_SECONDS
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Wait for the server, but not for ever. Raises OperationalError and closes itself."""
-        limit = _ANSWER_SECONDS if timeout is None else timeout
+        limit = self.patience if timeout is None else timeout
         try:
             return super().wait(gen, interval, limit)
         except psycopg.OperationalError as error:
             if error.sqlstate is None:  # not the server's word: the line is broken or silent
                 self.close()
             raise
+
+
+def be_patient(connection: Connection) -> None:
+    """Let statements on this connection take their time. It does not go back to the pool."""
+    connection.detach()
+    driver = connection.connection.driver_connection
+    if isinstance(driver, BoundedConnection):
+        driver.patience = None
+    connection.exec_driver_sql("SET statement_timeout = 0")
+    connection.exec_driver_sql("SET lock_timeout = 0")
 
 
 def connect(arguments: list[Any], parameters: dict[str, Any]) -> BoundedConnection:

@@ -133,3 +133,19 @@ def test_a_marker_of_another_server_does_not_block_a_rebuild(own_redis: RedisSer
         own_redis.stop()
         own_redis.start()
         assert real.upkeep.begin() is not None, "the rebuilder before the restart is gone"
+
+
+def test_a_rebuild_leaves_nothing_of_another_number_of_shards(
+    redis_server: RedisServer, opened: Opened
+) -> None:
+    real = opened()
+    for n in range(50):
+        real.windows.reserve(new_id(), scope=f"scope {n}", send_at=NOON)
+    with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
+        rebuild = fewer.upkeep.begin()
+        assert rebuild is not None
+        fewer.upkeep.wipe(rebuild)
+        fewer.upkeep.open(rebuild)
+        fewer.fence.close(fewer.client)
+    with reserving(redis_server.url) as again:
+        assert not any(is_open(again, f"scope {n}") for n in range(50))
