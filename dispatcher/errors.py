@@ -190,9 +190,17 @@ class EmbeddedUnavailable(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """The database did not do what was asked, and nothing was stored."""
+    """The database did not do what was asked.
+
+    From a submit it means that nothing was stored. ``refused`` is True where the database
+    answered and would not take these values, so that asking again is of no use.
+    """
 
     what = "store"
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 class OutcomeUnknown(StoreUnavailable):

@@ -162,6 +162,16 @@ def dump_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def storable_text(value: object, *, longest: int = 500) -> str:
+    """Return ``value`` as text that every database takes, cut to ``longest`` characters."""
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - the code of a transport's error may do anything
+        text = f"a {type(value).__name__} that cannot be written"
+    text = text[:longest].encode("utf-8", "replace").decode()
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 class _Cleaner:
     """Copies a body into plain JSON values, of which there may be ``most``."""
 

@@ -27,7 +27,7 @@ class _PartKeys(ABC):
     @cached_property
     def epoch(self) -> str:
         """HASH that exists exactly while the part is complete."""
-        return f"{self.tag}:epoch"
+        return epoch_of(self.tag)
 
     @cached_property
     def rebuild(self) -> str:
@@ -100,6 +100,11 @@ def shard_of(scope: str, shards: int) -> int:
 def all_of(namespace: str) -> str:
     """Glob that matches every key of a namespace (whose characters mean nothing in a glob)."""
     return f"{{{namespace}:*"
+
+
+def epoch_of(tag: str) -> str:
+    """Return the name of the epoch of the part with that hash tag."""
+    return f"{tag}:epoch"
 
 
 def tag_of(name: bytes) -> str:

@@ -45,7 +45,7 @@ def parse(
         raise InvalidSendTime("fold", f"{fold!r}", "0 for the first, 1 for the second time")
     moment = _read(value, field)
     try:
-        if moment.tzinfo is None:
+        if moment.utcoffset() is None:
             moment = _in_zone(moment, zone, fold, field)
         elif zone is not None and not zone_for_local_only:
             raise InvalidSendTime(field, f"has an offset and the zone {zone!r}", "one of the two")

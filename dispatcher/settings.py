@@ -43,6 +43,7 @@ PREFIX = "DISPATCHER_"
 _CONFIG = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 EMBEDDED_BROKER_DB = 1
+_CLAIM_SPARE = timedelta(seconds=2)
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 
@@ -235,6 +236,11 @@ class Settings(BaseSettings):
                 "channels", f"the name {name!r}", "a-z, 0-9, _ and -, at most 63",
             )  # fmt: skip
         self._in_order("transport_timeout", "claim_ttl")
+        _require(
+            self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
+            "transport_timeout", f"{self.transport_timeout} against claim_ttl {self.claim_ttl}",
+            f"at least {_CLAIM_SPARE} below claim_ttl, for what a worker does before it sends",
+        )  # fmt: skip
         self._in_order("sweep_interval", "horizon")
         _require(
             self.horizon < self.redelivery_timeout / 2,

@@ -118,17 +118,19 @@ class Sweep:
         # missed. It either commits within the settle time, or looks at its reservation again.
         self._clock.sleep(settle.total_seconds())
         self._windows.wipe(rebuild)
-        if rebuild.shards:
+        windows, permits = rebuild.of_windows, rebuild.of_permits
+        if windows.parts:
             for page in self._store.places(memory=self._windows.memory, batch=_BATCH):
-                self._windows.restore(rebuild, [Reserved(*place) for place in page])
+                self._windows.restore(windows, [Reserved(*place) for place in page])
                 self._windows.hold(rebuild)
-        if rebuild.permits:
+        opened = self._windows.open(windows)
+        if permits.parts:
             life = self._settings.settle + MARKER_SPARE
             for taken in self._store.permits(memory=self._permits.memory, batch=_BATCH):
-                permits = [(Permit(*each[:4]), each.age) for each in taken]
-                self._permits.restore(permits, marker=rebuild.marker, marker_life=life)
-                self._windows.hold(rebuild)
-        opened = self._windows.open(rebuild)
+                known = [(Permit(*each[:4]), each.age) for each in taken]
+                self._permits.restore(known, marker=rebuild.marker, marker_life=life)
+                self._windows.hold(permits)
+        opened += self._windows.open(permits)
         log.warning("%d of %d lost parts of Redis rebuilt", opened, len(rebuild.parts))
         return opened
 

@@ -55,11 +55,12 @@ if not at then
       at = slot
     end
   end
-  local time = redis.call('TIME')
   redis.call('ZADD', window, at, id)
-  redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000), id .. window)
   redis.call('PERSIST', window)
 end
+-- Also when it was booked before: who asks now has yet to store the message.
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000), id .. window)
 
 if twins then
   redis.call('HSET', twins, 'id', id, 'fingerprint', ARGV[5], 'by:' .. ARGV[6], 1)

@@ -4,7 +4,10 @@
 -- s1 <= ... <= sN of the window with sN - s1 < W satisfies sN - W < t < s1 + W. All times are
 -- integer milliseconds; Lua writes 14 digits, which is exact until the year 5138.
 
-local MOST_LEAPS = 500  -- keeps one call of a script in the low milliseconds
+-- A search stops after so many leaps or so many members read and goes on in another call, so that
+-- one call stays in the low milliseconds. Judging one time reads at most all members near it.
+local MOST_LEAPS, MOST_READ = 500, 5000
+local read = 0
 
 -- ARGV from position `first` on, as numbers: count, length in ms, count, length in ms, ...
 -- and the longest of the lengths.
@@ -28,6 +31,7 @@ end
 local function blocked_until(window, t, count, length)
   local around = redis.call(
     'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')
+  read = read + #around / 2
   -- The latest tight run reaches furthest, so look from the end.
   for first = #around / 2 - count + 1, 1, -1 do
     local s1 = tonumber(around[2 * first])
@@ -64,8 +68,8 @@ local function judge(window, t, quotas, longest)
   return furthest, blocker, blocking
 end
 
--- The first time at or after t that no quota blocks, and true; or, after MOST_LEAPS leaps, a time
--- before which there is none, and false.
+-- The first time at or after t that no quota blocks, and true; or, when the search was long, a
+-- time before which there is none, and false.
 local function leap(window, t, quotas, longest)
   for _ = 1, MOST_LEAPS do
     local furthest = judge(window, t, quotas, longest)
@@ -73,6 +77,9 @@ local function leap(window, t, quotas, longest)
       return t, true
     end
     t = furthest
+    if read > MOST_READ then
+      break
+    end
   end
   return t, false
 end

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -13,7 +13,15 @@ import redis
 
 from dispatcher.lua import source
 from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import PermitKeys, ShardKeys, all_of, shard_of, start_of, tag_of
+from dispatcher.redis_keys import (
+    PermitKeys,
+    ShardKeys,
+    all_of,
+    epoch_of,
+    shard_of,
+    start_of,
+    tag_of,
+)
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
@@ -31,11 +39,15 @@ class Reserved(NamedTuple):
 
 
 class Unconfirmed(NamedTuple):
-    """A reservation that the store has not confirmed, and where it stands."""
+    """A reservation that the store has not confirmed, and where it stands.
+
+    ``before_ms`` is the time, by Redis, up to which its entry is as old as was asked.
+    """
 
     message_id: UUID
     window: bytes
     keys: ShardKeys
+    before_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +64,15 @@ class Rebuild:
         return tuple(part for part in self.parts if isinstance(part, ShardKeys))
 
     @property
-    def permits(self) -> bool:
-        """Whether the permit logs are among the parts."""
-        return any(isinstance(part, PermitKeys) for part in self.parts)
+    def of_windows(self) -> Rebuild:
+        """The rebuild of the windows alone."""
+        return replace(self, parts=self.shards)
+
+    @property
+    def of_permits(self) -> Rebuild:
+        """The rebuild of the permit logs alone."""
+        logs = tuple(part for part in self.parts if isinstance(part, PermitKeys))
+        return replace(self, parts=logs)
 
 
 class Upkeep:
@@ -76,6 +94,7 @@ class Upkeep:
         self._begin = client.register_script(source("begin_rebuild"))
         self._wipe = client.register_script(source("wipe"))
         self._restore = client.register_script(source("restore"))
+        self._orphan = client.register_script(source("release_orphan"))
         self._tidy = client.register_script(source("tidy"))
         self._open = client.register_script(source("open"))
         self._mark_checked = client.register_script(source("mark_checked"))
@@ -113,20 +132,22 @@ class Upkeep:
             self._delete(
                 rebuild, {part.contents.encode(): [part.pending] for part in rebuild.shards}
             )
-            batch: dict[bytes, list[bytes | str]] = defaultdict(list)
-            names = self._client.scan_iter(match=all_of(self._fence.namespace), count=_WIPE_BATCH)
+            ours: dict[bytes, list[bytes | str]] = defaultdict(list)
+            strange: dict[str, list[bytes | str]] = defaultdict(list)
             known = {part.tag for part in self._fence.parts}
+            names = self._client.scan_iter(match=all_of(self._fence.namespace), count=_WIPE_BATCH)
             for number, name in enumerate(names, start=1):
                 if tag_of(name) in known:
-                    batch[start_of(name)].append(name)
+                    ours[start_of(name)].append(name)
                 else:
-                    self._client.unlink(name)  # left by another number of shards, epochs too
+                    strange[tag_of(name)].append(name)
                 if number % _WIPE_BATCH == 0:
-                    self._delete(rebuild, batch)
-                    batch.clear()
-            self._delete(rebuild, batch)
+                    self._delete(rebuild, ours)
+                    self._delete_strange(strange)
+            self._delete(rebuild, ours)
+            self._delete_strange(strange)
 
-    def _delete(self, rebuild: Rebuild, names: Mapping[bytes, list[bytes | str]]) -> None:
+    def _delete(self, rebuild: Rebuild, names: dict[bytes, list[bytes | str]]) -> None:
         pipeline = self._client.pipeline(transaction=False)
         for part in rebuild.parts:
             found = names.get(part.contents.encode())
@@ -134,6 +155,20 @@ class Upkeep:
                 arguments: list[str | int] = [rebuild.marker, self._marker_life_ms]
                 self._wipe(keys=[part.rebuild, *found], args=arguments, client=pipeline)
         pipeline.execute()
+        names.clear()
+
+    def _delete_strange(self, names: dict[str, list[bytes | str]]) -> None:
+        """Delete what another number of shards left behind.
+
+        Each batch takes the epoch along in one transaction, so that a part which others may just
+        have opened is never open with something missing.
+        """
+        for tag, found in names.items():
+            with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.delete(epoch_of(tag))
+                pipeline.unlink(*found)
+                pipeline.execute()
+        names.clear()
 
     def hold(self, rebuild: Rebuild) -> None:
         """Keep the marker alive while other work goes on; once a second is often enough."""
@@ -180,7 +215,7 @@ class Upkeep:
                 pipeline.zrangebyscore(keys.pending, "-inf", before, start=0, num=at_most)
             replies = pipeline.execute()
         return [
-            Unconfirmed(UUID(bytes=member[:16]), member[16:], keys)
+            Unconfirmed(UUID(bytes=member[:16]), member[16:], keys, before)
             for keys, members in zip(self._fence.keys, replies, strict=True)
             for member in members
         ][:at_most]
@@ -190,10 +225,12 @@ class Upkeep:
         with translated():
             pipeline = self._client.pipeline(transaction=False)
             for each in orphans:
-                pipeline.zrem(each.window, each.message_id.bytes)
+                names: list[bytes | str] = [each.window, each.keys.pending]
+                words: list[bytes | int] = [each.message_id.bytes, each.before_ms]
+                self._orphan(keys=names, args=words, client=pipeline)
             for window, keys in {(each.window, each.keys) for each in (*confirmed, *orphans)}:
                 self._tidy(keys=[window, keys.epoch], args=[KEEP_MS], client=pipeline)
-            for each in (*confirmed, *orphans):
+            for each in confirmed:
                 pipeline.zrem(each.keys.pending, each.message_id.bytes + each.window)
             pipeline.execute()
 

@@ -76,6 +76,9 @@ class Database:
             except (StatementError, PoolTimeout) as error:
                 if last or not _worth_another_try(error):
                     raise unavailable(error) from cause(error)
+            except (UnicodeError, OverflowError) as error:
+                reason = f"the driver refused a value ({type(error).__name__})"
+                raise StoreUnavailable(reason, refused=True) from None
         raise AssertionError("unreachable")
 
     def transact(self, work: Callable[[Connection], T]) -> T:
@@ -107,7 +110,8 @@ def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
         )
         if code is None and name == "OperationalError":
             return StoreUnavailable("the database cannot be reached")
-        return StoreUnavailable(f"the database answered {code or name}")
+        refused = isinstance(error, IntegrityError | DataError)
+        return StoreUnavailable(f"the database answered {code or name}", refused=refused)
     return StoreUnavailable(type(error).__name__)
 
 

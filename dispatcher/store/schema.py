@@ -103,4 +103,5 @@ attempts = Table(
     Column("receipt", Text),
     CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
     CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
+    Index("ix_attempts_finished_at", "finished_at"),
 )

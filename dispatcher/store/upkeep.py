@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
+    Column,
     Connection,
     Row,
     Select,
-    Uuid,
     and_,
     case,
     delete,
     false,
+    func,
     literal,
     or_,
     select,
@@ -220,48 +221,51 @@ class StoreUpkeep:
             last = rows[-1].id
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
-        """Yield the permits of all attempts whose hand-over may lie within ``memory``."""
+        """Yield the permits of all attempts whose hand-over may lie within ``memory``.
+
+        One that ends while this reads may be yielded twice.
+        """
         now = database_now()
-        query = (
-            select(
-                attempts.c.message_id,
-                attempts.c.token,
-                messages.c.scope,
-                messages.c.channel,
-                attempts.c.finished_at,
-                messages.c.claim_expires_at,
-                now.label("now"),
-            )
-            .join(messages, messages.c.id == attempts.c.message_id)
-            .where(
-                or_(
-                    attempts.c.finished_at.is_(None),
-                    attempts.c.finished_at > later(now, -memory.total_seconds()),
-                )
-            )
-            .order_by(attempts.c.message_id, attempts.c.token)
-            .limit(batch)
+        query = select(
+            attempts.c.message_id,
+            attempts.c.token,
+            messages.c.scope,
+            messages.c.channel,
+            func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
+            now.label("now"),
+        ).join(messages, messages.c.id == attempts.c.message_id)
+        place: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
+        under_way = query.where(attempts.c.finished_at.is_(None)).order_by(*place)
+        yield from self._pages(under_way, place, batch, lambda row: (row.message_id, row.token))
+        recent = attempts.c.finished_at > later(now, -memory.total_seconds())
+        place = (attempts.c.finished_at, *place)
+        ended = query.where(recent).order_by(*place)
+        yield from self._pages(
+            ended, place, batch, lambda row: (row.end, row.message_id, row.token)
         )
-        last: tuple[UUID, int] = (UUID(int=0), 0)
+
+    def _pages(
+        self,
+        query: Select[Any],
+        place: tuple[Column[Any], ...],
+        batch: int,
+        place_of: Callable[[Row[Any]], tuple[Any, ...]],
+    ) -> Iterator[list[Taken]]:
+        page = query.limit(batch)
         while True:
-            position = tuple_(attempts.c.message_id, attempts.c.token) > tuple_(
-                literal(last[0], Uuid()), literal(last[1])
-            )
-            rows = self._read(query.where(position))
+            rows = self._read(page)
             if rows:
                 yield [
-                    Taken(
-                        row.message_id,
-                        row.token,
-                        row.scope,
-                        row.channel,
-                        row.now - (row.finished_at or row.claim_expires_at or row.now),
-                    )
+                    Taken(row.message_id, row.token, row.scope, row.channel, row.now - row.end)
                     for row in rows
                 ]
             if len(rows) < batch:
                 return
-            last = (rows[-1].message_id, rows[-1].token)
+            last = [
+                literal(value, column.type)
+                for column, value in zip(place, place_of(rows[-1]), strict=True)
+            ]
+            page = query.where(tuple_(*place) > tuple_(*last)).limit(batch)
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())

@@ -34,9 +34,9 @@ class ValidDraft:
 
 
 def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
-    """Judge every field of ``draft``, but not yet whether its time is past.
+    """Judge every field of ``draft`` but the order of its times, which :func:`judge_times` does.
 
-    A repeated call with an idempotency key may come when the time has passed; it still gets its
+    A repeated call with an idempotency key may come when a time has passed; it still gets its
     message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
     """
     if not isinstance(draft.channel, str) or draft.channel not in settings.channels:
@@ -49,7 +49,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         draft.body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth
     )
     send_at, asked = _send_time(draft, now, settings.max_horizon)
-    expires_at = _expiry(draft, send_at)
+    expires_at = _expiry(draft)
     digest = None
     if draft.idempotency_key is not None:
         digest = fingerprint(
@@ -66,11 +66,22 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         scope=scope,
         body=body,
         send_at=send_at,
-        latest=_latest(draft, send_at, expires_at, now + settings.max_horizon),
+        latest=_latest(draft, expires_at, now + settings.max_horizon),
         expires_at=expires_at,
         idempotency_key=draft.idempotency_key,
         fingerprint=digest,
     )
+
+
+def judge_times(valid: ValidDraft, *, now: datetime) -> None:
+    """Raise InvalidSendTime unless the send time is to come, and expiry and latest after it."""
+    sendtime.check_not_past(valid.send_at, now=now)
+    if valid.expires_at is not None and valid.expires_at <= valid.send_at:
+        problem = f"{valid.expires_at.isoformat()} is not after the send time"
+        raise InvalidSendTime("expires_at", problem, "a later time")
+    if valid.latest is not None and valid.latest < valid.send_at:
+        problem = f"{valid.latest.isoformat()} is before the send time"
+        raise InvalidSendTime("latest", problem, "a later time")
 
 
 def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[datetime, str]:
@@ -79,6 +90,7 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         given = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     if draft.send_in is not None:
+        _no_zone(draft)
         send_at = sendtime.after(draft.send_in, now=now)
         asked, name = f"in {draft.send_in // _MILLISECOND} ms", "send_in"
     elif draft.send_at is not None:
@@ -88,20 +100,13 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
     return send_at, asked
 
 
-def _expiry(draft: Draft, send_at: datetime) -> datetime | None:
+def _expiry(draft: Draft) -> datetime | None:
     if draft.expires_at is None:
         return None
-    expires_at = _other_time(draft, draft.expires_at, "expires_at")
-    if expires_at <= send_at:
-        raise InvalidSendTime(
-            "expires_at", f"{expires_at.isoformat()} is not after the send time", "a later time"
-        )
-    return expires_at
+    return _other_time(draft, draft.expires_at, "expires_at")
 
 
-def _latest(
-    draft: Draft, send_at: datetime, expires_at: datetime | None, farthest: datetime
-) -> datetime | None:
+def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> datetime | None:
     if draft.on_conflict not in ("reject", "shift"):
         raise InvalidDraft("on_conflict", repr(draft.on_conflict)[:80], "'reject' or 'shift'")
     if draft.on_conflict == "reject":
@@ -110,12 +115,7 @@ def _latest(
         return None
     latest = farthest
     if draft.latest is not None:
-        latest = _other_time(draft, draft.latest, "latest")
-        if latest < send_at:
-            raise InvalidSendTime(
-                "latest", f"{latest.isoformat()} is before the send time", "a later time"
-            )
-        latest = min(latest, farthest)
+        latest = min(_other_time(draft, draft.latest, "latest"), farthest)
     return latest if expires_at is None else min(latest, expires_at - _MILLISECOND)
 
 
@@ -123,3 +123,11 @@ def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
     return sendtime.parse(
         value, zone=draft.zone, fold=draft.fold, field=name, zone_for_local_only=True
     )
+
+
+def _no_zone(draft: Draft) -> None:
+    """Refuse zone and fold where no local time is given that they could belong to."""
+    if draft.expires_at is None and draft.latest is None:
+        for name, value in (("zone", draft.zone), ("fold", draft.fold)):
+            if value is not None:
+                raise InvalidSendTime(name, "given with send_in", "a zone and fold for local times")

@@ -18,10 +18,10 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Booking, Submit, Windows
-from dispatcher.sendtime import check_not_past, from_ms, to_ms
+from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
-from dispatcher.submission.schedule import ValidDraft, schedule
+from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Submission:
         known = self._known(valid)
         if known is not None:
             return known
-        check_not_past(valid.send_at, now=now)
+        judge_times(valid, now=now)
         started = self._clock.monotonic()
         try:
             booking = self._reserve(valid)

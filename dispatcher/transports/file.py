@@ -49,6 +49,8 @@ class FileTransport:
             target = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 written = os.write(target, line)
+                if written != len(line):
+                    os.write(target, b"\n")  # the next message begins on a line of its own
             finally:
                 os.close(target)
         except OSError as error:

@@ -117,6 +117,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("message_id", "token", name=op.f("pk_attempts")),
     )
+    op.create_index("ix_attempts_finished_at", "attempts", ["finished_at"])
 
 
 def downgrade() -> None:

@@ -1,0 +1,16 @@
+-- Give back the reservation of a message that the store does not know, unless somebody has asked
+-- for it again since.
+--
+-- KEYS  1 window ZSET   2 pending ZSET
+-- ARGV  1 message id, 16 bytes   2 time up to which its entry in pending counts as an orphan's, ms
+-- Reply 1 when it was given back, else 0
+--
+-- Idempotent.
+
+local reserved = redis.call('ZSCORE', KEYS[2], ARGV[1] .. KEYS[1])
+if not reserved or tonumber(reserved) > tonumber(ARGV[2]) then
+  return 0
+end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1] .. KEYS[1])
+return 1
