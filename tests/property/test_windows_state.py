@@ -93,6 +93,7 @@ class WindowsMachine(RuleBasedStateMachine):
         message_id = self.pick(choice)
         booking = self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
         assert to_ms(booking.send_at) == self.booked[message_id]
+        self.unconfirmed.add(message_id)
 
     @precondition(lambda self: self.booked)
     @rule(choice=choices)

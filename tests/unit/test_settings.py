@@ -42,6 +42,7 @@ def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
     [
         ("transport_timeout", {"transport_timeout": 30, "claim_ttl": 30}),
         ("transport_timeout", {"transport_timeout": 0}),
+        ("transport_timeout", {"transport_timeout": 28.1, "claim_ttl": 30}),
         ("sweep_interval", {"sweep_interval": 30, "horizon": 30}),
         ("sweep_interval", {"sweep_interval": 0}),
         ("horizon", {"horizon": 60, "redelivery_timeout": 120}),
@@ -62,7 +63,7 @@ def test_settings_that_contradict_each_other_are_refused(
 
 def test_settings_just_inside_their_rules_are_taken() -> None:
     Settings.load(
-        transport_timeout=29.9, claim_ttl=30, horizon=59.9, redelivery_timeout=120,
+        transport_timeout=28, claim_ttl=30, horizon=59.9, redelivery_timeout=120,
         settle=0.1, reconcile_grace=0.2, sweep_interval=0.1, retention="26 hours",
     )  # fmt: skip
 

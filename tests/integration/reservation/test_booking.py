@@ -123,13 +123,15 @@ def test_a_place_put_back_later_than_all_others_keeps_its_window(opened: Opened)
     assert expiry(real, "ann") == pytest.approx(ms(late) + 60_000 + KEEP_MS, abs=50)
 
 
-def test_a_repeated_booking_after_its_confirmation_keeps_the_expiry(opened: Opened) -> None:
+def test_a_repeated_booking_waits_for_its_confirmation_again_and_keeps_the_expiry(
+    opened: Opened,
+) -> None:
     real = opened()
     booking = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
     confirm(real)
     real.windows.reserve(booking.message_id, scope="ann", send_at=NOON)
     assert expiry(real, "ann") is not None
-    assert pending(real.client, real.keys("ann")) == set()
+    assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
 def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:
