@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +20,9 @@ class _Now(Protocol):
 class FileTransport:
     """Writes to ``path``, which many threads and processes may share.
 
-    A line is one write in append mode, and the operating system has it before it counts as sent: a
-    killed process loses none. Its fields: id, channel, recipient, body, send_at, sent_at (both
-    ISO 8601 UTC), attempt.
+    A line is one write under a lock of the file, and the operating system has it before it counts
+    as sent: a killed process loses none. Its fields: id, channel, recipient, body, send_at,
+    sent_at (both ISO 8601 UTC), attempt.
     """
 
     def __init__(self, path: Path | str, clock: _Now | None = None) -> None:
@@ -46,11 +47,13 @@ class FileTransport:
             + b"\n"
         )
         try:
-            target = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            target = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
+                fcntl.flock(target, fcntl.LOCK_EX)  # until the close
+                size = os.fstat(target).st_size
+                if size and os.pread(target, 1, size - 1) != b"\n":
+                    line = b"\n" + line  # the disk once took only part of a line
                 written = os.write(target, line)
-                if written != len(line):
-                    os.write(target, b"\n")  # the next message begins on a line of its own
             finally:
                 os.close(target)
         except OSError as error:
