@@ -1,0 +1,145 @@
+"""A repeated keyed submit shares the place of a first one that died, and the sweep leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Message, QuotaExceeded
+from dispatcher.message import new_id
+from dispatcher.reservation import Submit
+from dispatcher.sendtime import to_ms
+from tests.integration.house.conftest import Build
+from tests.support.doubles import Between, once, raising
+from tests.support.house import FAR, House
+
+SOON = FAR + timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+
+
+class Died(BaseException):
+    """Ends a submit like the death of its process."""
+
+
+def age_pending(house: House, scope: str = "ada") -> None:
+    """Let everything that is pending in a scope's shard have waited beyond the grace."""
+    key = house.keys(scope).pending
+    grace_ms = house.settings.reconcile_grace // timedelta(milliseconds=1)
+    found = cast("list[tuple[bytes, float]]", house.redis.zrange(key, 0, -1, withscores=True))
+    assert found
+    house.redis.zadd(key, {member: score - grace_ms - 1 for member, score in found})
+
+
+def reserve(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
+    booking = house.parts.windows.reserve(
+        message_id or new_id(), scope="ada", send_at=SOON, submit=submit
+    )
+    return booking.message_id
+
+
+def keyed(house: House) -> Message:
+    return house.submit(send_at=SOON, idempotency_key="key")
+
+
+def die_after_reserving(house: House) -> UUID:
+    """Let a keyed submit die before it stores anything; return the id that has the place."""
+    before = house.parts.messages
+    house.swap("messages", Between(before, before={"add": raising(Died())}))
+    with pytest.raises(Died):
+        keyed(house)
+    house.swap("messages", before)
+    [message_id] = house.members()
+    return message_id
+
+
+def between_read_and_release(house: House, action: Callable[[], object], when: str) -> None:
+    """Act once, around the moment at which the sweep asks the store for what it found pending."""
+    sweep = vars(house.parts.sweep)
+    sweep["_store"] = Between(sweep["_store"], **{when: {"holding": once(action)}})
+
+
+def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) -> None:
+    first = reserve(house, Submit("key", "print"))
+    age_pending(house)
+    assert reserve(house, Submit("key", "print")) == first
+    reconciled = house.parts.sweep.reconcile()
+    assert (reconciled.confirmed, reconciled.released) == (0, 0)
+    assert house.members() == {first: to_ms(SOON)}
+    assert house.pending() == {first}
+
+
+def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> None:
+    reserve(house, Submit("key", "print"))
+    age_pending(house)
+    assert house.parts.sweep.reconcile().released == 1
+    assert house.members() == {}
+    assert house.pending() == set()
+
+
+def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    reconcile = once(house.parts.sweep.reconcile)
+    second.swap("messages", Between(second.parts.messages, before={"add": reconcile}))
+    message = keyed(second)
+    assert message.id == first
+    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+    age_pending(house)
+    assert house.parts.sweep.reconcile().confirmed == 1
+    assert house.places() == house.all_members()
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SOON + SECOND)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_place_shared_again_while_the_sweep_asks_the_store_stays(build: Build, when: str) -> None:
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    shared: list[UUID] = []
+    between_read_and_release(house, lambda: shared.append(die_after_reserving(second)), when)
+    house.parts.sweep.reconcile()
+    assert shared == [first]
+    assert house.members() == {first: to_ms(SOON)}
+    assert house.pending() == {first}
+    message = keyed(second)
+    assert message.id == first
+    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_place_looked_at_again_without_a_key_while_the_sweep_asks_stays(
+    house: House, when: str
+) -> None:
+    first = reserve(house)
+    age_pending(house)
+    between_read_and_release(house, lambda: reserve(house, message_id=first), when)
+    house.parts.sweep.reconcile()
+    assert house.members() == {first: to_ms(SOON)}
+    assert house.pending() == {first}
+
+
+def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) -> None:
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    between_read_and_release(house, lambda: keyed(second), "after")
+    house.parts.sweep.reconcile()
+    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+
+
+def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
+    house, second = build(), build()
+    orphan = house.parts.windows.reserve(new_id(), scope="ben", send_at=SOON).message_id
+    first = die_after_reserving(house)
+    for scope in ("ada", "ben"):
+        age_pending(house, scope)
+    between_read_and_release(house, lambda: die_after_reserving(second), "after")
+    house.parts.sweep.reconcile()
+    assert house.all_members() == {"ada": {first: to_ms(SOON)}}
+    assert orphan not in house.pending()
