@@ -79,8 +79,8 @@ class Upkeep:
     """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
 
     A rebuild is ``begin``, ``wipe``, ``restore`` and ``hold`` as often as needed, ``open``. Each
-    step is guarded by the marker, so that a rebuilder that was overtaken writes nothing more. A
-    marker that nobody holds ends after ``marker_life``: then another process may begin.
+    step is guarded by the marker, so that a rebuilder that was overtaken fills and opens nothing
+    more. A marker that nobody holds ends after ``marker_life``: then another process may begin.
     """
 
     def __init__(
@@ -89,7 +89,6 @@ class Upkeep:
         self._client = client
         self._marker_life_ms = marker_life // timedelta(milliseconds=1)
         self._fence = fence
-        self._by_shard = dict(enumerate(fence.keys))
         self._keep_ms = fence.longest_ms + KEEP_MS
         self._begin = client.register_script(source("begin_rebuild"))
         self._wipe = client.register_script(source("wipe"))
@@ -279,7 +278,7 @@ class Upkeep:
             pipeline.execute()
 
     def _keys(self, scope: str) -> ShardKeys:
-        return self._by_shard[shard_of(scope, len(self._by_shard))]
+        return self._fence.keys[shard_of(scope, len(self._fence.keys))]
 
     def _now_ms(self) -> int:
         seconds, micros = self._client.time()

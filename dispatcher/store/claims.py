@@ -13,10 +13,9 @@ from sqlalchemy import Connection, bindparam, delete, insert, literal, or_, sele
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import to_message
+from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
 from dispatcher.store.schema import attempts, messages
 
-_READ = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 
 
@@ -109,7 +108,7 @@ class Claims:
             ),
         )
         read = (
-            select(*_READ, messages.c.claim_token, now.label("now"))
+            select(*MESSAGE_COLUMNS, messages.c.claim_token, now.label("now"))
             .where(*taken)
             .order_by(messages.c.next_attempt_at, messages.c.id)
         )

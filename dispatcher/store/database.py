@@ -69,17 +69,18 @@ class Database:
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` with each statement committed on its own."""
-        for last in (False,) * (_TRIES - 1) + (True,):
+        tries_left = _TRIES
+        while True:
+            tries_left -= 1
             try:
                 with self.engine.connect() as connection:
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
-                if last or not _worth_another_try(error):
+                if not tries_left or not _worth_another_try(error):
                     raise unavailable(error) from cause(error)
             except (UnicodeError, OverflowError) as error:
                 reason = f"the driver refused a value ({type(error).__name__})"
                 raise StoreUnavailable(reason, refused=True) from None
-        raise AssertionError("unreachable")
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one transaction."""

@@ -18,7 +18,7 @@ from dispatcher.store.database import Database, cause, is_disconnect, unavailabl
 from dispatcher.store.instants import database_now
 from dispatcher.store.schema import attempts, messages
 
-_READ = tuple(messages.c[name] for name in Message.__dataclass_fields__)
+MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _ADD_TRIES = 3
 
 
@@ -47,7 +47,7 @@ class Messages:
             "fingerprint": fingerprint,
         }
         unknown = False
-        for last in (False,) * (_ADD_TRIES - 1) + (True,):
+        for tries_left in reversed(range(_ADD_TRIES)):
             asked = False
             try:
                 with self._database.engine.connect() as connection:
@@ -60,7 +60,7 @@ class Messages:
             except (DBAPIError, PoolTimeout) as error:
                 broken = asked and isinstance(error, DBAPIError) and is_disconnect(error)
                 unknown = unknown or broken
-                if broken and not last:
+                if broken and tries_left:
                     continue
                 failure = unavailable(error)
                 if unknown:
@@ -70,7 +70,7 @@ class Messages:
 
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
-        query = select(*_READ).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise MessageNotFound(message_id)
@@ -78,7 +78,7 @@ class Messages:
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, and its fingerprint."""
-        query = select(*_READ, messages.c.fingerprint).where(
+        query = select(*MESSAGE_COLUMNS, messages.c.fingerprint).where(
             messages.c.idempotency_key == idempotency_key
         )
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
@@ -93,7 +93,7 @@ class Messages:
         at_most: int,
     ) -> list[Message]:
         """Return the messages that match, newest first."""
-        query = select(*_READ).order_by(messages.c.id.desc()).limit(at_most)
+        query = select(*MESSAGE_COLUMNS).order_by(messages.c.id.desc()).limit(at_most)
         if status is not None:
             query = query.where(messages.c.status == status.value)
         if recipient is not None:
@@ -121,7 +121,7 @@ class Messages:
             .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
-        query = select(*_READ).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
 
         def work(connection: Connection) -> Row[Any] | None:
             connection.execute(statement)
@@ -160,7 +160,7 @@ class Messages:
         self._database.run(lambda connection: connection.execute(statement))
 
     def _stored(self, connection: Connection, message: Message) -> Message | None:
-        query = select(*_READ)
+        query = select(*MESSAGE_COLUMNS)
         mine = connection.execute(query.where(messages.c.id == message.id)).one_or_none()
         if mine is None and message.idempotency_key is not None:
             key = messages.c.idempotency_key == message.idempotency_key
