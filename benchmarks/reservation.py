@@ -19,6 +19,7 @@ from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
 from dispatcher.lua import source
 from dispatcher.message import new_id
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 
@@ -51,12 +52,12 @@ def compare(settings: Settings, log: str) -> None:
 
     def ours() -> None:
         turn = next(turns)
-        parts.windows.reserve(new_id(), scope=f"new-{turn}", send_at=start)
+        parts.windows.reserve(new_id(), terms=Terms.plain(f"new-{turn}"), send_at=start)
 
     def ours_filled() -> None:
         turn = next(turns)
         at = start + timedelta(hours=3 * (turn // 500))
-        parts.windows.reserve(new_id(), scope=f"old-{turn % 500}", send_at=at)
+        parts.windows.reserve(new_id(), terms=Terms.plain(f"old-{turn % 500}"), send_at=at)
 
     storage = RedisStorage(settings.redis_url.replace("unix://", "redis+unix://"))
     three = [parse("1/minute"), parse("5/hour"), parse("10/day")]

@@ -6,6 +6,7 @@ accepted is never lost. Start with :class:`Dispatcher`.
 
 import logging
 
+from dispatcher.channel import Channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
     DeliveryError,
@@ -17,9 +18,11 @@ from dispatcher.errors import (
     InvalidValue,
     LimitersUnavailable,
     MessageNotFound,
+    NoPlace,
     OutcomeUnknown,
     PermanentFailure,
     QueueUnavailable,
+    QuietHours,
     QuotaExceeded,
     ReservationsUnavailable,
     StoreUnavailable,
@@ -29,7 +32,7 @@ from dispatcher.errors import (
     UnknownChannel,
 )
 from dispatcher.message import Attempt, Message, Outcome, Status
-from dispatcher.settings import Channel, Settings
+from dispatcher.settings import Settings
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -47,10 +50,12 @@ __all__ = [
     "LimitersUnavailable",
     "Message",
     "MessageNotFound",
+    "NoPlace",
     "Outcome",
     "OutcomeUnknown",
     "PermanentFailure",
     "QueueUnavailable",
+    "QuietHours",
     "QuotaExceeded",
     "ReservationsUnavailable",
     "Settings",

@@ -22,11 +22,11 @@ from dispatcher.delivery import Delivery
 from dispatcher.errors import InvalidSettings
 from dispatcher.limiters import Permits, reaches_ms
 from dispatcher.queue import Queue
-from dispatcher.quota import Limit
-from dispatcher.reservation import Fence, Upkeep, Windows
+from dispatcher.quota import Limit, Quota
+from dispatcher.reservation import Fence, Rules, Upkeep, Windows, longest_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Claims, Database, Messages, StoreUpkeep
-from dispatcher.submission import Submission
+from dispatcher.submission import Changes, Handover, Submission
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Transport, load
 
@@ -67,7 +67,9 @@ class Parts:
         return Fence(
             namespace=self.settings.namespace,
             shards=self.settings.shards,
-            longest_ms=max(each.length_ms for each in self.settings.quotas),
+            reaches_ms={
+                kind: longest_ms(quotas) for kind, quotas in self.settings.quotas_of.items()
+            },
             permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
         )
 
@@ -108,13 +110,17 @@ class Parts:
         return Messages(self.database)
 
     @_built_once
+    def rules(self) -> Rules:
+        """The quotas of every kind of scope."""
+        return Rules(self.settings.quotas_of)
+
+    @_built_once
     def windows(self) -> Windows:
         """The windows of reservations."""
         return Windows(
             self.redis,
-            namespace=self.settings.namespace,
-            shards=self.settings.shards,
-            quotas=self.settings.quotas,
+            self.rules,
+            keys=self.fence.keys,
             twins_life=self.settings.reconcile_grace * 2,
         )
 
@@ -160,7 +166,25 @@ class Parts:
             clock=self.clock,
             windows=self.windows,
             messages=self.messages,
-            queue=self.queue,
+            handover=self.handover,
+        )
+
+    @_built_once
+    def handover(self) -> Handover:
+        """What hands a stored message to Celery at once."""
+        return Handover(
+            settings=self.settings, clock=self.clock, messages=self.messages, queue=self.queue
+        )
+
+    @_built_once
+    def changes(self) -> Changes:
+        """The use cases of those who change what was accepted."""
+        return Changes(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            messages=self.messages,
+            handover=self.handover,
         )
 
     @_built_once
@@ -189,8 +213,9 @@ class Parts:
 
     @property
     def _scope_limits(self) -> list[Limit]:
-        """The hand-overs of a scope are limited by the same numbers as its promised times."""
-        return [Limit(each.count, each.length_ms) for each in self.settings.quotas]
+        """The hand-overs of a scope are limited by the numbers of its rolling quotas."""
+        rolling = (each for each in self.settings.quotas if isinstance(each, Quota))
+        return [Limit(each.count, each.length_ms) for each in rolling]
 
     @property
     def _channel_limits(self) -> dict[str, tuple[Limit, ...]]:

@@ -14,6 +14,7 @@ from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Attempt, Draft, Message, OnConflict, Status, check_text
 from dispatcher.settings import Settings
+from dispatcher.submission import Wish, terms_for
 
 SendTime = datetime | str
 
@@ -48,22 +49,29 @@ class Dispatcher:
         expires_at: SendTime | None = None,
         on_conflict: OnConflict = "reject",
         latest: SendTime | None = None,
+        scopes: Mapping[str, str] | None = None,
+        quiet_hours: str | None = None,
+        send_window: str | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
 
         The time is ``send_at`` or ``send_in`` from now. ``send_at`` is an aware datetime, an ISO
         8601 string with an offset, or a local time (string or naive datetime) with ``zone``;
         ``fold`` says which of two repeated local times is meant. ``scope`` names whose capacity
-        is counted, by default the recipient. With ``idempotency_key`` a repeated call returns
+        is counted, by default the recipient; ``scopes`` names further ones by kind, as in
+        ``{"tenant": "acme"}``. ``zone`` is the recipient's, by which ``quiet_hours``
+        (``"21:00-08:00"``, ``"none"``) or ``send_window`` and quotas ``in local`` go as well; the
+        hours are those of the channel where the message brings none. With ``idempotency_key`` a repeated call returns
         the message of the first one. After ``expires_at`` the message is not sent any more.
-        ``on_conflict="shift"`` books the first slot that fits, up to ``latest``.
+        ``on_conflict="shift"`` books the first slot that fits every quota outside quiet hours, up
+        to ``latest``.
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
         process dies. When it raises, nothing is reserved or stored (except OutcomeUnknown).
 
         Raises:
             InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel).
-            QuotaExceeded: the time does not fit; carries the next slot.
+            QuotaExceeded, QuietHours: the time does not fit; both carry the next slot.
             IdempotencyConflict: the key belongs to other content.
             ReservationsUnavailable: Redis is down, incomplete, evicting or full.
             StoreUnavailable: the database did not take the message.
@@ -83,6 +91,9 @@ class Dispatcher:
             expires_at=expires_at,
             on_conflict=on_conflict,
             latest=latest,
+            scopes=scopes,
+            quiet_hours=quiet_hours,
+            send_window=send_window,
         )
         return self._parts.submission.submit(draft)
 
@@ -125,28 +136,80 @@ class Dispatcher:
         Once this returns, the message is never sent. Cancelling it again is fine. Raises
         MessageNotFound, and TooLate once it is being sent or has ended.
         """
-        return self._parts.submission.cancel(_id(message_id))
+        return self._parts.changes.cancel(_id(message_id))
+
+    def reschedule(
+        self,
+        message_id: UUID | str,
+        *,
+        send_at: SendTime | None = None,
+        send_in: timedelta | None = None,
+        zone: str | None = None,
+        fold: int | None = None,
+        on_conflict: OnConflict = "reject",
+        latest: SendTime | None = None,
+        expires_at: SendTime | None = None,
+    ) -> Message:
+        """Move a scheduled message to another time, judged as if it had no place yet. Return it.
+
+        The parameters are those of :meth:`submit`; ``zone`` defaults to the message's,
+        ``expires_at`` stays unless it is given. Its old place is free once this returns. A refused
+        move changes nothing.
+
+        Raises InvalidSendTime, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
+        TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the
+        new one.
+        """
+        wish = Wish(
+            send_at=send_at,
+            send_in=send_in,
+            zone=zone,
+            fold=fold,
+            on_conflict=on_conflict,
+            latest=latest,
+            expires_at=expires_at,
+        )
+        return self._parts.changes.reschedule(_id(message_id), wish)
+
+    def update(self, message_id: UUID | str, *, body: Mapping[str, Any]) -> Message:
+        """Give a scheduled message another body. Return it.
+
+        Raises InvalidDraft, MessageNotFound, StoreUnavailable, and TooLate once it is being sent
+        or has ended.
+        """
+        return self._parts.changes.update(_id(message_id), body=body)
 
     def next_slot(
         self,
         *,
         recipient: str | None = None,
         scope: str | None = None,
+        channel: str | None = None,
+        scopes: Mapping[str, str] | None = None,
+        quiet_hours: str | None = None,
+        send_window: str | None = None,
         after: SendTime | None = None,
         zone: str | None = None,
         fold: int | None = None,
     ) -> datetime:
         """Return the first time at or after ``after`` (default: now) that fits every quota.
 
-        Books nothing. Give a recipient or a scope. Raises InvalidDraft and
+        Books nothing. Give a recipient or a scope, and what else of :meth:`submit` counts: without
+        a channel, its quotas and quiet hours do not. Raises InvalidDraft and
         ReservationsUnavailable.
         """
-        if scope is not None:
-            counted = check_text("scope", scope)
-        elif recipient is not None:
-            counted = check_text("recipient", recipient)
-        else:
+        name = scope if scope is not None else recipient
+        if name is None:
             raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
+        terms = terms_for(
+            self.settings,
+            scope=check_text("scope" if scope is not None else "recipient", name),
+            channel=channel,
+            scopes=scopes,
+            zone=zone,
+            quiet_hours=quiet_hours,
+            send_window=send_window,
+        )
         now = self._parts.clock.now()
         if after is None:
             start = sendtime.after(timedelta(0), now=now)
@@ -154,7 +217,7 @@ class Dispatcher:
             start = sendtime.parse(after, zone=zone, fold=fold, field="after")
             farthest = self.settings.max_horizon
             sendtime.check_range(start, now=now, farthest=farthest, field="after")
-        return self._parts.windows.next_slot(counted, start)
+        return self._parts.windows.next_slot(terms, start)
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,7 +8,9 @@
     │   │   ├── InvalidSendTime
     │   │   └── UnknownChannel
     │   └── InvalidSettings       … in the configuration
-    ├── QuotaExceeded             the time asked for does not fit; names the next slot
+    ├── NoPlace                   the time asked for does not fit; names the next slot
+    │   ├── QuotaExceeded         … a quota is full around it
+    │   └── QuietHours            … it lies in quiet hours
     ├── IdempotencyConflict       the key belongs to a message with other content
     ├── MessageNotFound
     ├── TooLate                   the message has left ``scheduled``
@@ -89,12 +91,22 @@ class InvalidSettings(InvalidValue):
     """The configuration contradicts itself or holds a value that cannot be used."""
 
 
-class QuotaExceeded(DispatcherError):
-    """The time asked for would break a quota. No reservation was made.
+class NoPlace(DispatcherError):
+    """The time asked for does not fit. No reservation was made, and none was changed.
 
-    ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full,
-    ``send_at`` the time asked for, ``conflicting`` the ids of the messages in the way, and
-    ``next_slot`` the first time at or after ``send_at`` that fits every quota (aware UTC).
+    ``send_at`` is the time asked for and ``next_slot`` the first time at or after it that fits
+    every quota and lies outside quiet hours (both aware UTC).
+    """
+
+    send_at: datetime
+    next_slot: datetime
+
+
+class QuotaExceeded(NoPlace):
+    """The time asked for would break a quota.
+
+    ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full, and
+    ``conflicting`` the ids of the messages in the way, at most 100 of them.
     """
 
     def __init__(
@@ -118,6 +130,25 @@ class QuotaExceeded(DispatcherError):
         self.scope = scope
         self.send_at = send_at
         self.conflicting = tuple(conflicting)
+        self.next_slot = next_slot
+
+
+class QuietHours(NoPlace):
+    """The time asked for lies in quiet hours.
+
+    ``quiet_hours`` is their text ("21:00-08:00") and ``zone`` the zone whose clocks they go by.
+    """
+
+    def __init__(
+        self, *, quiet_hours: str, zone: str, send_at: datetime, next_slot: datetime
+    ) -> None:
+        super().__init__(
+            f"{send_at.isoformat()} lies in the quiet hours {quiet_hours} of {zone}; "
+            f"the next free slot is {next_slot.isoformat()}"
+        )
+        self.quiet_hours = quiet_hours
+        self.zone = zone
+        self.send_at = send_at
         self.next_slot = next_slot
 
 

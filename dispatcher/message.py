@@ -21,6 +21,7 @@ Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
 
 MAX_RECIPIENT = 255
+MAX_ZONE = 63
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -65,6 +66,9 @@ class Draft:
     expires_at: datetime | str | None = None
     on_conflict: OnConflict = "reject"
     latest: datetime | str | None = None
+    scopes: Mapping[str, str] | None = None
+    quiet_hours: str | None = None
+    send_window: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,8 @@ class Message:
 
     ``send_at`` is the promise; ``next_attempt_at`` is when the next try is due and moves with
     retries and snoozes. ``attempt_count`` counts tries, not snoozes. ``last_error`` is what the
-    last failed try said.
+    last failed try said. ``scopes`` are the further scopes it counts against, by kind; ``zone`` and
+    ``quiet_hours`` are its own, None where those of the settings apply.
     """
 
     id: UUID
@@ -91,6 +96,9 @@ class Message:
     created_at: datetime
     finished_at: datetime | None
     last_error: str | None = field(repr=False)
+    scopes: Mapping[str, str] = field(default_factory=dict)
+    zone: str | None = None
+    quiet_hours: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

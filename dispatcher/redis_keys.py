@@ -7,10 +7,14 @@ Redis Cluster as well. The shard of a scope comes from a hash that is the same i
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+
+_WORD = re.compile(rb":[a-z]+")
+_KIND = re.compile(rb"\A\{[^}]*\}:window@([a-z0-9_.-]+):")
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,11 @@ class ShardKeys(_PartKeys):
     @cached_property
     def contents(self) -> str:
         """What the name of every window of the shard begins with."""
-        return f"{self.tag}:window:"
+        return f"{self.tag}:window"
 
-    def window(self, scope: str) -> str:
+    def window(self, scope: str, kind: str = "") -> str:
         """ZSET of one scope's reservations; member: message id, score: send_at, ms."""
-        return f"{self.contents}{scope}"
+        return f"{self.contents}@{kind}:{scope}" if kind else f"{self.contents}:{scope}"
 
     def twins(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
@@ -81,15 +85,32 @@ class PermitKeys(_PartKeys):
     @cached_property
     def contents(self) -> str:
         """What the name of every log begins with."""
-        return f"{self.tag}:log:"
+        return f"{self.tag}:log"
 
     def scope(self, scope: str) -> str:
         """ZSET of one scope's permits; member: permit id, score: time of the hand-over, ms."""
-        return f"{self.contents}scope:{scope}"
+        return f"{self.contents}:scope:{scope}"
 
     def channel(self, channel: str) -> str:
         """ZSET of one channel's permits."""
-        return f"{self.contents}channel:{channel}"
+        return f"{self.contents}:channel:{channel}"
+
+
+@dataclass(frozen=True)
+class PlanKeys(ShardKeys):
+    """The keys of a plan: copies of the windows of one shard in which nothing is promised."""
+
+    plan: str
+
+    @cached_property
+    def pending(self) -> str:
+        """ZSET that nobody reads."""
+        return f"{self.tag}:plan:{self.plan}:pending"
+
+    @cached_property
+    def contents(self) -> str:
+        """What the name of every copy begins with."""
+        return f"{self.tag}:plan:{self.plan}:window"
 
 
 def shard_of(scope: str, shards: int) -> int:
@@ -114,4 +135,12 @@ def tag_of(name: bytes) -> str:
 
 def start_of(name: bytes) -> bytes:
     """Return what the name of a window or a log begins with: the ``contents`` of its part."""
-    return b":".join(name.split(b":", 3)[:3]) + b":"
+    tag, _, rest = name.partition(b"}")
+    word = _WORD.match(rest)
+    return tag + b"}" + (word[0] if word else b"")
+
+
+def kind_of(window: bytes) -> str:
+    """Return the kind of the scope that a window belongs to."""
+    found = _KIND.search(window)
+    return found[1].decode() if found else ""

@@ -14,14 +14,14 @@ from zoneinfo import ZoneInfo
 
 from dateutil import parser, tz
 
-from dispatcher.errors import InvalidSendTime
+from dispatcher import zones
+from dispatcher.errors import InvalidSendTime, InvalidValue
 
 ACCEPTED = (
     "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
     "or a local time (2026-12-24T08:30) together with zone"
 )
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
-_ZONE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,23 +32,22 @@ def parse(
     zone: str | None = None,
     fold: int | None = None,
     field: str = "send_at",
-    zone_for_local_only: bool = False,
 ) -> datetime:
     """Return the instant ``value`` names, aware UTC, rounded up to a whole millisecond.
 
     Rounding up, never down: a message must not leave before its time. Raises InvalidSendTime
-    when the value is unreadable, has neither offset nor zone, has both, falls into a gap that a
-    clock change left, or into an hour that one repeated and ``fold`` (0: first, 1: second time)
-    does not say which. With ``zone_for_local_only`` a value that has an offset ignores the zone.
+    when the value is unreadable, has neither offset nor zone, falls into a gap that a clock change
+    left, or into an hour that one repeated and ``fold`` (0: first, 1: second time) does not say
+    which. A value that has an offset says all; the zone is then only judged by its name.
     """
     if fold not in (None, 0, 1):
         raise InvalidSendTime("fold", f"{fold!r}", "0 for the first, 1 for the second time")
+    if zone is not None:
+        check_zone(zone)
     moment = _read(value, field)
     try:
         if moment.utcoffset() is None:
             moment = _in_zone(moment, zone, fold, field)
-        elif zone is not None and not zone_for_local_only:
-            raise InvalidSendTime(field, f"has an offset and the zone {zone!r}", "one of the two")
         elif not tz.datetime_exists(moment):
             raise InvalidSendTime(field, _skipped(moment), "a local time that exists")
         return _whole_milliseconds(moment.astimezone(UTC))
@@ -91,6 +90,14 @@ def check_not_too_far(
         raise InvalidSendTime(field, f"{send_at.isoformat()} is too far ahead", accepted)
 
 
+def check_zone(zone: str) -> ZoneInfo:
+    """Return the rules of a zone. Raises InvalidSendTime when there is none of that name."""
+    try:
+        return zones.rules(zone)
+    except InvalidValue as refused:
+        raise InvalidSendTime(refused.field, refused.problem, refused.accepted) from None
+
+
 def to_ms(instant: datetime) -> int:
     """Return whole milliseconds since 1970, rounded down."""
     return (instant - _EPOCH) // _MILLISECOND
@@ -118,7 +125,7 @@ def _read(value: datetime | str, field: str) -> datetime:
 def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -> datetime:
     if zone is None:
         raise InvalidSendTime(field, "has neither an offset nor a zone", ACCEPTED)
-    local = moment.replace(tzinfo=_zone_rules(zone))
+    local = moment.replace(tzinfo=check_zone(zone))
     if not tz.datetime_exists(local):
         raise InvalidSendTime(field, _skipped(local), "a local time that exists")
     if fold is None and moment.fold == 0 and tz.datetime_ambiguous(local):
@@ -128,16 +135,6 @@ def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -
             "the same with fold=0 (first) or fold=1 (second)",
         )
     return tz.enfold(local, fold if fold is not None else moment.fold)
-
-
-def _zone_rules(zone: str) -> ZoneInfo:
-    accepted = "a name of the tz database, such as Europe/Berlin"
-    if not isinstance(zone, str) or not _ZONE_NAME.fullmatch(zone):
-        raise InvalidSendTime("zone", f"{zone!r} is no name of a zone", accepted)
-    try:
-        return ZoneInfo(zone)
-    except (LookupError, ValueError, OSError):
-        raise InvalidSendTime("zone", f"there is no zone {zone!r}", accepted) from None
 
 
 def _skipped(local: datetime) -> str:

@@ -13,31 +13,26 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
     TomlConfigSettingsSource,
 )
 
+from dispatcher import scope, zones
+from dispatcher.channel import AnyQuota, Channel, Kind, Length, Quotas
 from dispatcher.errors import InvalidSettings, InvalidValue
-from dispatcher.quota import Limit, Quota, parse_length
+from dispatcher.quota import CalendarQuota, Quota
 
 PREFIX = "DISPATCHER_"
 _CONFIG = f"{PREFIX}CONFIG"
@@ -46,64 +41,6 @@ EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
-
-
-def _read_length(value: object) -> object:
-    if isinstance(value, str):
-        return parse_length(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return timedelta(seconds=value)
-        except (OverflowError, ValueError):
-            raise InvalidValue("length", f"{value} seconds", "a length that exists") from None
-    return value
-
-
-def _split(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return json.loads(value) if value.lstrip().startswith("[") else value.split(",")
-
-
-def _read_quota(value: object) -> object:
-    return Quota.parse(value) if isinstance(value, str) else value
-
-
-def _read_limit(value: object) -> object:
-    return Limit.parse(value) if isinstance(value, str) else value
-
-
-Length = Annotated[
-    timedelta,
-    BeforeValidator(_read_length),
-    PlainSerializer(timedelta.total_seconds),
-    Field(gt=timedelta(0)),
-]
-Quotas = Annotated[
-    tuple[Annotated[Quota, BeforeValidator(_read_quota), PlainSerializer(str)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-]
-Limits = tuple[Annotated[Limit, BeforeValidator(_read_limit), PlainSerializer(str)], ...]
-
-
-class Channel(BaseModel):
-    """How one channel's messages are carried, how often a try is repeated, and its limits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    transport: Annotated[str, Field(min_length=1)]
-    """``console``, ``file``, ``memory``, or ``package.module:attribute``."""
-    options: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keyword arguments for the transport's class."""
-    limits: Limits = ()
-    """Limits on the hand-overs of the whole channel, beside those of each scope."""
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Tries before a message ends as failed."""
-    backoff_base: Length = timedelta(seconds=5)
-    """Upper bound of the wait after the first failed try; doubles with each further one."""
-    backoff_longest: Length = timedelta(minutes=10)
-    """Upper bound of any wait."""
 
 
 def _default_channels() -> dict[str, Channel]:
@@ -146,7 +83,15 @@ class Settings(BaseSettings):
     """Celery queue of the dispatcher's tasks."""
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
-    """Judged at submit, per scope, on the promised times; guarded again at delivery."""
+    """Judged at submit, per scope, on the promised times; guarded again at delivery.
+
+    ``10/day`` counts within any 24 hours, ``10/day in Europe/Berlin`` within calendar days there,
+    ``10/day in local`` within those of the zone that a message names.
+    """
+    scopes: dict[str, Kind] = Field(default_factory=dict)
+    """Kinds of scopes that a message may name besides its own: ``scopes.tenant.quotas``."""
+    zone: str = "UTC"
+    """Zone of recipients whose message names none."""
     shards: Annotated[int, Field(ge=1, le=1024)] = 16
     """Parts the windows are split into. Changing it makes the sweep rebuild the windows."""
 
@@ -218,6 +163,22 @@ class Settings(BaseSettings):
             raise InvalidSettings(str(path), f"cannot be read ({error})", "a TOML file") from None
         return init_settings, env_settings, file
 
+    @cached_property
+    def quotas_of(self) -> dict[str, tuple[AnyQuota, ...]]:
+        """The quotas of every kind of scope that has some (see :mod:`dispatcher.scope`)."""
+        found: dict[str, tuple[AnyQuota, ...]] = {scope.PLAIN: self.quotas}
+        for name, channel in self.channels.items():
+            found[scope.of_scope_on(name)] = channel.recipient_quotas
+            found[scope.of_channel(name)] = channel.quotas
+        found |= {name: kind.quotas for name, kind in self.scopes.items()}
+        return {kind: quotas for kind, quotas in found.items() if quotas}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields replaced, which are not validated."""
+        copy = super().model_copy(update=update, deep=deep)
+        vars(copy).pop("quotas_of", None)
+        return copy
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that make another process load these settings."""
         dumped = self.model_dump(mode="json")
@@ -252,8 +213,18 @@ class Settings(BaseSettings):
             timedelta(0) < self.max_horizon <= _FARTHEST,
             "max_horizon", f"{self.max_horizon}", f"more than 0 and at most {_FARTHEST.days} days",
         )  # fmt: skip
+        for kind in self.scopes:
+            _require(
+                re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", kind) is not None,
+                "scopes", f"the name {kind!r}", "a-z, 0-9, _ and -, at most 63",
+            )  # fmt: skip
+        zones.rules(self.zone)
         limits = [limit for channel in self.channels.values() for limit in channel.limits]
-        longest = max(each.length_ms for each in (*self.quotas, *limits))
+        quotas = [quota for each in self.quotas_of.values() for quota in each]
+        longest = max(
+            each.longest_ms if isinstance(each, CalendarQuota) else each.length_ms
+            for each in (*quotas, *limits)
+        )
         _require(
             self.retention > timedelta(milliseconds=longest, hours=1),
             "retention", f"{self.retention} is shorter than the longest quota or limit and an hour",

@@ -7,7 +7,7 @@ it did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,8 +16,9 @@ from dispatcher.errors import QueueUnavailable
 from dispatcher.limiters import Permit, Permits
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Rebuild, Reserved, Upkeep
+from dispatcher.scope import counted
 from dispatcher.settings import Settings
-from dispatcher.store import Messages, StoreUpkeep
+from dispatcher.store import Messages, Place, StoreUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,9 @@ _MOST_BATCHES = 20
 class Reconciled:
     """What one ``reconcile`` did.
 
-    ``rebuilt`` parts of Redis, ``restored`` reservations that were missing, ``confirmed`` ones
-    that the store knows, ``released`` ones that it does not or no longer needs.
+    ``rebuilt`` parts of Redis, ``restored`` reservations that were missing or at another time than
+    in the store, ``confirmed`` ones that the store knows, ``released`` ones that it does not or no
+    longer needs.
     """
 
     rebuilt: int = 0
@@ -109,9 +111,9 @@ class Sweep:
         if rebuild is not None:
             rebuilt = self._rebuild(rebuild, self._settings.settle if settle is None else settle)
         restored = self._restore_stragglers()
-        confirmed, orphans = self._settle_unconfirmed()
+        confirmed, orphans, corrected = self._settle_unconfirmed()
         released = _in_batches(self._release_unneeded)
-        return Reconciled(rebuilt, restored, confirmed, released + orphans)
+        return Reconciled(rebuilt, restored + corrected, confirmed, released + orphans)
 
     def _rebuild(self, rebuild: Rebuild, settle: timedelta) -> int:
         # A submit that reserved before the loss and commits after the store is read would be
@@ -121,7 +123,7 @@ class Sweep:
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
             for page in self._store.places(memory=self._windows.memory, batch=_BATCH):
-                self._windows.restore(windows, [Reserved(*place) for place in page])
+                self._windows.restore(windows, self._reserved(page))
                 self._windows.hold(rebuild)
         opened = self._windows.open(windows)
         if permits.parts:
@@ -143,12 +145,12 @@ class Sweep:
         created = (min(unchecked.values()) - grace, max(unchecked.values()) + grace)
         restored = 0
         for page in self._store.places(memory=self._windows.memory, batch=_BATCH, created=created):
-            restored += self._windows.put_back([Reserved(*place) for place in page])
+            restored += self._windows.put_back(self._reserved(page))
         self._windows.mark_checked(list(unchecked))
         return restored
 
-    def _settle_unconfirmed(self) -> tuple[int, int]:
-        known, unknown = 0, 0
+    def _settle_unconfirmed(self) -> tuple[int, int, int]:
+        known, unknown, corrected = 0, 0, 0
         for _ in range(_MOST_BATCHES):
             found = self._windows.unconfirmed(
                 older_than=self._settings.reconcile_grace, at_most=_BATCH
@@ -156,16 +158,26 @@ class Sweep:
             if not found:
                 break
             holding = self._store.holding([each.message_id for each in found])
-            confirmed = [each for each in found if holding.get(each.message_id, False)]
-            orphans = [each for each in found if not holding.get(each.message_id, False)]
-            self._windows.settle(confirmed=confirmed, orphans=orphans)
-            known, unknown = known + len(confirmed), unknown + len(orphans)
-        return known, unknown
+            corrected += self._windows.confirm(found, holding)
+            confirmed = sum(each.message_id in holding for each in found)
+            known, unknown = known + confirmed, unknown + len(found) - confirmed
+        return known, unknown, corrected
+
+    def _reserved(self, places: Iterable[Place]) -> list[Reserved]:
+        kinds = self._settings.quotas_of
+        return [
+            Reserved(
+                each.message_id,
+                counted(kinds, scope=each.scope, channel=each.channel, scopes=each.scopes),
+                each.send_at,
+            )
+            for each in places
+        ]
 
     def _release_unneeded(self) -> int:
         places = self._store.unreleased(at_most=_BATCH)
         if places:
-            self._windows.release([Reserved(*place) for place in places])
+            self._windows.release(self._reserved(places))
             self._store.mark_released([place.message_id for place in places])
         return len(places)
 

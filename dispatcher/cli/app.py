@@ -10,14 +10,14 @@ from dispatcher.errors import (
     IdempotencyConflict,
     InvalidValue,
     MessageNotFound,
-    QuotaExceeded,
+    NoPlace,
     TooLate,
     Unavailable,
 )
 
 _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (InvalidValue, 2),
-    (QuotaExceeded, 3),
+    (NoPlace, 3),
     (MessageNotFound, 4),
     (TooLate, 5),
     (IdempotencyConflict, 5),

@@ -54,7 +54,7 @@ class Permits:
         self._log = SlidingLog(client, epoch_key=self._keys.epoch)
         self._scope_limits = scope_limits
         self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
-        longest = max(reaches_ms(scope_limits, channel_limits).values())
+        longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back hand-overs still matter."""
 

@@ -1,16 +1,21 @@
--- The first time that fits every quota of a scope; books nothing.
+-- The first time that fits every quota of some scopes; books nothing.
 --
--- KEYS  1 window ZSET   2 epoch HASH
--- ARGV  1 time to search from, ms   2... count and length in ms of each quota
+-- KEYS  1 epoch HASH   2... window ZSETs
+-- ARGV  1 time to search from, ms   2... judge table (rule.lua), one rule set for each window
 -- Reply {'closed'}             the shard is not complete: rebuild first
 --       {'slot', ms}
 --       {'searching', from ms} too far for one call: ask again from there
+--       {'unsure', at ms}      judging that time takes more than one call
 
 -- @include rule.lua
 
-if redis.call('EXISTS', KEYS[2]) == 0 then
+if redis.call('EXISTS', KEYS[1]) == 0 then
   return {'closed'}
 end
-local quotas, longest = quotas_from(2)
-local slot, found = leap(KEYS[1], tonumber(ARGV[1]), quotas, longest)
-return {found and 'slot' or 'searching', slot}
+local sets, skies = judge_table(2)
+local windows = {unpack(KEYS, 2)}
+local slot, found = leap(windows, sets, skies[1], tonumber(ARGV[1]))
+if found == 'fits' then
+  return {'slot', slot}
+end
+return {found == 'more' and 'searching' or 'unsure', slot}

@@ -4,9 +4,10 @@
 --
 -- KEYS  1 window ZSET   2 epoch HASH
 -- ARGV  1 how much longer than that a member is kept, ms
+--       2 name of the epoch's field that says how far back
 -- Reply 1, or 0 when the shard is not complete; then nothing was done
 
-local reach = redis.call('HGET', KEYS[2], 'reach:quotas')
+local reach = redis.call('HGET', KEYS[2], ARGV[2])
 if not reach then
   return 0
 end

@@ -27,9 +27,9 @@ _ANOTHER_LAYOUT = 2
 class Fence:
     """Greets each new connection; pass it to redis-py as ``redis_connect_func``.
 
-    ``longest_ms`` is the length of the longest quota in ms, ``permits_ms`` that of the longest
-    limit of each kind of permit log: how far back the parts must reach. Raises EvictingServer, a
-    redis error, when the server's ``maxmemory-policy`` is not ``noeviction``.
+    ``reaches_ms`` is the length in ms of the longest quota of each kind of scope, ``permits_ms``
+    that of the longest limit of each kind of permit log: how far back the parts must reach. Raises
+    EvictingServer, a redis error, when the server's ``maxmemory-policy`` is not ``noeviction``.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Fence:
         *,
         namespace: str,
         shards: int,
-        longest_ms: int,
+        reaches_ms: Mapping[str, int],
         permits_ms: Mapping[str, int] | None = None,
     ) -> None:
         self.namespace = namespace
         self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
         self.parts: tuple[Part, ...] = (*self.keys, PermitKeys(namespace))
-        self.longest_ms = longest_ms
+        self.reaches_ms = dict(reaches_ms)
         self._permits_ms = dict(permits_ms or {})
 
     def __call__(self, connection: Any) -> None:
@@ -65,9 +65,10 @@ class Fence:
 
     def layout(self, part: Part) -> tuple[str | int, ...]:
         """Return what the epoch of ``part`` must say: number of shards, then each reach in ms."""
-        if isinstance(part, ShardKeys):
-            return len(self.keys), "quotas", self.longest_ms
-        return 0, *(word for reach in self._permits_ms.items() for word in reach)
+        ours = isinstance(part, ShardKeys)
+        reaches = self.reaches_ms if ours else self._permits_ms
+        words = (word for reach in reaches.items() for word in reach)
+        return (len(self.keys) if ours else 0), *words
 
     def incomplete(self, client: redis.Redis) -> tuple[str, list[Part]]:
         """Check every part again; return the server's identity and the parts that are closed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from dispatcher.redis_keys import (
     ShardKeys,
     all_of,
     epoch_of,
+    kind_of,
     shard_of,
     start_of,
     tag_of,
@@ -25,26 +26,29 @@ from dispatcher.redis_keys import (
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
+from dispatcher.scope import Scope
 from dispatcher.sendtime import from_ms, to_ms
 
 _WIPE_BATCH = 500
 
 
 class Reserved(NamedTuple):
-    """A reservation as the store knows it."""
+    """A reservation as the store knows it, in all scopes that the message counts against."""
 
     message_id: UUID
-    scope: str
+    scopes: tuple[Scope, ...]
     send_at: datetime
 
 
 class Unconfirmed(NamedTuple):
-    """A reservation that the store has not confirmed, and where it stands.
+    """A reservation, or a held place, that the store has not confirmed, and where it stands.
 
+    ``member`` is what stands in the window: the message's id, or a hold that begins with it.
     ``before_ms`` is the time, by Redis, up to which its entry is as old as was asked.
     """
 
     message_id: UUID
+    member: bytes
     window: bytes
     keys: ShardKeys
     before_ms: int
@@ -89,11 +93,12 @@ class Upkeep:
         self._client = client
         self._marker_life_ms = marker_life // timedelta(milliseconds=1)
         self._fence = fence
-        self._keep_ms = fence.longest_ms + KEEP_MS
+        self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._begin = client.register_script(source("begin_rebuild"))
         self._wipe = client.register_script(source("wipe"))
         self._restore = client.register_script(source("restore"))
         self._orphan = client.register_script(source("release_orphan"))
+        self._confirm = client.register_script(source("confirm"))
         self._tidy = client.register_script(source("tidy"))
         self._open = client.register_script(source("open"))
         self._mark_checked = client.register_script(source("mark_checked"))
@@ -181,16 +186,17 @@ class Upkeep:
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put the rows that belong to these shards back into their windows."""
         ours = set(rebuild.shards)
-        members: dict[str, list[Any]] = defaultdict(list)
+        members: dict[Scope, list[Any]] = defaultdict(list)
         for row in rows:
-            members[row.scope] += [to_ms(row.send_at), row.message_id.bytes]
+            for scope in row.scopes:
+                members[scope] += [to_ms(row.send_at), row.message_id.bytes]
         with translated():
             pipeline = self._client.pipeline(transaction=False)
             for scope, flat in members.items():
                 keys = self._keys(scope)
                 if keys in ours:
                     self._restore(
-                        keys=[keys.rebuild, keys.window(scope), keys.pending],
+                        keys=[keys.rebuild, keys.window(scope.name, scope.kind), keys.pending],
                         args=[rebuild.marker, self._marker_life_ms, *flat],
                         client=pipeline,
                     )
@@ -214,32 +220,43 @@ class Upkeep:
                 pipeline.zrangebyscore(keys.pending, "-inf", before, start=0, num=at_most)
             replies = pipeline.execute()
         return [
-            Unconfirmed(UUID(bytes=member[:16]), member[16:], keys, before)
-            for keys, members in zip(self._fence.keys, replies, strict=True)
-            for member in members
+            Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
+            for keys, entries in zip(self._fence.keys, replies, strict=True)
+            for entry in entries
+            for start in (entry.index(b"{", 16),)
         ][:at_most]
 
-    def settle(self, *, confirmed: Sequence[Unconfirmed], orphans: Sequence[Unconfirmed]) -> None:
-        """Forget that ``confirmed`` were pending, give the places of ``orphans`` back, tidy up."""
+    def confirm(self, found: Sequence[Unconfirmed], send_at: Mapping[UUID, datetime]) -> int:
+        """Let the windows agree with the store; return how many places had to be put right.
+
+        ``send_at`` has the times of those messages that hold a place; the places of all others
+        are given back.
+        """
         with translated():
             pipeline = self._client.pipeline(transaction=False)
-            for each in orphans:
+            known = [each for each in found if each.message_id in send_at]
+            for each in known:
+                words: list[bytes | int] = [each.member, each.message_id.bytes]
+                words += [to_ms(send_at[each.message_id]), each.before_ms]
                 names: list[bytes | str] = [each.window, each.keys.pending]
-                words: list[bytes | int] = [each.message_id.bytes, each.before_ms]
-                self._orphan(keys=names, args=words, client=pipeline)
-            for window, keys in {(each.window, each.keys) for each in (*confirmed, *orphans)}:
-                self._tidy(keys=[window, keys.epoch], args=[KEEP_MS], client=pipeline)
-            for each in confirmed:
-                pipeline.zrem(each.keys.pending, each.message_id.bytes + each.window)
-            pipeline.execute()
+                self._confirm(keys=names, args=words, client=pipeline)
+            for each in found:
+                if each.message_id not in send_at:
+                    names, words = [each.window, each.keys.pending], [each.member, each.before_ms]
+                    self._orphan(keys=names, args=words, client=pipeline)
+            for window, keys in {(each.window, each.keys) for each in found}:
+                reach = f"reach:{kind_of(window)}"
+                self._tidy(keys=[window, keys.epoch], args=[KEEP_MS, reach], client=pipeline)
+            return sum(pipeline.execute()[: len(known)])
 
     def release(self, rows: Sequence[Reserved]) -> None:
         """Give back the places of messages that the store knows to need none."""
         with translated():
             pipeline = self._client.pipeline(transaction=False)
             for row in rows:
-                window = self._keys(row.scope).window(row.scope)
-                pipeline.zrem(window, row.message_id.bytes)
+                for scope in row.scopes:
+                    window = self._keys(scope).window(scope.name, scope.kind)
+                    pipeline.zrem(window, row.message_id.bytes)
             pipeline.execute()
 
     def put_back(self, rows: Sequence[Reserved]) -> int:
@@ -247,9 +264,9 @@ class Upkeep:
         with translated():
             now = self._now_ms()
             pipeline = self._client.pipeline(transaction=False)
-            for row in rows:
-                keys = self._keys(row.scope)
-                window, member = keys.window(row.scope), row.message_id.bytes
+            for row, scope in ((row, scope) for row in rows for scope in row.scopes):
+                keys = self._keys(scope)
+                window, member = keys.window(scope.name, scope.kind), row.message_id.bytes
                 pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)
                 pipeline.zadd(keys.pending, {member + window.encode(): now}, nx=True)
                 pipeline.persist(window)
@@ -277,8 +294,8 @@ class Upkeep:
                 self._mark_checked(keys=[keys.epoch], client=pipeline)
             pipeline.execute()
 
-    def _keys(self, scope: str) -> ShardKeys:
-        return self._fence.keys[shard_of(scope, len(self._fence.keys))]
+    def _keys(self, scope: Scope) -> ShardKeys:
+        return self._fence.keys[shard_of(scope.home, len(self._fence.keys))]
 
     def _now_ms(self) -> int:
         seconds, micros = self._client.time()

@@ -1,47 +1,50 @@
-"""Booking, searching and giving back: one script and one round trip each."""
+"""Booking, searching, moving and giving back, over all shards that a message's scopes lie in.
+
+Where all scopes share a shard, which is the rule, each is one script and one round trip.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import redis
 
-from dispatcher.errors import IdempotencyConflict, QuotaExceeded, ReservationsUnavailable
-from dispatcher.lua import source
-from dispatcher.quota import Quota
-from dispatcher.redis_errors import reason
+from dispatcher.errors import NoPlace, QuietHours, QuotaExceeded, ReservationsUnavailable
 from dispatcher.redis_keys import ShardKeys, shard_of
-from dispatcher.reservation.answers import translated
+from dispatcher.reservation.shards import Blocked, Group, Place, Shards, Submit, new_hold
+from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.sendtime import from_ms, to_ms
+
+log = logging.getLogger(__name__)
 
 KEEP_MS = 86_400_000
 """How much longer than the longest quota a reservation is kept: room for clocks that are wrong."""
 
-_CLOSED = "the windows are not complete; the sweep rebuilds them from the store"
-_MOST_CALLS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """One call of submit with an idempotency key. Twins are submits that share the key."""
-
-    key: str
-    fingerprint: str
-    token: str = field(default_factory=lambda: uuid4().hex)
+_MOST_ROUNDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """A place in a window. ``message_id`` is the twin's when a twin booked first."""
+    """A place in the windows. ``message_id`` is the twin's when a twin booked first."""
 
     message_id: UUID
-    scope: str
+    terms: Terms
     send_at: datetime
     submit: Submit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A place held for a message that still has another. Take it or drop it."""
+
+    message_id: UUID
+    terms: Terms
+    send_at: datetime
+    hold: bytes
 
 
 class Windows:
@@ -49,127 +52,236 @@ class Windows:
 
     A window is a ZSET of one scope's reservations: member message id (16 bytes), score send_at in
     ms. For a quota of N per W a time t is refused exactly when N consecutive members that lie
-    within less than W of each other would, with t, be N+1 within less than W
-    (``lua/rule.lua``; docs/decisions/0002-reservation-rule.md). Calls are idempotent by message
-    id and raise ReservationsUnavailable whenever Redis cannot be trusted to answer.
+    within less than W of each other would, with t, be N+1 within less than W; for a calendar
+    quota when N lie in the calendar period of t (``lua/rule.lua``; docs/reservation.md).
+
+    Scopes of several shards are booked one shard after the other, those of the message's own scope
+    first, the others in the order of their shards, and given back when a later one refuses; until
+    then others count them. A process that dies between two shards leaves places without a message,
+    which reconcile releases.
+
+    Calls are idempotent by message id and raise ReservationsUnavailable whenever Redis cannot be
+    trusted to answer.
     """
 
     def __init__(
         self,
         client: redis.Redis,
+        rules: Rules,
         *,
-        namespace: str,
-        shards: int,
-        quotas: Sequence[Quota],
+        keys: Sequence[ShardKeys],
         twins_life: timedelta,
     ) -> None:
-        self._shards = [ShardKeys(namespace, shard) for shard in range(shards)]
-        self._quotas = tuple(quotas)
-        self._twins_life_ms = twins_life // timedelta(milliseconds=1)
-        self._flat = [part for quota in quotas for part in (quota.count, quota.length_ms)]
-        self._extremes = (
-            max(quota.length_ms for quota in quotas),
-            min(quota.count for quota in quotas),
-        )
-        self._reserve = client.register_script(source("reserve"))
-        self._next_slot = client.register_script(source("next_slot"))
-        self._release = client.register_script(source("release"))
+        self._keys = tuple(keys)
+        life_ms = twins_life // timedelta(milliseconds=1)
+        self._shards = Shards(client, rules, twins_life_ms=life_ms)
 
     def reserve(
         self,
         message_id: UUID,
         *,
-        scope: str,
+        terms: Terms,
         send_at: datetime,
         latest: datetime | None = None,
         submit: Submit | None = None,
+        pending_ahead: timedelta = timedelta(0),
     ) -> Booking:
-        """Book ``send_at``, or with ``latest`` the first time up to it that fits every quota.
+        """Book ``send_at``, or with ``latest`` the first time up to it that fits.
 
-        Raises QuotaExceeded when nothing fits, IdempotencyConflict when a twin under way asks for
-        something else, ReservationsUnavailable when the windows cannot be trusted; in each case
-        nothing is booked.
+        ``pending_ahead`` is how much longer than usual the store may take to confirm it. Raises
+        QuotaExceeded or QuietHours when nothing fits, IdempotencyConflict when a twin under way
+        asks for something else, ReservationsUnavailable when the windows cannot be trusted; in
+        each case nothing is booked.
         """
-        keys = self._keys(scope)
-        names = [keys.window(scope), keys.pending, keys.epoch]
-        asked = to_ms(send_at)
-        limit = max(asked, to_ms(latest)) if latest else asked
-        twin: tuple[str | int, ...] = ("", "", "")
-        if submit:
-            names.append(keys.twins(submit.key))
-            twin = (submit.fingerprint, submit.token, self._twins_life_ms)
-        start = asked
-        for _ in range(_MOST_CALLS):
-            arguments = (
-                message_id.bytes, asked, start, limit, *twin, *self._extremes, *self._flat
-            )  # fmt: skip
-            reply = self._call(self._reserve, names, arguments)
-            match reply[0]:
-                case b"booked":
-                    if reply[2] != message_id.bytes:
-                        message_id = UUID(bytes=reply[2])
-                    return Booking(message_id, scope, from_ms(reply[1]), submit)
-                case b"conflict":
-                    raise IdempotencyConflict(submit.key if submit else "", UUID(bytes=reply[1]))
-                case b"searching" if limit > asked:
-                    start = reply[1]
-                case _:
-                    raise self._refusal(scope, send_at, reply)
-        raise ReservationsUnavailable("no slot was found in a bounded search")
+        asked_ms = to_ms(send_at)
+        ahead_ms = pending_ahead // timedelta(milliseconds=1)
 
-    def next_slot(self, scope: str, after: datetime) -> datetime:
-        """Return the first time at or after ``after`` that fits every quota. Books nothing."""
-        keys = self._keys(scope)
-        start = to_ms(after)
-        for _ in range(_MOST_CALLS):
-            reply = self._call(
-                self._next_slot, [keys.window(scope), keys.epoch], (start, *self._flat)
+        def book(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
+            return self._shards.book(
+                group,
+                place.message_id,
+                asked_ms=place.at_ms,
+                latest_ms=latest_ms,
+                submit=submit if group.scopes[0].home == home else None,
+                pending_ahead_ms=ahead_ms,
             )
-            start = reply[1]
-            if reply[0] == b"slot":
-                return from_ms(start)
-        raise ReservationsUnavailable("no slot was found in a bounded search")
 
-    def release(self, message_id: UUID, scope: str) -> None:
+        def undo(place: Place) -> None:
+            if not self.withdraw(Booking(place.message_id, terms, send_at, submit)):
+                raise ReservationsUnavailable("another submit with the same key is under way")
+
+        home = terms.scopes[0].home
+        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+        place = self._in_all(terms, Place(message_id, asked_ms), latest_ms, book, undo)
+        return Booking(place.message_id, terms, from_ms(place.at_ms), submit)
+
+    def next_slot(self, terms: Terms, after: datetime) -> datetime:
+        """Return the first time at or after ``after`` that fits. Books nothing."""
+        return from_ms(self._next_slot(self.groups(terms), to_ms(after)))
+
+    def release(self, message_id: UUID, terms: Terms) -> None:
         """Give a reservation back; harmless when there is none."""
-        keys = self._keys(scope)
-        names = [keys.window(scope), keys.pending]
-        with translated():
-            self._release(keys=names, args=[message_id.bytes])
+        for group in self.groups(terms):
+            self._shards.release(group, message_id, None)
 
-    def withdraw(self, booking: Booking) -> None:
-        """Give back what a submit booked that stored nothing.
+    def withdraw(self, booking: Booking) -> bool:
+        """Give back what a submit booked that stored nothing; tell whether its place is free.
 
         Where a twin relies on the same booking it stays; the last one to give up returns it.
         """
-        if booking.submit is None:
-            self.release(booking.message_id, booking.scope)
-            return
-        keys = self._keys(booking.scope)
-        names = [keys.window(booking.scope), keys.pending, keys.twins(booking.submit.key)]
-        with translated():
-            self._release(keys=names, args=[booking.message_id.bytes, booking.submit.token])
+        submit = booking.submit
+        for group in self.groups(booking.terms):
+            if not self._shards.release(group, booking.message_id, submit):
+                return False
+            submit = None
+        return True
 
-    def _keys(self, scope: str) -> ShardKeys:
-        return self._shards[shard_of(scope, len(self._shards))]
+    def move(
+        self,
+        message_id: UUID,
+        *,
+        terms: Terms,
+        send_at: datetime,
+        latest: datetime | None = None,
+    ) -> Moving:
+        """Hold another place for a message, judged as if the one it has were free.
 
-    def _call(self, script: Any, names: list[str], arguments: tuple[Any, ...]) -> list[Any]:
+        The message keeps its place until :meth:`take`; :meth:`drop` gives the other one up.
+        Raises like :meth:`reserve`; then nothing is held.
+        """
+        hold = new_hold(message_id)
+        asked_ms = to_ms(send_at)
+        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+
+        def hold_place(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
+            return self._shards.move(
+                group, message_id, hold=hold, asked_ms=place.at_ms, latest_ms=latest_ms
+            )
+
+        def undo(place: Place) -> None:
+            self.drop(Moving(message_id, terms, from_ms(place.at_ms), hold))
+
         try:
-            reply: list[Any] = script(keys=names, args=arguments)
-        except redis.RedisError as error:
-            raise ReservationsUnavailable(reason(error)) from error
-        if reply[0] == b"closed":
-            raise ReservationsUnavailable(_CLOSED)
-        return reply
+            place = self._in_all(terms, Place(message_id, asked_ms), latest_ms, hold_place, undo)
+        except ReservationsUnavailable:
+            # Only the reply may have been lost.
+            self._try_to(lambda: undo(Place(message_id, asked_ms)))
+            raise
+        return Moving(message_id, terms, from_ms(place.at_ms), hold)
 
-    def _refusal(self, scope: str, send_at: datetime, reply: list[Any]) -> QuotaExceeded:
-        slot = from_ms(reply[1])
-        if reply[0] == b"searching":
-            slot = self.next_slot(scope, slot)
+    def take(self, moving: Moving) -> bool:
+        """Make a held place the message's: the store has the new time. The old one is free.
+
+        Return whether the hold still stood; if not, reconcile restores what the store knows.
+        """
+        held = [
+            self._shards.take(group, moving.message_id, moving.hold)
+            for group in self.groups(moving.terms)
+        ]
+        return all(held)
+
+    def drop(self, moving: Moving) -> None:
+        """Give a held place up."""
+        for group in self.groups(moving.terms):
+            self._shards.drop(group, moving.hold)
+
+    def groups(self, terms: Terms) -> list[Group]:
+        """Return the scopes of ``terms`` by shard, in the order in which they are booked."""
+        if len(terms.scopes) == 1:
+            return [Group(self._keys_of(terms.scopes[0].home), terms, terms.scopes)]
+        by_shard: dict[ShardKeys, list[int]] = {}
+        for place, scope in enumerate(terms.scopes):
+            by_shard.setdefault(self._keys_of(scope.home), []).append(place)
+        first = self._keys_of(terms.scopes[0].home)
+        return [
+            Group(keys, terms, tuple(terms.scopes[place] for place in by_shard[keys]))
+            for keys in sorted(by_shard, key=lambda keys: (keys != first, keys.shard))
+        ]
+
+    def refusal(self, terms: Terms, asked_ms: int, blocked: Blocked) -> NoPlace:
+        """Return the error that says why a time does not fit, and the next slot."""
+        groups = self.groups(terms)
+        slot_ms = blocked.until_ms
+        if not blocked.is_slot or len(groups) > 1:
+            slot_ms = self._next_slot(groups, slot_ms)
+        if blocked.scope is None or blocked.quota is None:
+            return QuietHours(
+                quiet_hours=str(terms.quiet),
+                zone=terms.zone,
+                send_at=from_ms(asked_ms),
+                next_slot=from_ms(slot_ms),
+            )
         return QuotaExceeded(
-            quota=str(self._quotas[reply[2] - 1]),
-            scope=scope,
-            send_at=send_at,
-            conflicting=[UUID(bytes=member) for member in reply[3:]],
-            next_slot=slot,
+            quota=str(blocked.quota),
+            scope=str(blocked.scope),
+            send_at=from_ms(asked_ms),
+            conflicting=blocked.conflicting,
+            next_slot=from_ms(slot_ms),
         )
+
+    def _in_all(
+        self,
+        terms: Terms,
+        asked: Place,
+        latest_ms: int,
+        book: Callable[[Group, Place, int], Place | Blocked],
+        undo: Callable[[Place], None],
+    ) -> Place:
+        """Book the same time in every shard, or nothing in any."""
+        first, *others = self.groups(terms)
+        place, why = asked, None
+        for _ in range(_MOST_ROUNDS):
+            found = book(first, place, latest_ms)
+            if isinstance(found, Blocked):
+                raise self.refusal(terms, asked.at_ms, _first(why, found))
+            blocked = self._in_others(others, found, book, undo)
+            if blocked is None:
+                return found
+            why = _first(why, blocked)
+            undo(found)
+            start_ms = self._next_slot([first, *others], max(blocked.until_ms, place.at_ms))
+            if start_ms > latest_ms:
+                raise self.refusal(terms, asked.at_ms, why._replace(until_ms=start_ms))
+            place = place._replace(at_ms=start_ms)
+        raise ReservationsUnavailable("others were always quicker")
+
+    def _in_others(
+        self,
+        groups: Sequence[Group],
+        place: Place,
+        book: Callable[[Group, Place, int], Place | Blocked],
+        undo: Callable[[Place], None],
+    ) -> Blocked | None:
+        for group in groups:
+            try:
+                found = book(group, place, place.at_ms)
+            except ReservationsUnavailable:
+                self._try_to(lambda: undo(place))
+                raise
+            if isinstance(found, Blocked):
+                return found
+        return None
+
+    def _next_slot(self, groups: Sequence[Group], start_ms: int) -> int:
+        for _ in range(_MOST_ROUNDS):
+            before_ms = start_ms
+            for group in groups:
+                start_ms = self._shards.slot(group, start_ms)
+            if start_ms == before_ms or len(groups) == 1:
+                return start_ms
+        raise ReservationsUnavailable("no slot was found in a bounded search")
+
+    def _keys_of(self, home: str) -> ShardKeys:
+        return self._keys[shard_of(home, len(self._keys))]
+
+    @staticmethod
+    def _try_to(undo: Callable[[], None]) -> None:
+        try:
+            undo()
+        except ReservationsUnavailable as error:
+            log.warning("a place is freed later: %s", error)
+
+
+def _first(why: Blocked | None, found: Blocked) -> Blocked:
+    """Return the first reason with the latest knowledge of when it ends."""
+    return found if why is None else why._replace(until_ms=found.until_ms, is_slot=False)

@@ -9,7 +9,7 @@ from dispatcher.store.claims import Claim, Claims, Failure, Result
 from dispatcher.store.database import Database
 from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import migrate
-from dispatcher.store.upkeep import Due, StoreUpkeep
+from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
 __all__ = [
     "Claim",
@@ -18,6 +18,7 @@ __all__ = [
     "Due",
     "Failure",
     "Messages",
+    "Place",
     "Result",
     "StoreUpkeep",
     "migrate",

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, Update, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
-from dispatcher.message import Attempt, Message, Outcome, Status
+from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.store.database import Database, cause, is_disconnect, unavailable
 from dispatcher.store.instants import database_now
 from dispatcher.store.schema import attempts, messages
@@ -39,13 +39,7 @@ class Messages:
         read back from state. Raises StoreUnavailable when nothing was stored, OutcomeUnknown when
         that cannot be found out.
         """
-        row = {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
-            "status": message.status.value,
-            "enqueue_at": enqueue_at,
-            "claim_token": 0,
-            "reserved": True,
-            "fingerprint": fingerprint,
-        }
+        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint)
         unknown = False
         for tries_left in reversed(range(_ADD_TRIES)):
             asked = False
@@ -121,6 +115,50 @@ class Messages:
             .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
+        return self._changed(message_id, statement)
+
+    def move(
+        self,
+        message: Message,
+        *,
+        send_at: datetime,
+        expires_at: datetime | None,
+        enqueue_at: datetime,
+    ) -> Message:
+        """Give a message another time if it still is as ``message`` says and scheduled.
+
+        Return it as it now stands. Raises MessageNotFound.
+        """
+        statement = (
+            update(messages)
+            .where(
+                messages.c.id == message.id,
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.send_at == message.send_at,
+            )
+            .values(
+                send_at=send_at,
+                next_attempt_at=send_at,
+                enqueue_at=enqueue_at,
+                expires_at=expires_at,
+            )
+        )
+        return self._changed(message.id, statement)
+
+    def update(self, message_id: UUID, *, body: Body) -> Message:
+        """Give a message another body if it is still scheduled; return it as it now stands.
+
+        Raises MessageNotFound.
+        """
+        statement = (
+            update(messages)
+            .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
+            .values(body=body)
+        )
+        return self._changed(message_id, statement)
+
+    def _changed(self, message_id: UUID, statement: Update) -> Message:
+        """Run a guarded statement, then read what is there: it may have been run before."""
         query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
 
         def work(connection: Connection) -> Row[Any] | None:
@@ -168,10 +206,23 @@ class Messages:
         return to_message(mine) if mine is not None else None
 
 
+def to_row(message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> dict[str, Any]:
+    """Turn a message that nobody has claimed yet into the row that is inserted."""
+    return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
+        "status": message.status.value,
+        "enqueue_at": enqueue_at,
+        "claim_token": 0,
+        "reserved": True,
+        "fingerprint": fingerprint,
+        "scopes": message.scopes or None,
+    }
+
+
 def to_message(row: Sequence[Any]) -> Message:
     """Turn a row that begins with the columns of a message into one."""
     values = dict(zip(Message.__dataclass_fields__, row, strict=False))
     values["status"] = Status(values["status"])
+    values["scopes"] = values["scopes"] or {}
     return Message(**values)
 
 

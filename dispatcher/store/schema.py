@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-from dispatcher.message import MAX_RECIPIENT, Outcome, Status
+from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, Outcome, Status
 from dispatcher.store.instants import Instant
 
 metadata = MetaData(
@@ -63,6 +63,9 @@ messages = Table(
     Column("created_at", Instant, nullable=False),
     Column("finished_at", Instant),
     Column("last_error", Text),
+    Column("scopes", JSON(none_as_null=True)),
+    Column("zone", String(MAX_ZONE)),
+    Column("quiet_hours", Text),
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", Status), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -32,6 +32,9 @@ from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import attempts, messages
 
 _UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
+_PLACE: tuple[Column[Any], ...] = tuple(
+    messages.c[name] for name in ("id", "scope", "send_at", "channel", "scopes")
+)
 _HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
 
 
@@ -44,11 +47,13 @@ class Due(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A reservation as the store knows it."""
+    """A reservation as the store knows it, and what tells the scopes it counts against."""
 
     message_id: UUID
     scope: str
     send_at: datetime
+    channel: str
+    scopes: Mapping[str, str] | None
 
 
 class Taken(NamedTuple):
@@ -165,22 +170,24 @@ class StoreUpkeep:
         )
         return len(self._database.run(lambda connection: connection.execute(statement).all()))
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, bool]:
-        """Return, for those of the ids that are stored, whether they hold a reservation."""
-        query = select(messages.c.id, _HOLDS_NO_PLACE).where(messages.c.id.in_(message_ids))
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+        """Return the promised times of those of the messages that hold a reservation."""
+        query = select(messages.c.id, messages.c.send_at).where(
+            messages.c.id.in_(message_ids), ~_HOLDS_NO_PLACE
+        )
         rows = self._database.run(lambda connection: connection.execute(query).all())
-        return {message_id: not gone for message_id, gone in rows}
+        return dict(tuple(row) for row in rows)
 
     def unreleased(self, *, at_most: int) -> list[Place]:
         """Return cancelled and expired messages whose place may still be taken."""
         query = (
-            select(messages.c.id, messages.c.scope, messages.c.send_at)
+            select(*_PLACE)
             .where(_HOLDS_NO_PLACE, messages.c.reserved == true())
             .order_by(messages.c.id)
             .limit(at_most)
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [Place(*row) for row in rows]
+        return [Place(*tuple(row)) for row in rows]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         """Note that the places of these messages are free."""
@@ -199,7 +206,7 @@ class StoreUpkeep:
         With ``created``, only of messages whose ids were made between those two instants.
         """
         query: Select[Any] = (
-            select(messages.c.id, messages.c.scope, messages.c.send_at)
+            select(*_PLACE)
             .where(
                 messages.c.reserved == true(),
                 ~_HOLDS_NO_PLACE,
@@ -215,7 +222,7 @@ class StoreUpkeep:
         while True:
             rows = self._read(query.where(messages.c.id > last))
             if rows:
-                yield [Place(row.id, row.scope, row.send_at) for row in rows]
+                yield [Place(*row) for row in rows]
             if len(rows) < batch:
                 return
             last = rows[-1].id

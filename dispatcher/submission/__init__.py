@@ -1,6 +1,21 @@
-"""The use cases of those who submit: ``schedule`` judges a draft, ``submission`` does the rest."""
+"""The use cases of those who submit.
 
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+``schedule`` judges a draft, ``submission`` accepts it, ``changes`` moves, alters and cancels what
+was accepted, ``handover`` gives Celery what is near.
+"""
+
+from dispatcher.submission.changes import Changes, Wish
+from dispatcher.submission.handover import Handover
+from dispatcher.submission.schedule import ValidDraft, judge_times, schedule, terms_for
 from dispatcher.submission.submission import Submission
 
-__all__ = ["Submission", "ValidDraft", "judge_times", "schedule"]
+__all__ = [
+    "Changes",
+    "Handover",
+    "Submission",
+    "ValidDraft",
+    "Wish",
+    "judge_times",
+    "schedule",
+    "terms_for",
+]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from dispatcher import sendtime
-from dispatcher.errors import InvalidDraft, InvalidSendTime, UnknownChannel
+from dispatcher.channel import check_hours
+from dispatcher.errors import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel
+from dispatcher.hours import Hours
 from dispatcher.message import Body, Draft, check_body, check_text, fingerprint
+from dispatcher.reservation import Terms
+from dispatcher.scope import counted
 from dispatcher.settings import Settings
+
+NO_HOURS = "none"
+"""What a message says that has no quiet hours, whatever its channel has."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -18,7 +26,8 @@ class ValidDraft:
     """A draft in which everything is decided but its place.
 
     ``send_at`` is the instant asked for and ``latest`` the last one it may be shifted to, None
-    when it may not. ``fingerprint`` is a digest of everything the caller asked for, None without
+    when it may not. ``terms`` are what its time is judged by; ``zone`` and ``quiet_hours`` are given
+    where the caller brought them. ``fingerprint`` is a digest of everything the caller asked for, None without
     an idempotency key; two submits with one key must agree in it.
     """
 
@@ -31,6 +40,10 @@ class ValidDraft:
     expires_at: datetime | None
     idempotency_key: str | None
     fingerprint: str | None
+    terms: Terms
+    scopes: Mapping[str, str]
+    zone: str | None
+    quiet_hours: str | None
 
 
 def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
@@ -39,8 +52,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     A repeated call with an idempotency key may come when a time has passed; it still gets its
     message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
     """
-    if not isinstance(draft.channel, str) or draft.channel not in settings.channels:
-        raise UnknownChannel(str(draft.channel)[:80], sorted(settings.channels))
+    _check_channel(draft.channel, settings)
     recipient = check_text("recipient", draft.recipient)
     scope = recipient if draft.scope is None else check_text("scope", draft.scope)
     if draft.idempotency_key is not None:
@@ -48,10 +60,21 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     body = check_body(
         draft.body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth
     )
+    terms = terms_for(
+        settings,
+        scope=scope,
+        channel=draft.channel,
+        scopes=draft.scopes,
+        zone=draft.zone,
+        quiet_hours=draft.quiet_hours,
+        send_window=draft.send_window,
+    )
+    scopes = dict(draft.scopes or {})
     send_at, asked = _send_time(draft, now, settings.max_horizon)
     expires_at = _expiry(draft)
     digest = None
     if draft.idempotency_key is not None:
+        further = {"scopes": scopes} if scopes else {}
         digest = fingerprint(
             channel=draft.channel,
             recipient=recipient,
@@ -59,6 +82,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
             body=body,
             time=asked,
             expires_at=expires_at,
+            **further,
         )
     return ValidDraft(
         channel=draft.channel,
@@ -70,6 +94,10 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         expires_at=expires_at,
         idempotency_key=draft.idempotency_key,
         fingerprint=digest,
+        terms=terms,
+        scopes=scopes,
+        zone=draft.zone,
+        quiet_hours=own_hours(draft.quiet_hours, draft.send_window),
     )
 
 
@@ -90,7 +118,7 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         given = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     if draft.send_in is not None:
-        _no_zone(draft)
+        _check_fold(draft)
         send_at = sendtime.after(draft.send_in, now=now)
         asked, name = f"in {draft.send_in // _MILLISECOND} ms", "send_in"
     elif draft.send_at is not None:
@@ -120,14 +148,82 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
 
 
 def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
-    return sendtime.parse(
-        value, zone=draft.zone, fold=draft.fold, field=name, zone_for_local_only=True
-    )
+    return sendtime.parse(value, zone=draft.zone, fold=draft.fold, field=name)
 
 
-def _no_zone(draft: Draft) -> None:
-    """Refuse zone and fold where no local time is given that they could belong to."""
-    if draft.expires_at is None and draft.latest is None:
-        for name, value in (("zone", draft.zone), ("fold", draft.fold)):
-            if value is not None:
-                raise InvalidSendTime(name, "given with send_in", "a zone and fold for local times")
+def _check_fold(draft: Draft) -> None:
+    """Refuse a fold where no local time is given that it could belong to."""
+    if draft.fold is not None and draft.expires_at is None and draft.latest is None:
+        raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
+
+
+def terms_for(
+    settings: Settings,
+    *,
+    scope: str,
+    channel: str | None,
+    scopes: Mapping[str, str] | None = None,
+    zone: str | None = None,
+    quiet_hours: str | None = None,
+    send_window: str | None = None,
+) -> Terms:
+    """Return what a time is judged by. Raises InvalidDraft, InvalidSendTime, UnknownChannel."""
+    if channel is not None:
+        _check_channel(channel, settings)
+    if zone is not None:
+        sendtime.check_zone(zone)
+    further = _checked_scopes(scopes, settings)
+    hours = own_hours(quiet_hours, send_window)
+    if hours is None:
+        quiet = settings.channels[channel].quiet if channel is not None else None
+    else:
+        quiet = read_hours(hours)
+    kinds = settings.quotas_of
+    counts = counted(kinds, scope=scope, channel=channel or "", scopes=further)
+    return Terms(counts, zone or settings.zone, quiet)
+
+
+def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
+    """Return the quiet hours that a message brings itself, in their normal form.
+
+    None where it brings none, so that those of its channel hold; ``"none"`` where it has none
+    whatever its channel has.
+    """
+    if quiet_hours is None and send_window is None:
+        return None
+    if quiet_hours == NO_HOURS and send_window is None:
+        return NO_HOURS
+    try:
+        hours = _parsed(quiet_hours, "quiet_hours"), _parsed(send_window, "send_window")
+        check_hours(*hours)
+    except InvalidValue as refused:
+        raise InvalidDraft(refused.field, refused.problem, refused.accepted) from None
+    quiet = hours[1].complement if hours[1] else hours[0]
+    return str(quiet) if quiet and quiet.spans else NO_HOURS
+
+
+def read_hours(text: str) -> Hours | None:
+    """Return the hours of a text that :func:`own_hours` returned."""
+    return None if text == NO_HOURS else Hours.parse(text)
+
+
+def _check_channel(channel: object, settings: Settings) -> None:
+    if not isinstance(channel, str) or channel not in settings.channels:
+        raise UnknownChannel(str(channel)[:80], sorted(settings.channels))
+
+
+def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
+    if scopes is None:
+        return {}
+    accepted = f"names by kind; the kinds are {', '.join(settings.scopes) or 'none'}"
+    if not isinstance(scopes, Mapping):
+        raise InvalidDraft("scopes", f"a {type(scopes).__name__}", accepted)
+    for kind, name in scopes.items():
+        if kind not in settings.scopes:
+            raise InvalidDraft("scopes", f"there is no kind {str(kind)[:80]!r}", accepted)
+        check_text(f"scopes.{kind}", name)
+    return dict(scopes)
+
+
+def _parsed(text: str | None, name: str) -> Hours | None:
+    return None if text is None else Hours.parse(text, field=name)

@@ -1,26 +1,23 @@
-"""Submit and cancel: schedule, reserve, add, enqueue."""
+"""Submit: schedule, reserve, add, enqueue."""
 
 from __future__ import annotations
 
 import logging
-from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
     IdempotencyConflict,
+    NoPlace,
     OutcomeUnknown,
-    QueueUnavailable,
-    QuotaExceeded,
     ReservationsUnavailable,
     StoreUnavailable,
-    TooLate,
 )
 from dispatcher.message import Draft, Message, Status, new_id
-from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
+from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
 
 log = logging.getLogger(__name__)
@@ -43,18 +40,18 @@ class Submission:
         clock: Clock,
         windows: Windows,
         messages: Messages,
-        queue: Queue,
+        handover: Handover,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._windows = windows
         self._messages = messages
-        self._queue = queue
+        self._handover = handover
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
 
-        Raises InvalidDraft, QuotaExceeded, IdempotencyConflict, ReservationsUnavailable,
+        Raises InvalidDraft, QuotaExceeded, QuietHours, IdempotencyConflict, ReservationsUnavailable,
         StoreUnavailable: then nothing is reserved or stored; and OutcomeUnknown.
         """
         now = self._clock.now()
@@ -66,7 +63,7 @@ class Submission:
         started = self._clock.monotonic()
         try:
             booking = self._reserve(valid)
-        except QuotaExceeded:
+        except NoPlace:
             known = self._known(valid)
             if known is None:
                 raise
@@ -76,22 +73,7 @@ class Submission:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
             self._look_again(message, booking)
-        self._enqueue(message)
-        return message
-
-    def cancel(self, message_id: UUID) -> Message:
-        """Cancel a scheduled message and give its place back at once.
-
-        Cancelling a cancelled message is fine. Raises MessageNotFound, and TooLate once the
-        message is being sent or has ended.
-        """
-        message = self._messages.cancel(message_id)
-        if message.status is not Status.CANCELLED:
-            raise TooLate(message_id, message.status)
-        try:
-            self._windows.release(message_id, message.scope)
-        except ReservationsUnavailable as error:
-            log.warning("message %s: cancelled, its place is freed later: %s", message_id, error)
+        self._handover.enqueue(message)
         return message
 
     def _known(self, draft: ValidDraft) -> Message | None:
@@ -113,14 +95,14 @@ class Submission:
         try:
             return self._windows.reserve(
                 message_id,
-                scope=draft.scope,
+                terms=draft.terms,
                 send_at=draft.send_at,
                 latest=draft.latest,
                 submit=submit,
             )
         except ReservationsUnavailable:
             # Only the reply may have been lost.
-            self._withdraw(Booking(message_id, draft.scope, draft.send_at, submit))
+            self._withdraw(Booking(message_id, draft.terms, draft.send_at, submit))
             raise
 
     def _add(self, draft: ValidDraft, booking: Booking) -> Message:
@@ -140,11 +122,14 @@ class Submission:
             created_at=from_ms(to_ms(self._clock.now())),
             finished_at=None,
             last_error=None,
+            scopes=draft.scopes,
+            zone=draft.zone,
+            quiet_hours=draft.quiet_hours,
         )
-        lead = self._settings.enqueue_grace if self._is_near(message) else -self._settings.horizon
+        enqueue_at = self._handover.enqueue_at(message.send_at)
         try:
             stored = self._messages.add(
-                message, enqueue_at=message.send_at + lead, fingerprint=draft.fingerprint
+                message, enqueue_at=enqueue_at, fingerprint=draft.fingerprint
             )
             if stored.id != message.id:
                 self._known(draft)  # raises IdempotencyConflict where the content differs
@@ -171,7 +156,7 @@ class Submission:
         """
         try:
             self._reserve_again(message, booking)
-        except QuotaExceeded:
+        except NoPlace:
             if self._taken_back(message):
                 raise
 
@@ -189,7 +174,10 @@ class Submission:
         for _ in range(_LOOKS):
             try:
                 self._windows.reserve(
-                    message.id, scope=message.scope, send_at=message.send_at, submit=booking.submit
+                    message.id,
+                    terms=booking.terms,
+                    send_at=message.send_at,
+                    submit=booking.submit,
                 )
             except ReservationsUnavailable as error:
                 reason = error
@@ -197,21 +185,3 @@ class Submission:
             else:
                 return
         log.warning("message %s: its place is restored later: %s", message.id, reason)
-
-    def _is_near(self, message: Message) -> bool:
-        return message.next_attempt_at - self._clock.now() <= self._settings.horizon
-
-    def _enqueue(self, message: Message) -> None:
-        if not self._is_near(message):
-            return
-        try:
-            self._queue.enqueue([Ticket(message.id, message.channel, message.next_attempt_at)])
-        except QueueUnavailable as error:
-            log.warning("message %s: enqueued later: %s", message.id, error)
-            self._leave_to_sweep(message.id)
-
-    def _leave_to_sweep(self, message_id: UUID) -> None:
-        try:
-            self._messages.enqueue_again([message_id])
-        except StoreUnavailable as error:
-            log.warning("message %s: enqueued after its grace: %s", message_id, error)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from dispatcher.channel import Channel
 from dispatcher.errors import InvalidSettings
 from dispatcher.message import Message
-from dispatcher.settings import Channel, Settings
+from dispatcher.settings import Settings
 from dispatcher.transports.console import ConsoleTransport
 from dispatcher.transports.file import FileTransport
 from dispatcher.transports.memory import MemoryTransport

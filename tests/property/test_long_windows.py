@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
 from tests.support.reserving import Reserving, window
@@ -72,25 +73,27 @@ def test_a_search_longer_than_one_call_finds_the_first_slot(
     asked = BASE + offset
     slot = model.next_slot(plan.members, asked, rule)
 
-    assert to_ms(real.windows.next_slot(scope, from_ms(asked))) == slot
+    assert to_ms(real.windows.next_slot(Terms.plain(scope), from_ms(asked))) == slot
 
     message_id = new_id()
     if slot > asked:
         with pytest.raises(QuotaExceeded) as refused:
-            real.windows.reserve(message_id, scope=scope, send_at=from_ms(asked))
+            real.windows.reserve(message_id, terms=Terms.plain(scope), send_at=from_ms(asked))
         assert to_ms(refused.value.next_slot) == slot
         check_conflicting(real.client, real.keys(scope).window(scope), refused.value, asked)
 
     latest = from_ms(asked + room)
     if slot > asked + room:
         with pytest.raises(QuotaExceeded) as refused:
-            real.windows.reserve(message_id, scope=scope, send_at=from_ms(asked), latest=latest)
+            real.windows.reserve(
+                message_id, terms=Terms.plain(scope), send_at=from_ms(asked), latest=latest
+            )
         assert to_ms(refused.value.next_slot) == slot
         check_conflicting(real.client, real.keys(scope).window(scope), refused.value, asked)
         assert message_id not in real.members(scope)
     else:
         booking = real.windows.reserve(
-            message_id, scope=scope, send_at=from_ms(asked), latest=latest
+            message_id, terms=Terms.plain(scope), send_at=from_ms(asked), latest=latest
         )
         assert to_ms(booking.send_at) == slot
         assert real.members(scope)[message_id] == slot

@@ -11,6 +11,7 @@ import redis
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
 from tests.support.reserving import Reserving
@@ -41,8 +42,8 @@ PACKED: dict[str, list[int]] = {
 def real(opened: Callable[..., Reserving]) -> Reserving:
     """Give windows whose scripts the server knows."""
     real = opened(*QUOTAS)
-    real.windows.reserve(new_id(), scope="warm", send_at=from_ms(BASE))
-    real.windows.next_slot("warm", from_ms(BASE))
+    real.windows.reserve(new_id(), terms=Terms.plain("warm"), send_at=from_ms(BASE))
+    real.windows.next_slot(Terms.plain("warm"), from_ms(BASE))
     return real
 
 
@@ -71,11 +72,11 @@ def test_a_packed_scope_answers_as_the_rule_says(
     scope, asked = fill(real, members), BASE + offset
     slot = model.next_slot(members, asked, RULE)
 
-    assert to_ms(real.windows.next_slot(scope, from_ms(asked))) == slot
+    assert to_ms(real.windows.next_slot(Terms.plain(scope), from_ms(asked))) == slot
     message_id = new_id()
     if slot > asked:
         with pytest.raises(QuotaExceeded) as refused:
-            real.windows.reserve(message_id, scope=scope, send_at=from_ms(asked))
+            real.windows.reserve(message_id, terms=Terms.plain(scope), send_at=from_ms(asked))
         assert to_ms(refused.value.next_slot) == slot
         in_the_way = real.members(scope)
         times = [in_the_way[each] for each in refused.value.conflicting]
@@ -84,12 +85,15 @@ def test_a_packed_scope_answers_as_the_rule_says(
         assert model.is_broken([*times, asked], (quota.count, quota.length_ms))
         with pytest.raises(QuotaExceeded) as refused:
             real.windows.reserve(
-                message_id, scope=scope, send_at=from_ms(asked), latest=from_ms(slot - 1)
+                message_id,
+                terms=Terms.plain(scope),
+                send_at=from_ms(asked),
+                latest=from_ms(slot - 1),
             )
         assert to_ms(refused.value.next_slot) == slot
         assert message_id not in real.members(scope)
     shifted = real.windows.reserve(
-        message_id, scope=scope, send_at=from_ms(asked), latest=from_ms(slot)
+        message_id, terms=Terms.plain(scope), send_at=from_ms(asked), latest=from_ms(slot)
     )
     assert to_ms(shifted.send_at) == slot
     assert real.members(scope)[message_id] == slot
@@ -100,13 +104,17 @@ def test_a_long_search_is_cut_into_several_calls(real: Reserving) -> None:
 
     def refused() -> None:
         with pytest.raises(QuotaExceeded):
-            real.windows.reserve(new_id(), scope=scope, send_at=asked)
+            real.windows.reserve(new_id(), terms=Terms.plain(scope), send_at=asked)
 
     def shifted() -> None:
         latest = from_ms(BASE + DAY)
-        real.windows.reserve(new_id(), scope=scope, send_at=asked, latest=latest)
+        real.windows.reserve(new_id(), terms=Terms.plain(scope), send_at=asked, latest=latest)
 
-    assert 2 <= calls_of(real.client, lambda: real.windows.next_slot(scope, asked)) <= 1_000
+    assert (
+        2
+        <= calls_of(real.client, lambda: real.windows.next_slot(Terms.plain(scope), asked))
+        <= 1_000
+    )
     assert 2 <= calls_of(real.client, refused) <= 1_000
     assert 2 <= calls_of(real.client, shifted) <= 1_000
 
@@ -114,6 +122,9 @@ def test_a_long_search_is_cut_into_several_calls(real: Reserving) -> None:
 def test_what_fits_takes_one_call_also_in_a_packed_scope(real: Reserving) -> None:
     scope, free = fill(real, PACKED["room for one in the day"]), from_ms(BASE + 499 * SECOND)
     assert (
-        calls_of(real.client, lambda: real.windows.reserve(new_id(), scope=scope, send_at=free))
+        calls_of(
+            real.client,
+            lambda: real.windows.reserve(new_id(), terms=Terms.plain(scope), send_at=free),
+        )
         == 1
     )

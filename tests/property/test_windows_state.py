@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
 from tests.support.reserving import Reserving, pending, reserving
@@ -63,20 +64,22 @@ class WindowsMachine(RuleBasedStateMachine):
     def book(self, time: int) -> None:
         message_id = new_id()
         if model.fits(self.members, time, self.rule):
-            booking = self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
+            booking = self.windows.reserve(
+                message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time)
+            )
             assert (booking.message_id, to_ms(booking.send_at)) == (message_id, time)
             self.booked[message_id] = time
             self.unconfirmed.add(message_id)
         else:
             with pytest.raises(QuotaExceeded) as refused:
-                self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
+                self.windows.reserve(message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time))
             self.check_refusal(refused.value, time)
 
     @rule(time=times, room=st.integers(0, 120))
     def shift(self, time: int, room: int) -> None:
         message_id = new_id()
         slot = model.next_slot(self.members, time, self.rule)
-        asked = {"scope": SCOPE, "send_at": from_ms(time), "latest": from_ms(time + room)}
+        asked = {"terms": Terms.plain(SCOPE), "send_at": from_ms(time), "latest": from_ms(time + room)}
         if slot <= time + room:
             booking = self.windows.reserve(message_id, **cast(Any, asked))
             assert to_ms(booking.send_at) == slot
@@ -91,7 +94,7 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule(choice=choices, time=times)
     def book_again(self, choice: int, time: int) -> None:
         message_id = self.pick(choice)
-        booking = self.windows.reserve(message_id, scope=SCOPE, send_at=from_ms(time))
+        booking = self.windows.reserve(message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time))
         assert to_ms(booking.send_at) == self.booked[message_id]
         self.unconfirmed.add(message_id)
 
@@ -99,17 +102,17 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule(choice=choices)
     def cancel(self, choice: int) -> None:
         message_id = self.pick(choice)
-        self.windows.release(message_id, SCOPE)
+        self.windows.release(message_id, Terms.plain(SCOPE))
         del self.booked[message_id]
         self.unconfirmed.discard(message_id)
 
     @rule()
     def cancel_what_is_not_there(self) -> None:
-        self.windows.release(uuid4(), SCOPE)
+        self.windows.release(uuid4(), Terms.plain(SCOPE))
 
     @rule(time=times)
     def look_for_a_slot(self, time: int) -> None:
-        found = self.windows.next_slot(SCOPE, from_ms(time))
+        found = self.windows.next_slot(Terms.plain(SCOPE), from_ms(time))
         assert to_ms(found) == model.next_slot(self.members, time, self.rule)
 
     @rule()
@@ -117,7 +120,8 @@ class WindowsMachine(RuleBasedStateMachine):
         upkeep = cast("Reserving", self.real).upkeep
         found = upkeep.unconfirmed(older_than=timedelta(0), at_most=1_000)
         assert {each.message_id for each in found} == self.unconfirmed
-        upkeep.settle(confirmed=found, orphans=[])
+        times = {message_id: from_ms(at) for message_id, at in self.booked.items()}
+        assert upkeep.confirm(found, times) == 0
         self.unconfirmed.clear()
 
     @rule()
@@ -145,7 +149,7 @@ class WindowsMachine(RuleBasedStateMachine):
         quota = Quota.parse(refusal.quota) if "ms" not in refusal.quota else None
         named = next(each for each in self.quotas if str(each) == refusal.quota)
         assert quota in (None, named)
-        assert len(refusal.conflicting) == named.count
+        assert len(refusal.conflicting) == min(named.count, 100)
         in_the_way = [self.booked[message_id] for message_id in refusal.conflicting]
         assert model.is_broken([*in_the_way, asked], (named.count, named.length_ms))
         assert to_ms(refusal.next_slot) == model.next_slot(self.members, asked, self.rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +15,9 @@ from redis.retry import Retry
 
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import ShardKeys, shard_of
-from dispatcher.reservation import Fence, Upkeep, Windows
+from dispatcher.reservation import Fence, Rules, Upkeep, Windows, longest_ms
+from dispatcher.reservation.terms import AnyQuota
+from dispatcher.scope import PLAIN
 from dispatcher.sendtime import to_ms
 
 NAMESPACE = "test"
@@ -52,16 +54,21 @@ class Reserving(AbstractContextManager["Reserving"]):
 
 def reserving(
     url: str,
-    quotas: Sequence[Quota] = (Quota(1, 60_000),),
+    quotas: Sequence[AnyQuota] = (Quota(1, 60_000),),
     *,
+    further: Mapping[str, Sequence[AnyQuota]] | None = None,
     namespace: str = NAMESPACE,
     shards: int = SHARDS,
     retries: int = 3,
     timeout: float = 5.0,
 ) -> Reserving:
-    """Build what a process of the dispatcher builds; connects at the first call."""
-    longest_ms = max(quota.length_ms for quota in quotas)
-    fence = Fence(namespace=namespace, shards=shards, longest_ms=longest_ms)
+    """Build what a process of the dispatcher builds; connects at the first call.
+
+    ``quotas`` are those of the scope that every message has, ``further`` those of other kinds.
+    """
+    rules = {PLAIN: quotas, **(further or {})}
+    reaches_ms = {kind: longest_ms(each) for kind, each in rules.items()}
+    fence = Fence(namespace=namespace, shards=shards, reaches_ms=reaches_ms)
     client = redis.Redis.from_url(
         url,
         protocol=2,
@@ -71,11 +78,7 @@ def reserving(
         socket_connect_timeout=timeout,
     )
     windows = Windows(
-        client,
-        namespace=namespace,
-        shards=shards,
-        quotas=quotas,
-        twins_life=timedelta(seconds=60),
+        client, Rules(rules), keys=fence.keys, twins_life=timedelta(seconds=60)
     )
     return Reserving(
         client=client,

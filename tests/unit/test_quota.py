@@ -38,7 +38,7 @@ def test_a_count_per_length_is_read(
         *("", " ", "/", "1", "minute", "1/", "/minute", "1/minute/hour", "1 per minute", "1/m"),
         *("0/minute", "1/0 second", "-1/minute", "1/-1 minute", "1.5/minute", "1/1.5 minute"),
         *("2/fortnight", "1/month", "1/year", "1/ms", "1/MINUTE", "1/Minute", "1/minutess"),
-        *("1000001/minute", "1/367 day", "1/53 week", "9999999999/minute", f"{10**400}/day"),
+        *("10000001/minute", "1/367 day", "1/53 week", "9999999999/minute", f"{10**400}/day"),
         *("1/9999999999 second", "1/30second", "١/minute", "1/minute\0", "1,000/day", "1e2/day"),
     ],
 )
@@ -56,7 +56,9 @@ def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
         Quota.parse(value)
 
 
-@pytest.mark.parametrize(("count", "length_ms"), [(0, 1), (-1, 1), (1, 0), (1, -1), (1001, 1)])
+@pytest.mark.parametrize(
+    ("count", "length_ms"), [(0, 1), (-1, 1), (1, 0), (1, -1), (10_000_001, 1)]
+)
 def test_impossible_numbers_are_refused(count: int, length_ms: int) -> None:
     with pytest.raises(InvalidValue):
         Quota(count, length_ms)

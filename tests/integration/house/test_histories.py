@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dispatcher import Message, QuotaExceeded, ReservationsUnavailable, Status
 from dispatcher.message import new_id
+from dispatcher.reservation import Terms
 from tests.support.house import House, hour_ago, house_on
 from tests.support.model import is_broken
 from tests.support.servers import RedisServer
@@ -61,7 +62,7 @@ def play(house: House, event: tuple[str, object, int], accepted: list[Message]) 
             accepted.append(house.submit(str(what), send_at=at, expires_at=expires))
     elif kind == "orphan":
         with suppress(QuotaExceeded, ReservationsUnavailable):
-            house.parts.windows.reserve(new_id(), scope=str(what), send_at=at)
+            house.parts.windows.reserve(new_id(), terms=Terms.plain(str(what)), send_at=at)
     elif kind == "flush":
         house.redis.flushall()
     elif kind == "reconcile":

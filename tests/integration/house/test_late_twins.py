@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher import Message, QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.reservation import Submit
+from dispatcher.reservation import Submit, Terms
 from dispatcher.sendtime import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
@@ -36,7 +36,7 @@ def age_pending(house: House, scope: str = "ada") -> None:
 
 def reserve(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
     booking = house.parts.windows.reserve(
-        message_id or new_id(), scope="ada", send_at=SOON, submit=submit
+        message_id or new_id(), terms=Terms.plain("ada"), send_at=SOON, submit=submit
     )
     return booking.message_id
 
@@ -135,7 +135,9 @@ def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) ->
 
 def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
     house, second = build(), build()
-    orphan = house.parts.windows.reserve(new_id(), scope="ben", send_at=SOON).message_id
+    orphan = house.parts.windows.reserve(
+        new_id(), terms=Terms.plain("ben"), send_at=SOON
+    ).message_id
     first = die_after_reserving(house)
     for scope in ("ada", "ben"):
         age_pending(house, scope)

@@ -11,6 +11,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status
 from dispatcher.message import new_id
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
 from dispatcher.sweep import Reconciled
 from tests.integration.house.conftest import Build
@@ -34,7 +35,7 @@ def die(_: Message) -> None:
 def orphan(house: House, scope: str = "ada") -> UUID:
     """Book a place that no message will ever confirm."""
     message_id = new_id()
-    house.parts.windows.reserve(message_id, scope=scope, send_at=FAR + MINUTE)
+    house.parts.windows.reserve(message_id, terms=Terms.plain(scope), send_at=FAR + MINUTE)
     return message_id
 
 

@@ -10,6 +10,7 @@ import pytest
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
 from tests.support.reserving import SHARDS, Reserving, reserving
 from tests.support.servers import RedisServer
 
@@ -21,12 +22,12 @@ def is_open(real: Reserving, scope: str = "ann") -> bool:
     """Book and give back."""
     message_id = new_id()
     try:
-        real.windows.reserve(message_id, scope=scope, send_at=NOON)
+        real.windows.reserve(message_id, terms=Terms.plain(scope), send_at=NOON)
     except ReservationsUnavailable as error:
         if "not complete" not in error.reason:
             raise
         return False
-    real.windows.release(message_id, scope)
+    real.windows.release(message_id, Terms.plain(scope))
     return True
 
 
@@ -34,7 +35,7 @@ def test_a_shard_that_was_never_opened_is_closed(redis_server: RedisServer) -> N
     with reserving(redis_server.url) as real:
         assert not is_open(real)
         with pytest.raises(ReservationsUnavailable):
-            real.windows.next_slot("ann", NOON)
+            real.windows.next_slot(Terms.plain("ann"), NOON)
         assert real.client.keys("*") == []
         real.open()
         assert is_open(real)
@@ -54,7 +55,7 @@ def test_a_restarted_redis_is_closed_although_its_data_came_back(
 ) -> None:
     with reserving(own_redis.url) as real:
         real.open()
-        booking = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+        booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
         end(own_redis)
         own_redis.start()
         with own_redis.client() as plain:
@@ -112,13 +113,13 @@ def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
     real = opened(Quota(2, week_ms))
     now = datetime.now(UTC)
     for days in (-6, -5):
-        real.windows.reserve(new_id(), scope="ann", send_at=now + timedelta(days=days))
+        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=now + timedelta(days=days))
     with reserving(redis_server.url, [Quota(1, 1_000)]) as shorter:
         found = shorter.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
         shorter.upkeep.settle(confirmed=found, orphans=[])
     assert len(real.members("ann")) == 2
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), scope="ann", send_at=now)
+        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=now)
 
 
 def test_namespaces_are_opened_on_their_own(redis_server: RedisServer, opened: Opened) -> None:
@@ -140,7 +141,7 @@ def test_a_rebuild_leaves_nothing_of_another_number_of_shards(
 ) -> None:
     real = opened()
     for n in range(50):
-        real.windows.reserve(new_id(), scope=f"scope {n}", send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.plain(f"scope {n}"), send_at=NOON)
     with reserving(redis_server.url, shards=SHARDS // 2) as fewer:
         rebuild = fewer.upkeep.begin()
         assert rebuild is not None

@@ -10,6 +10,7 @@ from datetime import timedelta
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms
 from tests.support import model
 from tests.support.reserving import pending, reserving
@@ -31,13 +32,15 @@ def hammer(url: str, seed: int) -> tuple[int, int, int]:
             asked = from_ms(BASE + roll.randrange(SPAN))
             shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
             try:
-                booking = real.windows.reserve(new_id(), scope="crowd", send_at=asked, latest=shift)
+                booking = real.windows.reserve(
+                    new_id(), terms=Terms.plain("crowd"), send_at=asked, latest=shift
+                )
             except QuotaExceeded:
                 refused += 1
                 continue
             booked += 1
             if roll.random() < 0.2:
-                real.windows.release(booking.message_id, "crowd")
+                real.windows.release(booking.message_id, Terms.plain("crowd"))
                 cancelled += 1
     return booked, refused, cancelled
 

@@ -12,7 +12,9 @@ import pytest
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Rebuild, Reserved
+from dispatcher.scope import plain
 from dispatcher.sendtime import from_ms
 from tests.support.reserving import SHARDS, Reserving, ms, reserving
 from tests.support.servers import RedisServer
@@ -34,7 +36,9 @@ def book_many(real: Reserving, scopes: int, each: int) -> list[Reserved]:
         for _ in range(each):
             asked = from_ms(ms(NOON) + roll.randrange(3_600_000))
             try:
-                booking = real.windows.reserve(new_id(), scope=f"scope {n}", send_at=asked)
+                booking = real.windows.reserve(
+                    new_id(), terms=Terms.plain(f"scope {n}"), send_at=asked
+                )
             except QuotaExceeded:
                 continue
             rows.append(Reserved(booking.message_id, booking.scope, booking.send_at))
@@ -60,7 +64,7 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
     for start in range(0, len(rows), 50):
         real.upkeep.restore(rebuild, rows[start : start + 50])
         with pytest.raises(ReservationsUnavailable):
-            real.windows.reserve(new_id(), scope="scope 1", send_at=NOON)
+            real.windows.reserve(new_id(), terms=Terms.plain("scope 1"), send_at=NOON)
     real.upkeep.open(rebuild)
 
     assert windows(real) == before
@@ -70,17 +74,17 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
     assert real.client.keys("*:rebuild") == []
     full = next(scope for scope in (row.scope for row in rows) if len(real.members(scope)) > 1)
     taken = [row.send_at for row in rows if row.scope == full]
-    assert any(real.windows.next_slot(full, instant) != instant for instant in taken)
+    assert any(real.windows.next_slot(Terms.plain(full), instant) != instant for instant in taken)
 
 
 def test_a_rebuild_drops_what_the_rows_do_not_know(opened: Opened) -> None:
     real = opened()
     book_many(real, scopes=600, each=1)
-    kept = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+    kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     real.fence.close(real.client)
     rebuild = begun(real)
     real.upkeep.wipe(rebuild)
-    real.upkeep.restore(rebuild, [Reserved(kept.message_id, "ann", NOON)])
+    real.upkeep.restore(rebuild, [Reserved(kept.message_id, (plain("ann"),), NOON)])
     real.upkeep.open(rebuild)
     assert len(windows(real)) == 1
     assert set(real.members("ann")) == {kept.message_id}
@@ -90,7 +94,10 @@ def test_restoring_the_same_rows_twice_changes_nothing(opened: Opened) -> None:
     real = opened()
     real.client.flushall()
     rebuild = begun(real)
-    rows = [Reserved(new_id(), "ann", NOON), Reserved(new_id(), "ann", NOON + timedelta(1))]
+    rows = [
+        Reserved(new_id(), (plain("ann"),), NOON),
+        Reserved(new_id(), (plain("ann"),), NOON + timedelta(1)),
+    ]
     real.upkeep.restore(rebuild, rows)
     once = windows(real)
     real.upkeep.restore(rebuild, rows)
@@ -115,18 +122,18 @@ def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
         for keys in slow.fence.parts:  # as the marker's expiry does
             slow.client.delete(keys.rebuild)
         other = begun(quick) if overtaken_by else None
-        present = Reserved(new_id(), "ann", NOON)
+        present = Reserved(new_id(), (plain("ann"),), NOON)
         if other is not None:
             quick.upkeep.restore(other, [present])
         before = {key: slow.client.dump(key) for key in slow.client.keys("*")}
 
         slow.upkeep.wipe(rebuild)
-        slow.upkeep.restore(rebuild, [Reserved(new_id(), "ann", NOON)])
+        slow.upkeep.restore(rebuild, [Reserved(new_id(), (plain("ann"),), NOON)])
         assert slow.upkeep.open(rebuild) == 0
 
         assert {key: slow.client.dump(key) for key in slow.client.keys("*")} == before
         with pytest.raises(ReservationsUnavailable):
-            slow.windows.reserve(new_id(), scope="ann", send_at=NOON)
+            slow.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
         if other is not None:
             assert quick.upkeep.open(other) > 0
             assert set(quick.members("ann")) == {present.message_id}
@@ -143,7 +150,7 @@ def test_a_rebuilder_that_dies_is_replaced_when_its_marker_expires(
 
 def test_what_the_store_has_not_confirmed_is_found_by_age(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     assert real.upkeep.unconfirmed(older_than=timedelta(minutes=1), at_most=10) == []
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
     assert [each.message_id for each in found] == [booking.message_id]
@@ -152,14 +159,14 @@ def test_what_the_store_has_not_confirmed_is_found_by_age(opened: Opened) -> Non
 def test_unconfirmed_reservations_come_in_bounded_batches(opened: Opened) -> None:
     real = opened()
     for n in range(20):
-        real.windows.reserve(new_id(), scope=f"scope {n}", send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.plain(f"scope {n}"), send_at=NOON)
     assert len(real.upkeep.unconfirmed(older_than=timedelta(0), at_most=7)) == 7
 
 
 def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
     real = opened()
-    known = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
-    orphan = real.windows.reserve(new_id(), scope="bob", send_at=NOON)
+    known = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    orphan = real.windows.reserve(new_id(), terms=Terms.plain("bob"), send_at=NOON)
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
     confirmed = [each for each in found if each.message_id == known.message_id]
     orphans = [each for each in found if each.message_id == orphan.message_id]
@@ -172,19 +179,19 @@ def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
 
 def test_places_of_messages_that_need_none_are_given_back(opened: Opened) -> None:
     real = opened()
-    booking = real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+    booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     for _ in range(2):
-        real.upkeep.release([Reserved(booking.message_id, "ann", NOON)])
+        real.upkeep.release([Reserved(booking.message_id, (plain("ann"),), NOON)])
     assert real.members("ann") == {}
 
 
 def test_places_that_got_lost_are_put_back_once(opened: Opened) -> None:
     real = opened()
-    row = Reserved(new_id(), "ann", NOON)
+    row = Reserved(new_id(), (plain("ann"),), NOON)
     assert [real.upkeep.put_back([row]) for _ in range(2)] == [1, 0]
     assert real.members("ann") == {row.message_id: ms(NOON)}
     with pytest.raises(QuotaExceeded):
-        real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
 
 
 def test_stragglers_of_a_rebuild_are_looked_for_once(opened: Opened) -> None:

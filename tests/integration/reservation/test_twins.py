@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.errors import IdempotencyConflict, QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.reservation import Booking, Submit
+from dispatcher.reservation import Booking, Submit, Terms
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import RedisServer
 
@@ -19,7 +19,7 @@ Opened = Callable[..., Reserving]
 
 
 def book(real: Reserving, submit: Submit, send_at: datetime = NOON) -> Booking:
-    return real.windows.reserve(new_id(), scope="ann", send_at=send_at, submit=submit)
+    return real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=send_at, submit=submit)
 
 
 def test_the_same_content_shares_the_booking(opened: Opened) -> None:
@@ -62,7 +62,7 @@ def test_a_key_is_free_for_other_content_when_all_gave_up(opened: Opened) -> Non
 
 def test_a_refused_submit_leaves_its_key_free(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), scope="ann", send_at=NOON)
+    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     with pytest.raises(QuotaExceeded):
         book(real, Submit("key", "print"))
     assert not real.client.exists(real.keys("ann").twins("key"))
@@ -90,7 +90,7 @@ def test_twins_are_forgotten_in_time_and_then_only_the_store_decides(opened: Ope
 
 def test_a_submit_without_a_key_gives_back_what_it_booked(opened: Opened) -> None:
     real = opened()
-    real.windows.withdraw(real.windows.reserve(new_id(), scope="ann", send_at=NOON))
+    real.windows.withdraw(real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON))
     assert real.members("ann") == {}
 
 

@@ -1,0 +1,120 @@
+"""How the settings write lengths, quotas and hours, and what they say of a channel."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from functools import cached_property
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_settings import NoDecode
+
+from dispatcher.errors import InvalidValue
+from dispatcher.hours import Hours
+from dispatcher.quota import CalendarQuota, Limit, Quota, parse_length, parse_quota
+
+
+def _read_length(value: object) -> object:
+    if isinstance(value, str):
+        return parse_length(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return timedelta(seconds=value)
+        except (OverflowError, ValueError):
+            raise InvalidValue("length", f"{value} seconds", "a length that exists") from None
+    return value
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+
+
+def _read_quota(value: object) -> object:
+    return parse_quota(value) if isinstance(value, str) else value
+
+
+def _read_limit(value: object) -> object:
+    return Limit.parse(value) if isinstance(value, str) else value
+
+
+Length = Annotated[
+    timedelta,
+    BeforeValidator(_read_length),
+    PlainSerializer(timedelta.total_seconds),
+    Field(gt=timedelta(0)),
+]
+AnyQuota = Annotated[Quota | CalendarQuota, BeforeValidator(_read_quota), PlainSerializer(str)]
+Quotas = Annotated[tuple[AnyQuota, ...], NoDecode, BeforeValidator(_split)]
+Limits = tuple[Annotated[Limit, BeforeValidator(_read_limit), PlainSerializer(str)], ...]
+
+
+def _read_hours(value: object, info: ValidationInfo) -> object:
+    return Hours.parse(value, field=info.field_name or "") if isinstance(value, str) else value
+
+
+WeekHours = Annotated[Hours, BeforeValidator(_read_hours), PlainSerializer(str)]
+
+
+class Kind(BaseModel):
+    """A kind of scope that messages may name besides their own, such as a tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    quotas: Annotated[Quotas, Field(min_length=1)]
+    """Quotas of each scope of this kind, judged at submit."""
+
+
+class Channel(BaseModel):
+    """How one channel's messages are carried, how often a try is repeated, and its limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    transport: Annotated[str, Field(min_length=1)]
+    """``console``, ``file``, ``memory``, or ``package.module:attribute``."""
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keyword arguments for the transport's class."""
+    limits: Limits = ()
+    """Limits on the hand-overs of the whole channel, beside those of each scope."""
+    quotas: Quotas = ()
+    """Quotas of the whole channel, such as its provider's allowance, judged at submit."""
+    recipient_quotas: Quotas = ()
+    """Quotas of each scope (by default each recipient) on this channel, judged at submit."""
+    quiet_hours: WeekHours | None = None
+    """When its recipients are left alone, by their clocks: ``21:00-08:00``."""
+    send_window: WeekHours | None = None
+    """The other way round: when messages may be sent. Not together with ``quiet_hours``."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    """Tries before a message ends as failed."""
+    backoff_base: Length = timedelta(seconds=5)
+    """Upper bound of the wait after the first failed try; doubles with each further one."""
+    backoff_longest: Length = timedelta(minutes=10)
+    """Upper bound of any wait."""
+
+    @cached_property
+    def quiet(self) -> Hours | None:
+        """When nothing may be sent, however the settings say it."""
+        return self.send_window.complement if self.send_window else self.quiet_hours
+
+    @model_validator(mode="after")
+    def _check_hours(self) -> Self:
+        check_hours(self.quiet_hours, self.send_window)
+        return self
+
+
+def check_hours(quiet_hours: Hours | None, send_window: Hours | None) -> None:
+    """Raise InvalidValue unless at most one is given and some minute of the week is left."""
+    if quiet_hours and send_window:
+        raise InvalidValue("send_window", "given together with quiet_hours", "one of the two")
+    if quiet_hours and quiet_hours.covers_week:
+        raise InvalidValue("quiet_hours", "they cover the whole week", "hours that leave some time")

@@ -1,0 +1,36 @@
+-- What a script answers that judges one message, shared by reserve.lua and move.lua.
+
+-- Look for a place at `asked`, or else for the first one after it, up to `latest`. Returns the
+-- time, or nil and the reply to give.
+local function find_place(windows, sets, sky, asked, latest)
+  local open = sky_above(sky, asked)
+  local by
+  if open == asked then
+    local furthest
+    furthest, by = judge(windows, sets, asked)
+    if not furthest then
+      return nil, {'unsure', asked}
+    end
+    if not by then
+      return asked
+    end
+    open = furthest
+  end
+  local slot, found = leap(windows, sets, sky, open)
+  if found == 'fits' and slot <= latest then
+    return slot
+  end
+  if found == 'unsure' and latest > asked then
+    return nil, {'unsure', slot}
+  end
+  local word = found == 'fits' and 'refused' or 'searching'
+  if not by then
+    return nil, {word, slot, 0, 0}
+  end
+  return nil, {word, slot, by[1], by[2], unpack(by[3])}
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end

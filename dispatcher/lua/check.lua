@@ -1,0 +1,48 @@
+-- Judge one time in bounded steps, where one call does not suffice: long quotas that are full but
+-- for single gaps. Quiet hours are not judged.
+--
+-- KEYS  1 epoch HASH   2... window ZSETs
+-- ARGV  1 time, ms   2 message id, 16 bytes   3 hold of that message ('' for none)
+--       4, 5, 6 place of the scope and of the quota and time to go on from (0, 0, 0 at first)
+--       7... judge table (rule.lua), one rule set for each window
+-- Reply {'closed'}                                      the shard is not complete: rebuild first
+--       {'fits'}
+--       {'blocked', until ms, scope, quota, id, id, ...}
+--       {'checking', scope, quota, ms}                  ask again with these
+--
+-- While a hold stands at the time, whoever books nearby counts it, so that what one call found to
+-- fit still fits in the next. The message's own members are left out of the judgement.
+
+-- @include rule.lua
+
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return {'closed'}
+end
+local sets = judge_table(7)
+local windows = {unpack(KEYS, 2)}
+local own = {}
+for _, window in ipairs(windows) do
+  for _, member in ipairs({ARGV[2], ARGV[3]}) do
+    local score = redis.call('ZSCORE', window, member)
+    if score then
+      own[#own + 1] = {window, score, member}
+      redis.call('ZREM', window, member)
+    end
+  end
+end
+local resume
+if ARGV[4] ~= '0' then
+  resume = {tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])}
+end
+local t = tonumber(ARGV[1])
+local furthest, by = judge(windows, sets, t, resume)
+for _, each in ipairs(own) do
+  redis.call('ZADD', unpack(each))
+end
+if not furthest then
+  return {'checking', unpack(by)}
+end
+if by then
+  return {'blocked', furthest, by[1], by[2], unpack(by[3])}
+end
+return {'fits'}

@@ -1,0 +1,20 @@
+-- Take a place without judging it, so that others count it while it is judged.
+--
+-- KEYS  1 pending ZSET   2 epoch HASH   3... window ZSETs
+-- ARGV  1 hold: message id (16 bytes), then a token without "{"   2 time, ms
+-- Reply 1, or 0 when the shard is not complete; then nothing was written
+--
+-- Idempotent. A hold that nobody takes or drops is settled by reconcile like a reservation.
+
+-- @include booking.lua
+
+if redis.call('EXISTS', KEYS[2]) == 0 then
+  return 0
+end
+local now = now_ms()
+for place = 3, #KEYS do
+  redis.call('ZADD', KEYS[place], ARGV[2], ARGV[1])
+  redis.call('PERSIST', KEYS[place])
+  redis.call('ZADD', KEYS[1], now, ARGV[1] .. KEYS[place])
+end
+return 1

@@ -1,0 +1,46 @@
+-- Judge another time for a message that has a place, as if that place were free, and hold it. The
+-- old place stays taken until take.lua, when the store has the new time.
+--
+-- KEYS  1 pending ZSET   2 epoch HASH   3... window ZSETs
+-- ARGV  1 message id, 16 bytes   2 hold: message id, then a token without "{"
+--       3 time asked for, ms   4 latest time, ms (= asked: that time or nothing)
+--       5... judge table (rule.lua), one rule set for each window and one sky
+-- Reply {'closed'}, {'held', at ms}, or 'refused', 'searching', 'unsure' as reserve.lua
+--
+-- Idempotent by hold.
+
+-- @include rule.lua
+-- @include booking.lua
+
+if redis.call('EXISTS', KEYS[2]) == 0 then
+  return {'closed'}
+end
+local sets, skies = judge_table(5)
+local windows = {unpack(KEYS, 3)}
+local at = redis.call('ZSCORE', windows[1], ARGV[2])
+if at then
+  return {'held', tonumber(at)}
+end
+local own = {}
+for _, window in ipairs(windows) do
+  local score = redis.call('ZSCORE', window, ARGV[1])
+  if score then
+    own[#own + 1] = {window, score}
+    redis.call('ZREM', window, ARGV[1])
+  end
+end
+local found, reply = find_place(
+  windows, sets, skies[1], tonumber(ARGV[3]), tonumber(ARGV[4]))
+for _, each in ipairs(own) do
+  redis.call('ZADD', each[1], each[2], ARGV[1])
+end
+if not found then
+  return reply
+end
+local now = now_ms()
+for _, window in ipairs(windows) do
+  redis.call('ZADD', window, found, ARGV[2])
+  redis.call('PERSIST', window)
+  redis.call('ZADD', KEYS[1], now, ARGV[2] .. window)
+end
+return {'held', found}

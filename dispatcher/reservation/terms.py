@@ -1,0 +1,123 @@
+"""What a time is judged by, in the form in which the scripts read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dispatcher.hours import Hours
+from dispatcher.quota import CalendarQuota, Quota
+from dispatcher.scope import Scope, plain
+from dispatcher.zones import DAY_MS
+
+AnyQuota = Quota | CalendarQuota
+Block = tuple[int, ...]
+
+_NO_END = 99_999_999_999_999  # 14 digits: what the scripts count up to
+_FIRST_PERIODS, _MOST_PERIODS = 4, 512
+_FIRST_DAYS, _MOST_DAYS = 3, 64
+_CLEAR_SKY: Block = (1, _NO_END)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a message's time must meet: room in every scope, outside its recipient's quiet hours.
+
+    ``scopes`` is not empty and each of a kind that has quotas; ``zone`` is the recipient's.
+    """
+
+    scopes: tuple[Scope, ...]
+    zone: str = "UTC"
+    quiet: Hours | None = None
+
+    @classmethod
+    def plain(cls, scope: str) -> Terms:
+        """Return the terms of a message that counts against one scope and has no quiet hours."""
+        return cls((plain(scope),))
+
+
+class Rules:
+    """The quotas of every kind of scope, written as the judge table of ``lua/rule.lua``."""
+
+    def __init__(self, quotas: Mapping[str, Sequence[AnyQuota]]) -> None:
+        self._rolling: dict[str, tuple[Quota, ...]] = {}
+        self._calendars: dict[str, tuple[CalendarQuota, ...]] = {}
+        self._fixed: dict[str, Block] = {}
+        for kind, given in quotas.items():
+            self._rolling[kind] = tuple(each for each in given if isinstance(each, Quota))
+            self._calendars[kind] = tuple(each for each in given if isinstance(each, CalendarQuota))
+            if not self._calendars[kind]:
+                self._fixed[kind] = self._block(kind, ())
+
+    @property
+    def kinds(self) -> Iterable[str]:
+        """The kinds of scopes that have quotas."""
+        return self._rolling
+
+    def quota(self, scope: Scope, place: int) -> AnyQuota:
+        """Return a quota by its 1-based place in the rule set of its scope."""
+        ordered: tuple[AnyQuota, ...] = self._rolling[scope.kind]
+        ordered += self._calendars[scope.kind]
+        return ordered[place - 1]
+
+    def table(
+        self, terms: Terms, scopes: Sequence[Scope], at_ms: int, *, step: int = 0
+    ) -> tuple[Sequence[Block], Block]:
+        """Return the rule sets of ``scopes``, and the sky, for a search from ``at_ms`` on.
+
+        What they cover grows with ``step``: how often the search has gone on. Raises OverflowError
+        beyond the year 9999.
+        """
+        cover = _NO_END
+        blocks = []
+        for scope in scopes:
+            block = self._fixed.get(scope.kind)
+            if block is None:
+                many = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
+                bounds = tuple(
+                    each.bounds(at_ms, each.zone or terms.zone, many)
+                    for each in self._calendars[scope.kind]
+                )
+                cover = min(cover, *(each[-1] for each in bounds))
+                block = self._block(scope.kind, bounds)
+            blocks.append(block)
+        if terms.quiet is None:
+            return blocks, _CLEAR_SKY if cover == _NO_END else (1, cover)
+        days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
+        cover = min(cover, (at_ms // DAY_MS + days) * DAY_MS)
+        start = at_ms - at_ms % DAY_MS
+        quiet = [edge for span in _spans(terms.quiet, terms.zone, start, cover) for edge in span]
+        return blocks, (1 + len(quiet), cover, *quiet)
+
+    def _block(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> Block:
+        rolling, calendars = self._rolling[kind], self._calendars[kind]
+        counts = [each.count for each in rolling] + [each.count for each in calendars]
+        words = [longest_ms((*rolling, *calendars)), min(counts), len(rolling)]
+        for quota in rolling:
+            words += (quota.count, quota.length_ms)
+        words.append(len(calendars))
+        for calendar, edges in zip(calendars, bounds, strict=True):
+            words += (calendar.count, len(edges), *edges)
+        return (len(words), *words)
+
+
+def longest_ms(quotas: Iterable[AnyQuota]) -> int:
+    """Return how far apart in ms two times can be and still be counted together."""
+    return max(each.length_ms if isinstance(each, Quota) else each.longest_ms for each in quotas)
+
+
+def joined(blocks: Sequence[Block], skies: Sequence[Block]) -> list[int]:
+    """Return a judge table: numbered rule sets, then numbered skies."""
+    words = [len(blocks)]
+    for block in blocks:
+        words += block
+    words.append(len(skies))
+    for sky in skies:
+        words += sky
+    return words
+
+
+@lru_cache(maxsize=1 << 12)
+def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+    return quiet.inside(zone, start_ms, end_ms)

@@ -1,0 +1,62 @@
+"""Whose capacity a message takes: one scope or several at once.
+
+Every message counts against the scope it names, by default its recipient. Where the settings give
+quotas to them, it also counts against that scope on its channel, against its channel as a whole,
+and against further scopes that it names, each of a kind, such as a tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+PLAIN = ""
+"""The kind of the scope that every message has."""
+
+
+class Scope(NamedTuple):
+    """One scope. All scopes with the same ``home`` lie in one shard of the windows."""
+
+    kind: str
+    name: str
+    home: str
+
+    def __str__(self) -> str:
+        if self.kind == of_channel(self.name):
+            return self.kind
+        return f"{self.kind}:{self.name}" if self.kind else self.name
+
+
+def of_scope_on(channel: str) -> str:
+    """Return the kind of a message's scope on one channel."""
+    return f"recipient.{channel}"
+
+
+def of_channel(channel: str) -> str:
+    """Return the kind of a channel as a whole."""
+    return f"channel.{channel}"
+
+
+def plain(name: str) -> Scope:
+    """Return the scope of that name that every message has."""
+    return Scope(PLAIN, name, name)
+
+
+def counted(
+    kinds: Container[str], *, scope: str, channel: str, scopes: Mapping[str, str] | None = None
+) -> tuple[Scope, ...]:
+    """Return the scopes a message counts against: those whose kind is one of ``kinds``.
+
+    The first ones share the home of ``scope``.
+    """
+    found = []
+    for each in (PLAIN, of_scope_on(channel)):
+        if each in kinds:
+            found.append(Scope(each, scope, scope))
+    whole = of_channel(channel)
+    if whole in kinds:
+        found.append(Scope(whole, channel, f"@{whole}"))
+    for kind, name in sorted((scopes or {}).items()):
+        if kind in kinds:
+            found.append(Scope(kind, name, f"@{kind}:{name}"))
+    return tuple(found)

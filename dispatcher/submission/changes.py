@@ -1,0 +1,208 @@
+"""Change what was accepted: cancel, reschedule, update. The row decides every race."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dispatcher.clock import Clock
+from dispatcher.errors import (
+    NoPlace,
+    ReservationsUnavailable,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import Draft, Message, OnConflict, Status, check_body
+from dispatcher.reservation import Moving, Terms, Windows
+from dispatcher.scope import counted
+from dispatcher.settings import Settings
+from dispatcher.store import Messages
+from dispatcher.submission.handover import Handover
+from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+
+log = logging.getLogger(__name__)
+
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Another time for a message. The fields are those of ``Dispatcher.reschedule``."""
+
+    send_at: datetime | str | None = None
+    send_in: timedelta | None = None
+    zone: str | None = None
+    fold: int | None = None
+    on_conflict: OnConflict = "reject"
+    latest: datetime | str | None = None
+    expires_at: datetime | str | None = None
+
+
+class Changes:
+    """The use cases of those who have second thoughts."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        windows: Windows,
+        messages: Messages,
+        handover: Handover,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._windows = windows
+        self._messages = messages
+        self._handover = handover
+
+    def cancel(self, message_id: UUID) -> Message:
+        """Cancel a scheduled message and give its place back at once.
+
+        Cancelling a cancelled message is fine. Raises MessageNotFound, and TooLate once the
+        message is being sent or has ended.
+        """
+        message = self._messages.cancel(message_id)
+        if message.status is not Status.CANCELLED:
+            raise TooLate(message_id, message.status)
+        try:
+            self._windows.release(message_id, self._scopes_of(message))
+        except ReservationsUnavailable as error:
+            log.warning("message %s: cancelled, its place is freed later: %s", message_id, error)
+        return message
+
+    def update(self, message_id: UUID, *, body: Mapping[str, Any]) -> Message:
+        """Give a scheduled message another body.
+
+        Raises InvalidDraft, MessageNotFound, TooLate, StoreUnavailable.
+        """
+        clean = check_body(
+            body,
+            max_bytes=self._settings.body_max_bytes,
+            max_depth=self._settings.body_max_depth,
+        )
+        message = self._messages.update(message_id, body=clean)
+        if message.status is not Status.SCHEDULED and message.body != clean:
+            raise TooLate(message_id, message.status)
+        return message
+
+    def reschedule(self, message_id: UUID, wish: Wish) -> Message:
+        """Move a scheduled message to another time, judged as if it had no place yet.
+
+        The new place is held, then the row changed, then the old place freed: whatever dies in
+        between, reconcile makes the windows agree with the row. Raises MessageNotFound, TooLate,
+        InvalidSendTime, QuotaExceeded, QuietHours, ReservationsUnavailable: then nothing has
+        changed; StoreUnavailable: the message has the old time or the new one.
+        """
+        for _ in range(_TRIES):
+            message = self._messages.get(message_id)
+            if message.status is not Status.SCHEDULED:
+                raise TooLate(message_id, message.status)
+            now = self._clock.now()
+            valid = schedule(_draft(message, wish), settings=self._settings, now=now)
+            judge_times(valid, now=now)
+            moved = self._move(message, valid)
+            if moved is not None:
+                self._handover.enqueue(moved)
+                return moved
+        raise StoreUnavailable("others changed the message again and again")
+
+    def _move(self, message: Message, valid: ValidDraft) -> Message | None:
+        """Return the moved message, or None when somebody else changed it meanwhile."""
+        if valid.send_at == message.send_at:
+            return self._change_row(message, message.send_at, valid)
+        started = self._clock.monotonic()
+        moving = self._windows.move(
+            message.id, terms=valid.terms, send_at=valid.send_at, latest=valid.latest
+        )
+        if self._clock.monotonic() - started > self._settings.reconcile_grace.total_seconds() / 2:
+            self._drop(moving)
+            raise ReservationsUnavailable("holding another place took too long")
+        try:
+            moved = self._change_row(message, moving.send_at, valid)
+        except StoreUnavailable as error:
+            # Unless the database refused, the row may have changed: reconcile finds out.
+            if error.refused:
+                self._drop(moving)
+            raise
+        if moved is None:
+            self._drop(moving)
+        elif not self._taken(moving):
+            self._settle_again(message, moved, moving, valid)
+        return moved
+
+    def _change_row(self, message: Message, send_at: datetime, valid: ValidDraft) -> Message | None:
+        moved = self._messages.move(
+            message,
+            send_at=send_at,
+            expires_at=valid.expires_at,
+            enqueue_at=self._handover.enqueue_at(send_at),
+        )
+        done = moved.send_at == send_at and moved.expires_at == valid.expires_at
+        return moved if done else None
+
+    def _taken(self, moving: Moving) -> bool:
+        try:
+            return self._windows.take(moving)
+        except ReservationsUnavailable as error:
+            log.warning(
+                "message %s: moved, its old place is freed later: %s", moving.message_id, error
+            )
+            return True
+
+    def _settle_again(
+        self, message: Message, moved: Message, moving: Moving, valid: ValidDraft
+    ) -> None:
+        """Take the new place once more: the windows were rebuilt while the row changed.
+
+        Raises NoPlace when another message got it; then the row has its old time again.
+        """
+        try:
+            again = self._windows.move(message.id, terms=valid.terms, send_at=moving.send_at)
+            self._windows.take(again)
+        except ReservationsUnavailable as error:
+            log.warning("message %s: its new place is restored later: %s", message.id, error)
+        except NoPlace:
+            back = self._messages.move(
+                moved,
+                send_at=message.send_at,
+                expires_at=message.expires_at,
+                enqueue_at=self._handover.enqueue_at(message.send_at),
+            )
+            if back.send_at == message.send_at:
+                raise
+            log.warning("message %s: kept at a time without a place of its own", message.id)
+
+    def _drop(self, moving: Moving) -> None:
+        try:
+            self._windows.drop(moving)
+        except ReservationsUnavailable as error:
+            log.warning("message %s: a held place is freed later: %s", moving.message_id, error)
+
+    def _scopes_of(self, message: Message) -> Terms:
+        kinds = self._settings.quotas_of
+        return Terms(
+            counted(kinds, scope=message.scope, channel=message.channel, scopes=message.scopes)
+        )
+
+
+def _draft(message: Message, wish: Wish) -> Draft:
+    return Draft(
+        channel=message.channel,
+        recipient=message.recipient,
+        body=message.body,
+        send_at=wish.send_at,
+        send_in=wish.send_in,
+        zone=wish.zone or message.zone,
+        fold=wish.fold,
+        scope=message.scope,
+        scopes=message.scopes,
+        expires_at=message.expires_at if wish.expires_at is None else wish.expires_at,
+        on_conflict=wish.on_conflict,
+        latest=wish.latest,
+        quiet_hours=message.quiet_hours,
+    )

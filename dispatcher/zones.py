@@ -1,0 +1,102 @@
+"""The rules of a zone: when its clocks show what.
+
+Rules come from the tz database through ``zoneinfo`` (docs/decisions/0004-zone-rules.md). It tells
+the offset from UTC at an instant but not the instants at which the offset changes, so these are
+searched for here: the offset at the beginning of a UTC day is compared with that at its end. No
+zone of the tz database changes its offset twice within a day.
+
+A *wall time* is what the clocks show: a naive datetime. Instants are aware UTC, or whole
+milliseconds since 1970. Near and beyond the ends of
+the years 1 to 9999 these functions raise OverflowError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from dispatcher.errors import InvalidValue
+
+DAY_MS = 86_400_000
+
+_DAY_SECONDS = 86_400
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+
+
+def rules(name: str, *, field: str = "zone") -> ZoneInfo:
+    """Return the rules of the zone of that name. Raises InvalidValue, naming ``field``."""
+    accepted = "a name of the tz database, such as Europe/Berlin"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidValue(field, f"{name!r} is no name of a zone", accepted)
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        raise InvalidValue(field, f"there is no zone {name!r}", accepted) from None
+
+
+def first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
+    """Return the first instant, aware UTC, at which the clocks show ``wall`` or later.
+
+    Where a clock change skips ``wall`` it is the instant of the change; where one repeats it, the
+    first time.
+    """
+    near_ms = (wall - _EPOCH) // _MILLISECOND
+    # An offset is shorter than a day, so the instant lies less than a day from its wall time.
+    near = pieces(zone, near_ms - DAY_MS, near_ms + DAY_MS + 1)
+    return next(
+        instant
+        for from_ms, until_ms, offset_ms in near
+        if (instant := max(_utc(from_ms), (wall - offset_ms * _MILLISECOND).replace(tzinfo=UTC)))
+        < _utc(until_ms)
+    )
+
+
+def pieces(zone: ZoneInfo, start_ms: int, end_ms: int) -> Sequence[tuple[int, int, int]]:
+    """Cut the span from ``start_ms`` until before ``end_ms`` where the offset from UTC changes.
+
+    Each piece is ``(from_ms, until_ms, offset_ms)``: the clocks show UTC plus the offset. The
+    pieces follow each other without gaps, and neighbours differ in their offset. An empty span
+    has none.
+    """
+    cut: list[tuple[int, int, int]] = []
+    for day in range(start_ms // DAY_MS, -(-end_ms // DAY_MS)):
+        for from_ms, until_ms, offset_ms in _pieces_of_day(zone, day):
+            begins_ms, ends_ms = max(from_ms, start_ms), min(until_ms, end_ms)
+            if begins_ms >= ends_ms:
+                continue
+            if cut and cut[-1][2] == offset_ms:
+                begins_ms = cut.pop()[0]
+            cut.append((begins_ms, ends_ms, offset_ms))
+    return cut
+
+
+@lru_cache(maxsize=1 << 14)
+def _pieces_of_day(zone: ZoneInfo, day: int) -> tuple[tuple[int, int, int], ...]:
+    start, end = day * _DAY_SECONDS, (day + 1) * _DAY_SECONDS
+    before, after = _offset_ms(zone, start), _offset_ms(zone, end)
+    if before == after:
+        return ((start * 1_000, end * 1_000, before),)
+    unchanged, change = start, end
+    while change - unchanged > 1:
+        middle = (unchanged + change) // 2
+        if _offset_ms(zone, middle) == before:
+            unchanged = middle
+        else:
+            change = middle
+    first = (start * 1_000, change * 1_000, before)
+    return (first, (change * 1_000, end * 1_000, after)) if change < end else (first,)
+
+
+def _utc(ms: int) -> datetime:
+    return (_EPOCH + ms * _MILLISECOND).replace(tzinfo=UTC)
+
+
+def _offset_ms(zone: ZoneInfo, second: int) -> int:
+    utc = _EPOCH + timedelta(seconds=second)
+    shown = zone.fromutc(utc.replace(tzinfo=zone))
+    return (shown.replace(tzinfo=None) - utc) // _MILLISECOND

@@ -1,0 +1,262 @@
+"""Quotas per calendar period: their grammar, and where the periods of a zone begin and end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, cast
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+
+from dispatcher.errors import InvalidValue
+from dispatcher.quota import CalendarQuota, CalendarUnit, Limit, Quota, parse_quota
+from dispatcher.sendtime import from_ms, to_ms
+
+BERLIN = "Europe/Berlin"
+UNITS: list[CalendarUnit] = ["minute", "hour", "day", "week", "month"]
+
+
+def ms(text: str) -> int:
+    return to_ms(datetime.fromisoformat(text))
+
+
+def bounds(unit: str, instant: str, zone: str, periods: int = 1) -> list[str]:
+    """The bounds as ISO texts, in UTC."""
+    quota = CalendarQuota(1, cast(CalendarUnit, unit), zone)
+    found = quota.bounds(ms(instant), zone, periods)
+    return [from_ms(each).isoformat().replace(":00+00:00", "Z") for each in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"),
+    [
+        ("10/day", Quota(10, 86_400_000)),
+        ("2/30 seconds", Quota(2, 30_000)),
+        ("10/day in Europe/Berlin", CalendarQuota(10, "day", BERLIN)),
+        ("10/days in Europe/Berlin", CalendarQuota(10, "day", BERLIN)),
+        ("  1 /  minute   in   UTC ", CalendarQuota(1, "minute", "UTC")),
+        (
+            "5/hour\tin\tAmerica/Argentina/Ushuaia",
+            CalendarQuota(5, "hour", "America/Argentina/Ushuaia"),
+        ),
+        ("7/1 week in Etc/GMT+5", CalendarQuota(7, "week", "Etc/GMT+5")),
+        ("3000/month in local", CalendarQuota(3_000, "month", None)),
+        ("10000000/months in local", CalendarQuota(CalendarQuota.MOST, "month", None)),
+    ],
+)
+def test_a_quota_is_rolling_or_of_a_calendar(text: str, quota: Quota | CalendarQuota) -> None:
+    assert parse_quota(text) == quota
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("10/month", "names no zone"),
+        ("10/2 months", "names no zone"),
+        ("2/2 day in Europe/Berlin", "periods of 2 days"),
+        ("2/0 day in Europe/Berlin", "periods of 0 days"),
+        ("1/second in UTC", "'second' is no calendar unit"),
+        ("1/fortnight in UTC", "'fortnight' is no calendar unit"),
+        ("10/day in Mars/Olympus", "no zone 'Mars/Olympus'"),
+        ("10/day in europe/berlin/", "'europe/berlin/' is no name"),
+        ("10/day in LOCAL", "no zone 'LOCAL'"),
+        ("10/day in", "'' is no name"),
+        ("10/day in ", "'' is no name"),
+        ("10/day in UTC or so", "'UTC or so' is no name"),
+        ("10/day in local in local", "'local in local' is no name"),
+        ("0/day in local", "a count of 0"),
+        ("10000001/day in local", "a count of 10000001"),
+        ("10/DAY in local", "cannot read"),
+        ("10 per day in local", "cannot read"),
+        ("in local", "cannot read"),
+        (" in local", "cannot read"),
+        ("10/dayin local", "cannot read"),
+        ("10/day IN local", "cannot read"),
+        ("10/day in\0local", "cannot read"),
+        ("10/fortnight", "cannot read"),
+        ("0/day", "a count of 0"),
+        ("", "cannot read"),
+    ],
+)
+def test_anything_else_is_refused_and_says_why(text: str, said: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parse_quota(text)
+    assert refused.value.field == "quota"
+    assert said in refused.value.problem
+    assert "in ZONE" in refused.value.accepted
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, b"1/day in UTC", ["1/day"], CalendarQuota(1, "day", None)]
+)
+def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parse_quota(value)
+    assert refused.value.field == "quota"
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "zone"),
+    [(0, "day", None), (-1, "day", None), (10_000_001, "day", None), (1, "second", None),
+     (1, "year", None), (1, None, None), (1, "day", "local"), (1, "day", ""), (1, "day", UTC)],
+)  # fmt: skip
+def test_impossible_values_are_refused(count: Any, unit: Any, zone: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        CalendarQuota(count, unit, zone)
+    assert refused.value.field == "quota"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("zone", [None, BERLIN])
+def test_what_is_written_is_read_back_the_same(unit: CalendarUnit, zone: str | None) -> None:
+    quota = CalendarQuota(10, unit, zone)
+    assert parse_quota(str(quota)) == quota
+
+
+def test_the_zone_of_the_message_is_written_local() -> None:
+    assert str(CalendarQuota(10, "day", BERLIN)) == "10/day in Europe/Berlin"
+    assert str(CalendarQuota(10, "day", None)) == "10/day in local"
+
+
+def test_a_calendar_quota_is_a_value() -> None:
+    assert len({CalendarQuota(1, "day", BERLIN), parse_quota("1/day in Europe/Berlin")}) == 1
+    assert len({CalendarQuota(1, "day", BERLIN), CalendarQuota(1, "day", None)}) == 2
+    others: set[object] = {Quota(1, 86_400_000), Limit(1, 86_400_000)}
+    assert CalendarQuota(1, "day", None) not in others
+
+
+@pytest.mark.parametrize(
+    ("unit", "instant", "zone", "expected"),
+    [
+        ("minute", "2026-06-01T10:20:30Z", BERLIN, ["2026-06-01T10:20Z", "2026-06-01T10:21Z"]),
+        ("hour", "2026-06-01T10:20:30Z", BERLIN, ["2026-06-01T10:00Z", "2026-06-01T11:00Z"]),
+        ("hour", "2026-06-01T10:20Z", "Asia/Kathmandu", ["2026-06-01T10:15Z", "2026-06-01T11:15Z"]),
+        ("day", "2026-06-01T10:20Z", BERLIN, ["2026-05-31T22:00Z", "2026-06-01T22:00Z"]),
+        ("week", "2026-06-01T10:20Z", BERLIN, ["2026-05-31T22:00Z", "2026-06-07T22:00Z"]),
+        ("week", "2026-05-31T21:59Z", BERLIN, ["2026-05-24T22:00Z", "2026-05-31T22:00Z"]),
+        ("month", "2026-06-01T10:20Z", BERLIN, ["2026-05-31T22:00Z", "2026-06-30T22:00Z"]),
+        ("month", "2028-02-29T12:00Z", "UTC", ["2028-02-01T00:00Z", "2028-03-01T00:00Z"]),
+        ("month", "2026-12-31T23:30Z", BERLIN, ["2026-12-31T23:00Z", "2027-01-31T23:00Z"]),
+        ("day", "1969-12-31T12:00Z", "UTC", ["1969-12-31T00:00Z", "1970-01-01T00:00Z"]),
+    ],
+)
+def test_a_usual_period(unit: str, instant: str, zone: str, expected: list[str]) -> None:
+    assert bounds(unit, instant, zone) == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "instant", "zone", "expected"),
+    [
+        ("day", "2026-03-29T12:00Z", BERLIN, ["2026-03-28T23:00Z", "2026-03-29T22:00Z"]),
+        ("day", "2026-10-25T12:00Z", BERLIN, ["2026-10-24T22:00Z", "2026-10-25T23:00Z"]),
+        ("hour", "2026-03-29T00:30Z", BERLIN, ["2026-03-29T00:00Z", "2026-03-29T01:00Z"]),
+        ("hour", "2026-10-25T00:00Z", BERLIN, ["2026-10-25T00:00Z", "2026-10-25T02:00Z"]),
+        ("hour", "2026-10-25T01:30Z", BERLIN, ["2026-10-25T00:00Z", "2026-10-25T02:00Z"]),
+        ("minute", "2026-10-25T01:30Z", BERLIN, ["2026-10-25T00:59Z", "2026-10-25T02:00Z"]),
+        ("hour", "2026-04-04T15:15Z", "Australia/Lord_Howe",
+         ["2026-04-04T14:00Z", "2026-04-04T15:30Z"]),
+        ("hour", "2026-10-03T15:40Z", "Australia/Lord_Howe",
+         ["2026-10-03T15:30Z", "2026-10-03T16:00Z"]),
+        ("hour", "2026-10-25T02:30Z", "Antarctica/Troll",
+         ["2026-10-25T00:00Z", "2026-10-25T03:00Z"]),
+        ("day", "2026-03-28T23:00Z", "Asia/Beirut", ["2026-03-28T22:00Z", "2026-03-29T21:00Z"]),
+        ("day", "2026-10-24T21:30Z", "Asia/Beirut", ["2026-10-23T21:00Z", "2026-10-24T22:00Z"]),
+        ("day", "2026-11-01T05:30Z", "America/Havana", ["2026-11-01T04:00Z", "2026-11-02T05:00Z"]),
+        ("day", "2010-11-07T03:00Z", "America/St_Johns",
+         ["2010-11-07T02:30Z", "2010-11-08T03:30Z"]),
+        ("month", "2009-11-01T03:00Z", "America/St_Johns",
+         ["2009-11-01T02:30Z", "2009-12-01T03:30Z"]),
+        ("hour", "2010-03-14T03:31Z", "America/St_Johns",
+         ["2010-03-14T03:31Z", "2010-03-14T04:30Z"]),
+        ("minute", "1994-01-31T22:00Z", "Antarctica/Vostok",
+         ["1994-01-31T16:59Z", "1994-02-01T00:00Z"]),
+        ("day", "1972-01-06T12:00Z", "Africa/Monrovia",
+         ["1972-01-06T00:44:30+00:00", "1972-01-07T00:44:30+00:00"]),
+        ("minute", "1972-01-06T12:00:40Z", "Africa/Monrovia",
+         ["1972-01-06T12:00:30+00:00", "1972-01-06T12:01:30+00:00"]),
+    ],
+)  # fmt: skip
+def test_a_period_around_a_clock_change(
+    unit: str, instant: str, zone: str, expected: list[str]
+) -> None:
+    assert bounds(unit, instant, zone) == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "zone", "instant", "expected"),
+    [
+        ("day", "Pacific/Apia", "2011-12-30T09:59:59.999Z",
+         ["2011-12-29T10:00Z", "2011-12-30T10:00Z", "2011-12-31T10:00Z"]),
+        ("day", "Pacific/Kwajalein", "1993-08-21T11:00Z",
+         ["1993-08-20T12:00Z", "1993-08-21T12:00Z", "1993-08-22T12:00Z"]),
+        ("minute", "Pacific/Apia", "2011-12-30T09:59:01Z",
+         ["2011-12-30T09:59Z", "2011-12-30T10:00Z", "2011-12-30T10:01Z"]),
+        ("hour", BERLIN, "2026-03-29T00:00Z",
+         ["2026-03-29T00:00Z", "2026-03-29T01:00Z", "2026-03-29T02:00Z"]),
+        ("week", "Pacific/Apia", "2011-12-30T09:00Z",
+         ["2011-12-26T10:00Z", "2012-01-01T10:00Z", "2012-01-08T10:00Z"]),
+    ],
+)  # fmt: skip
+def test_what_a_clock_change_skips_is_no_period(
+    unit: str, zone: str, instant: str, expected: list[str]
+) -> None:
+    assert bounds(unit, instant, zone, 2) == expected
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("zone", [BERLIN, "Pacific/Apia", "Asia/Kathmandu"])
+def test_many_periods_are_a_chain_of_single_ones(unit: str, zone: str) -> None:
+    quota = CalendarQuota(1, cast(CalendarUnit, unit), zone)
+    instant = ms("2011-12-28T12:34:56Z")
+    chain = quota.bounds(instant, zone, 40)
+    assert len(chain) == 41
+    assert chain[0] <= instant < chain[1]
+    for begins, ends in pairwise(chain):
+        assert quota.bounds(begins, zone, 1) == (begins, ends)
+        assert quota.bounds(ends - 1, zone, 1) == (begins, ends)
+
+
+def test_the_caller_says_which_zone() -> None:
+    quota = CalendarQuota(10, "day", None)
+    noon = ms("2026-06-01T12:00Z")
+    assert quota.bounds(noon, BERLIN, 1) != quota.bounds(noon, "UTC", 1)
+    with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
+        quota.bounds(noon, "Mars/Olympus", 1)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    ("zone", "change"),
+    [
+        ("Antarctica/Vostok", "1994-01-31T17:00Z"),
+        ("Antarctica/Casey", "2010-03-04T15:00Z"),
+        ("Antarctica/Troll", "2026-10-25T01:00Z"),
+        ("America/St_Johns", "1988-10-30T02:31Z"),
+        ("America/Sao_Paulo", "2018-02-18T02:00Z"),
+        ("Pacific/Apia", "2011-12-30T10:00Z"),
+        ("Pacific/Apia", "1892-07-05T00:00Z"),
+        ("America/Juneau", "1867-10-19T00:00Z"),
+    ],
+)
+def test_no_period_is_longer_than_it_says(unit: CalendarUnit, zone: str, change: str) -> None:
+    quota = CalendarQuota(1, unit, zone)
+    chain = quota.bounds(ms(change) - 86_400_000, zone, 3_000 if unit == "minute" else 60)
+    assert max(ends - begins for begins, ends in pairwise(chain)) <= quota.longest_ms
+
+
+def test_a_day_that_was_lived_twice_is_one_of_48_hours() -> None:
+    chain = CalendarQuota(1, "day", None).bounds(ms("1892-07-04T00:00Z"), "Pacific/Apia", 3)
+    lengths = [(ends - begins) // 3_600_000 for begins, ends in pairwise(chain)]
+    assert sorted(lengths) == [24, 24, 48]
+
+
+def test_offsets_lie_where_the_longest_period_says() -> None:
+    low, high = timedelta(0), timedelta(0)
+    months = [datetime(year, month, 1) for year in range(1970, 2101) for month in (1, 4, 7, 10)]  # noqa: DTZ001 - the zone comes below
+    for name in available_timezones():
+        zone = ZoneInfo(name)
+        offsets = {cast(timedelta, zone.utcoffset(each)) for each in months}
+        low, high = min(low, *offsets), max(high, *offsets)
+    spare = CalendarQuota(1, "day", None).longest_ms - 86_400_000
+    assert high - low <= timedelta(milliseconds=spare)

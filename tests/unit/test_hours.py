@@ -1,0 +1,270 @@
+"""Spans of the local week: their grammar, their normal form, and when the clocks are inside."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.errors import InvalidValue
+from dispatcher.hours import Hours
+from dispatcher.sendtime import from_ms, to_ms
+
+BERLIN = "Europe/Berlin"
+NIGHTS = "21:00-08:00"
+DAY = 24 * 60
+DAY_MS = 86_400_000
+
+
+def ms(text: str) -> int:
+    """Milliseconds of an instant in UTC, written without offset."""
+    return to_ms(datetime.fromisoformat(text).replace(tzinfo=UTC))
+
+
+def shown(intervals: list[tuple[int, int]]) -> list[tuple[str, str]]:
+    """The intervals as ISO texts in UTC, without offset."""
+    return [
+        (
+            from_ms(start).replace(tzinfo=None).isoformat(timespec="minutes"),
+            from_ms(end).replace(tzinfo=None).isoformat(timespec="minutes"),
+        )
+        for start, end in intervals
+    ]
+
+
+def inside(text: str, zone: str, start: str, end: str) -> list[tuple[str, str]]:
+    return shown(Hours.parse(text).inside(zone, ms(start), ms(end)))
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("mon 08:00-12:30", [(480, 750)]),
+        ("MON 08:00-12:30", [(480, 750)]),
+        ("  Mon   08:00 - 12:30  ", [(480, 750)]),
+        ("mon,wed 08:00-09:00", [(480, 540), (2 * DAY + 480, 2 * DAY + 540)]),
+        ("wed , mon 08:00-09:00", [(480, 540), (2 * DAY + 480, 2 * DAY + 540)]),
+        ("mon-wed 08:00-09:00", [(n * DAY + 480, n * DAY + 540) for n in range(3)]),
+        ("mon,wed-fri 08:00-09:00", [(n * DAY + 480, n * DAY + 540) for n in (0, 2, 3, 4)]),
+        ("sat-mon 08:00-09:00", [(n * DAY + 480, n * DAY + 540) for n in (0, 5, 6)]),
+        ("08:00-09:00", [(n * DAY + 480, n * DAY + 540) for n in range(7)]),
+        ("tue 21:00-08:00", [(DAY + 1260, 2 * DAY + 480)]),
+        ("tue 21:00-24:00", [(DAY + 1260, 2 * DAY)]),
+        ("tue 21:00-00:00", [(DAY + 1260, 2 * DAY)]),
+        ("tue 00:00-24:00", [(DAY, 2 * DAY)]),
+        ("sun 21:00-08:00", [(0, 480), (6 * DAY + 1260, 7 * DAY)]),
+        ("mon 08:00-10:00; mon 09:00-11:00", [(480, 660)]),
+        ("mon 09:00-11:00;mon 08:00-10:00", [(480, 660)]),
+        ("mon 08:00-10:00; mon 10:00-11:00", [(480, 660)]),
+        ("mon 08:00-12:00; mon 09:00-10:00", [(480, 720)]),
+        ("sat,sun 00:00-24:00", [(5 * DAY, 7 * DAY)]),
+        ("00:00-24:00", [(0, 7 * DAY)]),
+        ("mon-sun 00:00-24:00", [(0, 7 * DAY)]),
+    ],
+)
+def test_spans_of_the_week_are_read(text: str, spans: list[tuple[int, int]]) -> None:
+    assert Hours.parse(text).spans == tuple(spans)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", ";", "21:00", "21:00-", "-08:00", "21-08", "9:00-10:00", "09:00-9:30"),
+        *("21:00-08:00;", ";21:00-08:00", "21:00-08:00;;mon 10:00-11:00", "21:00-08:00, mon"),
+        *("21:00-08:00 22:00-23:00", "21:00-08:00 mon", "mon", "mon-fri", "mon21:00-08:00"),
+        *("25:00-26:00", "24:00-08:00", "21:00-24:01", "21:60-22:00", "21:00-21:99", "99:99-08:00"),
+        *("21:00-21:00", "00:00-00:00", "mon 08:00-08:00", "24:00-24:00", "21:00–08:00"),
+        *("monday 21:00-08:00", "mo 21:00-08:00", "xyz 21:00-08:00", "mon-mon 21:00-08:00"),
+        *("mon-tue-wed 21:00-08:00", "mon- 21:00-08:00", ",mon 21:00-08:00"),
+        *("mon,,tue 09:00-10:00", "mon,tue, 09:00-10:00", "-mon 09:00-10:00"),
+        *("mon tue 21:00-08:00", "mon/tue 21:00-08:00", "21.00-08.00", "21:00:00-08:00:00"),
+        *("２１:00-08:00", "٢١:00-08:00", "21:00-08:00\0", "9pm-8am", "x" * 10_000),
+        *("mon," * 3_000 + "xyz 21:00-08:00", "mon," * 3_000 + "mon 21:00-21:00"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        Hours.parse(text)
+    assert refused.value.field == "quiet_hours"
+    assert refused.value.accepted
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("value", [None, 1, True, b"21:00-08:00", ["21:00-08:00"], (21, 8)])
+def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        Hours.parse(value, field="hours")
+    assert refused.value.field == "hours"
+    assert refused.value.problem == f"a {type(value).__name__}"
+
+
+def test_a_refusal_says_why() -> None:
+    with pytest.raises(InvalidValue, match=r"a whole day is 00:00-24:00"):
+        Hours.parse("08:00-08:00")
+    with pytest.raises(InvalidValue, match=r"no such time in '24:00-08:00'; .*24:00 as an end"):
+        Hours.parse("24:00-08:00")
+    with pytest.raises(InvalidValue, match=r"'sab' names no days; accepted: mon, tue"):
+        Hours.parse("mon,sab 08:00-10:00")
+    with pytest.raises(InvalidValue, match=r"windows: cannot read '8-10'"):
+        Hours.parse("mon 08:00-10:00; 8-10", field="windows")
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [(), ((1, 1),), ((2, 1),), ((-1, 5),), ((0, 10_081),), ((5, 6), (1, 2)), ((0, 10), (5, 20)),
+     ((0, 10), (10, 20))],
+)  # fmt: skip
+def test_spans_that_are_not_in_order_are_refused(spans: Any) -> None:
+    with pytest.raises(InvalidValue):
+        Hours(spans)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (NIGHTS, NIGHTS),
+        ("MON - FRI 21:00 - 08:00", "mon-fri 21:00-08:00"),
+        ("sun-sat 12:00-13:00", "12:00-13:00"),
+        ("sun,mon,sat 12:00-13:00", "mon,sat,sun 12:00-13:00"),
+        ("sun,mon,tue,thu 12:00-13:00", "mon,tue,thu,sun 12:00-13:00"),
+        ("thu,mon-wed,sun 12:00-13:00", "mon-thu,sun 12:00-13:00"),
+        ("tue 21:00-00:00", "tue 21:00-24:00"),
+        ("tue 21:00-24:00; wed 00:00-08:00", "tue 21:00-08:00"),
+        ("sun 21:00-24:00; mon 00:00-08:00", "sun 21:00-08:00"),
+        ("sat,sun 00:00-24:00", "sat,sun 00:00-24:00"),
+        ("sun,mon 00:00-24:00", "mon,sun 00:00-24:00"),
+        ("00:00-12:00; 12:00-24:00", "00:00-24:00"),
+        ("13:00-12:59; 12:59-13:00", "00:00-24:00"),
+        ("fri 12:00-24:00; sat 00:00-12:00", "fri 12:00-24:00; sat 00:00-12:00"),
+        ("wed 12:00-13:00; mon 09:00-10:00", "mon 09:00-10:00; wed 12:00-13:00"),
+        (
+            "mon-fri 21:00-08:00; sat,sun 00:00-24:00; mon 00:00-08:00",
+            "mon 00:00-08:00; mon-thu 21:00-08:00; fri 21:00-24:00; sat,sun 00:00-24:00",
+        ),
+    ],
+)
+def test_the_same_spans_are_written_the_same(text: str, written: str) -> None:
+    assert str(Hours.parse(text)) == written
+    assert Hours.parse(written) == Hours.parse(text)
+    assert hash(Hours.parse(written)) == hash(Hours.parse(text))
+
+
+@given(st.lists(st.integers(0, 7 * DAY), min_size=2, max_size=16, unique=True))
+def test_what_is_written_is_read_back_the_same(edges: list[int]) -> None:
+    edges = sorted(edges)[: len(edges) // 2 * 2]
+    hours = Hours(tuple(zip(edges[::2], edges[1::2], strict=True)))
+    assert Hours.parse(str(hours)) == hours
+
+
+def test_hours_are_a_frozen_value() -> None:
+    hours = Hours.parse(NIGHTS)
+    with pytest.raises(FrozenInstanceError):
+        hours.spans = ()  # type: ignore[misc]  # frozen: that is the point
+    assert not hasattr(hours, "__dict__")
+
+
+@pytest.mark.parametrize(
+    ("text", "covers"),
+    [
+        (NIGHTS, False),
+        ("00:00-24:00", True),
+        ("mon-sat 00:00-24:00; sun 00:00-24:00", True),
+        ("00:00-23:59", False),
+        ("mon-sat 00:00-24:00; sun 00:01-24:00", False),
+        ("08:00-20:00; 20:00-08:00", True),
+    ],
+)
+def test_whether_no_minute_is_left_outside(text: str, covers: bool) -> None:
+    assert Hours.parse(text).covers_week is covers
+
+
+def test_nights_in_two_days_of_summer() -> None:
+    assert inside(NIGHTS, BERLIN, "2026-06-01T00:00", "2026-06-03T00:00") == [
+        ("2026-06-01T00:00", "2026-06-01T06:00"),
+        ("2026-06-01T19:00", "2026-06-02T06:00"),
+        ("2026-06-02T19:00", "2026-06-03T00:00"),
+    ]
+
+
+def test_outside_is_the_rest() -> None:
+    hours, start, end = Hours.parse(NIGHTS), ms("2026-06-01T00:00"), ms("2026-06-03T00:00")
+    assert shown(hours.outside(BERLIN, start, end)) == [
+        ("2026-06-01T06:00", "2026-06-01T19:00"),
+        ("2026-06-02T06:00", "2026-06-02T19:00"),
+    ]
+    edges = [hours.inside(BERLIN, start, end), hours.outside(BERLIN, start, end)]
+    assert sum(until - begin for each in edges for begin, until in each) == end - start
+
+
+def test_outside_of_a_span_without_any_is_the_span() -> None:
+    start, end = ms("2026-06-01T10:00"), ms("2026-06-01T12:00")
+    assert Hours.parse(NIGHTS).outside(BERLIN, start, end) == [(start, end)]
+    assert Hours.parse(NIGHTS).inside(BERLIN, start, end) == []
+    always = Hours.parse("00:00-24:00")
+    assert always.outside(BERLIN, start, end + 400 * DAY_MS) == []
+    assert always.inside(BERLIN, start, end + 400 * DAY_MS) == [(start, end + 400 * DAY_MS)]
+
+
+@pytest.mark.parametrize("length", [0, -1, -2 * DAY_MS])
+def test_an_empty_span_has_neither(length: int) -> None:
+    start = ms("2026-06-01T01:00")
+    assert Hours.parse(NIGHTS).inside(BERLIN, start, start + length) == []
+    assert Hours.parse(NIGHTS).outside(BERLIN, start, start + length) == []
+
+
+def test_intervals_are_cut_to_the_millisecond() -> None:
+    hours, end = Hours.parse(NIGHTS), ms("2026-06-01T06:00")
+    assert hours.inside(BERLIN, end - 7, end - 2) == [(end - 7, end - 2)]
+    assert hours.inside(BERLIN, end - 1, end + 1) == [(end - 1, end)]
+    assert hours.inside(BERLIN, end, end + 1) == []
+    assert hours.outside(BERLIN, end - 1, end + 1) == [(end, end + 1)]
+
+
+def test_a_weekend_is_one_interval_also_where_a_clock_change_lies_in_it() -> None:
+    hours = "sat,sun 00:00-24:00"
+    assert inside(hours, BERLIN, "2026-10-19T00:00", "2026-11-01T00:00") == [
+        ("2026-10-23T22:00", "2026-10-25T23:00"),
+        ("2026-10-30T23:00", "2026-11-01T00:00"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "start", "end", "expected"),
+    [
+        ("02:00-03:00", BERLIN, "2026-10-25T00:00", "2026-10-26T00:00",
+         [("2026-10-25T00:00", "2026-10-25T02:00")]),
+        ("02:15-02:45", BERLIN, "2026-10-25T00:00", "2026-10-26T00:00",
+         [("2026-10-25T00:15", "2026-10-25T00:45"), ("2026-10-25T01:15", "2026-10-25T01:45")]),
+        ("02:00-03:00", BERLIN, "2026-03-29T00:00", "2026-03-30T00:00", []),
+        ("01:30-03:30", BERLIN, "2026-03-29T00:00", "2026-03-29T12:00",
+         [("2026-03-29T00:30", "2026-03-29T01:30")]),
+        ("01:45-02:00", "Australia/Lord_Howe", "2026-04-04T12:00", "2026-04-04T20:00",
+         [("2026-04-04T14:45", "2026-04-04T15:00"), ("2026-04-04T15:15", "2026-04-04T15:30")]),
+        ("23:30-00:30", "Asia/Beirut", "2026-10-24T12:00", "2026-10-25T12:00",
+         [("2026-10-24T20:30", "2026-10-24T21:00"), ("2026-10-24T21:30", "2026-10-24T22:30")]),
+        ("sun 00:00-00:30", "America/St_Johns", "2010-11-07T00:00", "2010-11-08T00:00",
+         [("2010-11-07T02:30", "2010-11-07T02:31"), ("2010-11-07T03:30", "2010-11-07T04:00")]),
+        ("fri 00:00-24:00", "Pacific/Apia", "2011-12-27T00:00", "2012-01-03T00:00", []),
+        ("thu,sat 00:00-24:00", "Pacific/Apia", "2011-12-27T00:00", "2012-01-03T00:00",
+         [("2011-12-29T10:00", "2011-12-31T10:00")]),
+        ("mon 00:00-01:00", "Africa/Monrovia", "1972-01-03T00:00", "1972-01-10T12:00",
+         [("1972-01-03T00:44", "1972-01-03T01:44"), ("1972-01-10T00:00", "1972-01-10T01:00")]),
+        ("wed 23:00-01:00", "UTC", "1969-12-31T12:00", "1970-01-01T12:00",
+         [("1969-12-31T23:00", "1970-01-01T01:00")]),
+    ],
+)  # fmt: skip
+def test_the_wall_clock_decides(
+    text: str, zone: str, start: str, end: str, expected: list[tuple[str, str]]
+) -> None:
+    assert inside(text, zone, start, end) == expected
+
+
+def test_an_unknown_zone_is_refused() -> None:
+    hours = Hours.parse(NIGHTS)
+    for ask in (hours.inside, hours.outside):
+        with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
+            ask("Mars/Olympus", 0, 1)

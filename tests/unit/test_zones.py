@@ -1,0 +1,189 @@
+"""What the clocks of a zone show when: skipped and repeated times, and where offsets change."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+
+from dispatcher import zones
+from dispatcher.errors import InvalidValue
+from dispatcher.sendtime import to_ms
+from dispatcher.zones import DAY_MS
+
+HOUR_MS = 3_600_000
+BERLIN = "Europe/Berlin"
+
+
+def ms(text: str) -> int:
+    return to_ms(datetime.fromisoformat(text))
+
+
+@cache
+def changes_of_all_zones() -> dict[str, tuple[int, ...]]:
+    """The listed changes of the zones, in seconds since 1970, one name for each set of rules."""
+    found: dict[bytes, tuple[str, tuple[int, ...]]] = {}
+    for name in sorted(available_timezones()):
+        file = resources.files("tzdata") / "zoneinfo" / name
+        if file.is_file():
+            data = file.read_bytes()
+            found[data] = (name, tuple(_listed_changes(data)))
+    return dict(found.values())
+
+
+def _listed_changes(data: bytes) -> Iterator[int]:
+    """Read a TZif file (RFC 9636): the second block holds 64-bit times."""
+    isut, isstd, leap, time, kind, char = struct.unpack_from(">6l", data, 20)
+    second = 44 + 4 * time + time + 6 * kind + char + 8 * leap + isstd + isut
+    count = struct.unpack_from(">6l", data, second + 20)[3]
+    yield from struct.unpack_from(f">{count}q", data, second + 44)
+
+
+@pytest.mark.parametrize("name", [BERLIN, "UTC", "America/Argentina/Ushuaia", "Etc/GMT+5"])
+def test_a_name_of_the_tz_database_gives_its_rules(name: str) -> None:
+    assert zones.rules(name) is ZoneInfo(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", " ", "local", "Mars/Olympus", "Europe/Berlin ", "../../etc/passwd", "/etc/localtime"),
+        *("Europe", "Europe/", "Europe//Berlin", "+01:00", "tzdata.zi", "x" * 5_000, "Evropa/Ž"),
+        *(None, 1, True, b"Europe/Berlin", UTC, ZoneInfo("UTC")),
+    ],
+)
+def test_anything_else_is_refused_under_the_name_of_its_field(name: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        zones.rules(name)
+    assert refused.value.field == "zone"
+    assert repr(name) in refused.value.problem
+    with pytest.raises(InvalidValue) as refused:
+        zones.rules(name, field="quiet_zone")
+    assert refused.value.field == "quiet_zone"
+
+
+@pytest.mark.parametrize(
+    ("zone", "wall", "instant"),
+    [
+        ("UTC", "2026-03-29T02:30", "2026-03-29T02:30Z"),
+        (BERLIN, "2026-03-29T01:59:59.999999", "2026-03-29T00:59:59.999999Z"),
+        (BERLIN, "2026-03-29T02:00", "2026-03-29T01:00Z"),
+        (BERLIN, "2026-03-29T02:30", "2026-03-29T01:00Z"),
+        (BERLIN, "2026-03-29T03:00", "2026-03-29T01:00Z"),
+        (BERLIN, "2026-03-29T03:00:00.001", "2026-03-29T01:00:00.001Z"),
+        (BERLIN, "2026-10-25T01:59", "2026-10-24T23:59Z"),
+        (BERLIN, "2026-10-25T02:00", "2026-10-25T00:00Z"),
+        (BERLIN, "2026-10-25T02:59:59", "2026-10-25T00:59:59Z"),
+        (BERLIN, "2026-10-25T03:00", "2026-10-25T02:00Z"),
+        (BERLIN, "2060-07-01T12:00", "2060-07-01T10:00Z"),
+        ("Australia/Lord_Howe", "2026-10-04T02:15", "2026-10-03T15:30Z"),
+        ("Australia/Lord_Howe", "2026-04-05T01:45", "2026-04-04T14:45Z"),
+        ("Asia/Beirut", "2026-03-29T00:00", "2026-03-28T22:00Z"),
+        ("Asia/Beirut", "2026-10-25T00:00", "2026-10-24T22:00Z"),
+        ("America/Havana", "2026-11-01T00:00", "2026-11-01T04:00Z"),
+        ("America/St_Johns", "2010-03-14T00:30", "2010-03-14T03:31Z"),
+        ("America/St_Johns", "2010-11-07T00:00", "2010-11-07T02:30Z"),
+        ("America/St_Johns", "2010-11-07T00:01", "2010-11-07T03:31Z"),
+        ("Antarctica/Troll", "2026-03-29T02:30", "2026-03-29T01:00Z"),
+        ("Pacific/Apia", "2011-12-29T23:59", "2011-12-30T09:59Z"),
+        ("Pacific/Apia", "2011-12-30T00:00", "2011-12-30T10:00Z"),
+        ("Pacific/Apia", "2011-12-30T12:00", "2011-12-30T10:00Z"),
+        ("Pacific/Apia", "2011-12-31T00:00", "2011-12-30T10:00Z"),
+        ("Pacific/Kwajalein", "1993-08-21T23:59", "1993-08-21T12:00Z"),
+        ("Africa/Monrovia", "1972-01-06T00:00", "1972-01-06T00:44:30Z"),
+        ("Africa/Monrovia", "1972-01-07T00:10", "1972-01-07T00:44:30Z"),
+        (BERLIN, "1890-01-01T00:00", "1889-12-31T23:06:32Z"),
+    ],
+)
+def test_the_first_instant_of_a_wall_time(zone: str, wall: str, instant: str) -> None:
+    found = zones.first_instant(datetime.fromisoformat(wall), ZoneInfo(zone))
+    assert found == datetime.fromisoformat(instant)
+    assert found.tzinfo is UTC
+
+
+def test_a_span_is_cut_where_the_offset_changes() -> None:
+    start, change, end = ms("2026-01-01T00:00Z"), ms("2026-03-29T01:00Z"), ms("2026-06-01T00:00Z")
+    assert zones.pieces(ZoneInfo(BERLIN), start, end) == [
+        (start, change, HOUR_MS),
+        (change, end, 2 * HOUR_MS),
+    ]
+
+
+def test_a_year_has_three_pieces_and_utc_has_one() -> None:
+    start, end = ms("2026-01-01T00:00Z"), ms("2027-01-01T00:00Z")
+    assert [offset for _, _, offset in zones.pieces(ZoneInfo(BERLIN), start, end)] == [
+        HOUR_MS,
+        2 * HOUR_MS,
+        HOUR_MS,
+    ]
+    assert zones.pieces(ZoneInfo("UTC"), start, end) == [(start, end, 0)]
+
+
+def test_a_span_within_a_day_is_cut_to_the_millisecond() -> None:
+    zone, change = ZoneInfo(BERLIN), ms("2026-03-29T01:00Z")
+    assert zones.pieces(zone, change - 1, change + 1) == [
+        (change - 1, change, HOUR_MS),
+        (change, change + 1, 2 * HOUR_MS),
+    ]
+    assert zones.pieces(zone, change - 2, change) == [(change - 2, change, HOUR_MS)]
+    assert zones.pieces(zone, change, change + 1) == [(change, change + 1, 2 * HOUR_MS)]
+
+
+@pytest.mark.parametrize("length", [0, -1, -3 * DAY_MS])
+def test_an_empty_span_has_no_pieces(length: int) -> None:
+    for start in (ms("2026-03-29T01:00Z"), ms("2026-03-29T12:34Z")):
+        assert not zones.pieces(ZoneInfo(BERLIN), start, start + length)
+
+
+def test_an_offset_may_have_seconds() -> None:
+    change = ms("1972-01-07T00:44:30Z")
+    assert zones.pieces(ZoneInfo("Africa/Monrovia"), change - 5, change + 5) == [
+        (change - 5, change, -2_670_000),
+        (change, change + 5, 0),
+    ]
+
+
+def test_a_change_at_midnight_of_utc_is_found() -> None:
+    change = ms("1994-11-01T00:00Z")
+    around = zones.pieces(ZoneInfo("Antarctica/Vostok"), change - 2 * DAY_MS, change + 2 * DAY_MS)
+    assert around == [
+        (change - 2 * DAY_MS, change, 0),
+        (change, change + 2 * DAY_MS, 7 * HOUR_MS),
+    ]
+
+
+def test_no_zone_changes_its_offset_twice_within_a_day() -> None:
+    changes = changes_of_all_zones()
+    assert len(changes) > 300
+    near = {
+        name: (earlier, later)
+        for name, listed in changes.items()
+        for earlier, later in pairwise(listed)
+        if later - earlier <= DAY_MS // 1_000
+    }
+    assert not near
+
+
+def test_every_change_of_every_zone_is_found() -> None:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    for name, listed in changes_of_all_zones().items():
+        zone = ZoneInfo(name)
+        for change in (each for each in listed if each >= 0):
+            at = epoch + timedelta(seconds=change)
+            before = (at - timedelta(seconds=1)).astimezone(zone).utcoffset()
+            after = at.astimezone(zone).utcoffset()
+            found = zones.pieces(zone, (change - 10) * 1_000, (change + 10) * 1_000)
+            expected = [
+                ((change - 10) * 1_000, change * 1_000, before),
+                (change * 1_000, (change + 10) * 1_000, after),
+            ]
+            if before == after:
+                expected = [((change - 10) * 1_000, (change + 10) * 1_000, after)]
+            assert [(*ends, timedelta(milliseconds=offset)) for *ends, offset in found] == expected
