@@ -20,6 +20,7 @@ from dispatcher.embedded import embedded
 from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
+from dispatcher.reservation.terms import joined
 from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 
@@ -38,17 +39,18 @@ def compare(settings: Settings, log: str) -> None:
     parts.redis.config_set("appendonly", log)
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     asked = to_ms(start)
-    flat = [part for quota in settings.quotas for part in (quota.count, quota.length_ms)]
     bare = parts.redis.register_script("return 1")
     keys = parts.fence.keys[0]
     script = parts.redis.register_script(source("reserve"))
-    extremes = (max(flat[1::2]), min(flat[::2]))
+    terms = Terms.plain("anybody")
+    sets, sky = parts.rules.table(terms, terms.scopes, asked)
+    table = joined(sets, [sky])
     turns = count()
 
     def call(which: Script) -> None:
-        fresh = [keys.window(f"script-{next(turns)}"), keys.pending, keys.epoch]
-        words: list[bytes | str | int] = [new_id().bytes, asked, asked, asked, "", "", ""]
-        which(keys=fresh, args=[*words, *extremes, *flat])
+        fresh = [keys.pending, keys.epoch, keys.window(f"script-{next(turns)}")]
+        message: list[bytes | str | int] = [new_id().bytes, asked, asked, "", "", "", 1, 1, 1]
+        which(keys=fresh, args=[0, 60_000, *table, *message])
 
     def ours() -> None:
         turn = next(turns)

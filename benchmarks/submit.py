@@ -22,6 +22,9 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
+from dispatcher.reservation import Terms
+from dispatcher.reservation.terms import joined
+from dispatcher.sendtime import to_ms
 from dispatcher.store import migrate
 from dispatcher.store.schema import messages
 
@@ -42,13 +45,17 @@ def compare(name: str, settings: Settings) -> None:
         migrate(parts.database)
         empty = parts.redis.register_script("return 1")
         keys = parts.fence.keys[0]
-        names = [keys.window("+4915112345678"), keys.pending, keys.epoch]
+        names = [keys.pending, keys.epoch, keys.window("+4915112345678")]
         store = raw_insert(parts)
         turns = count()
         at = datetime.now(UTC) + timedelta(days=2)
+        terms, at_ms = Terms.plain("+4915112345678"), to_ms(at)
+        sets, sky = parts.rules.table(terms, terms.scopes, at_ms)
+        table = joined(sets, [sky])
 
         def floor() -> None:
-            empty(keys=names, args=(new_id().bytes, 1, 1, 1, "", "", "", 1, 2, 3, 4, 5, 6))
+            message = (new_id().bytes, at_ms, at_ms, "", "", "", 1, 1, 1)
+            empty(keys=names, args=(0, 60_000, *table, *message))
             store(f"floor-{next(turns)}")
 
         def ours() -> None:
@@ -94,6 +101,7 @@ def raw_insert(parts: Parts) -> Callable[[str], None]:
             "attempt_count": 0, "max_attempts": 5, "claim_token": 0, "claim_expires_at": None,
             "reserved": True, "idempotency_key": None, "fingerprint": None,
             "created_at": instant, "finished_at": None, "last_error": None,
+            "scopes": None, "zone": None, "quiet_hours": None,
         }  # fmt: skip
         connection.execute(statement, [values[name] for name in names])
 

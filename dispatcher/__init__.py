@@ -9,6 +9,7 @@ import logging
 from dispatcher.channel import Channel
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
+    BatchRefused,
     DeliveryError,
     DispatcherError,
     IdempotencyConflict,
@@ -31,17 +32,19 @@ from dispatcher.errors import (
     Unavailable,
     UnknownChannel,
 )
-from dispatcher.message import Attempt, Message, Outcome, Status
+from dispatcher.message import Attempt, Draft, Message, Outcome, Progress, Rejection, Status
 from dispatcher.settings import Settings
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Attempt",
+    "BatchRefused",
     "Channel",
     "DeliveryError",
     "Dispatcher",
     "DispatcherError",
+    "Draft",
     "IdempotencyConflict",
     "InvalidDraft",
     "InvalidSendTime",
@@ -54,9 +57,11 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "PermanentFailure",
+    "Progress",
     "QueueUnavailable",
     "QuietHours",
     "QuotaExceeded",
+    "Rejection",
     "ReservationsUnavailable",
     "Settings",
     "Status",

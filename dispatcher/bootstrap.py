@@ -23,10 +23,10 @@ from dispatcher.errors import InvalidSettings
 from dispatcher.limiters import Permits, reaches_ms
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
-from dispatcher.reservation import Fence, Rules, Upkeep, Windows, longest_ms
+from dispatcher.reservation import Bulk, Fence, Rules, Upkeep, Windows, longest_ms
 from dispatcher.settings import Settings
-from dispatcher.store import Claims, Database, Messages, StoreUpkeep
-from dispatcher.submission import Changes, Handover, Submission
+from dispatcher.store import BulkMessages, Claims, Database, Messages, StoreUpkeep
+from dispatcher.submission import BulkSubmission, Changes, Handover, Submission
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Transport, load
 
@@ -167,6 +167,18 @@ class Parts:
             windows=self.windows,
             messages=self.messages,
             handover=self.handover,
+        )
+
+    @_built_once
+    def bulk(self) -> BulkSubmission:
+        """The use case of those who submit by the thousand."""
+        return BulkSubmission(
+            settings=self.settings,
+            clock=self.clock,
+            bulk=Bulk(self.windows),
+            store=BulkMessages(self.database),
+            handover=self.handover,
+            submission=self.submission,
         )
 
     @_built_once

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 from uuid import UUID
 
 from dispatcher import sendtime
@@ -14,7 +15,7 @@ from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Attempt, Draft, Message, OnConflict, Status, check_text
 from dispatcher.settings import Settings
-from dispatcher.submission import Wish, terms_for
+from dispatcher.submission import OnProgress, Result, Unread, Wish, terms_for
 
 SendTime = datetime | str
 
@@ -59,12 +60,12 @@ class Dispatcher:
         8601 string with an offset, or a local time (string or naive datetime) with ``zone``;
         ``fold`` says which of two repeated local times is meant. ``scope`` names whose capacity
         is counted, by default the recipient; ``scopes`` names further ones by kind, as in
-        ``{"tenant": "acme"}``. ``zone`` is the recipient's, by which ``quiet_hours``
-        (``"21:00-08:00"``, ``"none"``) or ``send_window`` and quotas ``in local`` go as well; the
-        hours are those of the channel where the message brings none. With ``idempotency_key`` a repeated call returns
-        the message of the first one. After ``expires_at`` the message is not sent any more.
-        ``on_conflict="shift"`` books the first slot that fits every quota outside quiet hours, up
-        to ``latest``.
+        ``{"tenant": "acme"}``. ``zone`` is the recipient's: quotas ``in local`` count by its
+        calendar, and ``quiet_hours`` (``"21:00-08:00"``, ``"none"``) or ``send_window`` go by its
+        clocks. A message that brings no hours has those of its channel. With ``idempotency_key`` a
+        repeated call returns the message of the first one. After ``expires_at`` the message is not
+        sent any more. ``on_conflict="shift"`` books the first slot that fits every quota outside
+        quiet hours, up to ``latest``.
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
         process dies. When it raises, nothing is reserved or stored (except OutcomeUnknown).
@@ -96,6 +97,57 @@ class Dispatcher:
             send_window=send_window,
         )
         return self._parts.submission.submit(draft)
+
+    @overload
+    def submit_many(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        on_conflict: OnConflict | None = None,
+        atomic: bool = False,
+        progress: OnProgress | None = None,
+    ) -> list[Result]: ...
+    @overload
+    def submit_many(
+        self,
+        drafts: Iterable[Draft],
+        *,
+        on_conflict: OnConflict | None = None,
+        atomic: bool = False,
+        progress: OnProgress | None = None,
+    ) -> Iterable[Result]: ...
+    def submit_many(
+        self,
+        drafts: Iterable[Draft],
+        *,
+        on_conflict: OnConflict | None = None,
+        atomic: bool = False,
+        progress: OnProgress | None = None,
+    ) -> Iterable[Result]:
+        """Submit many drafts in batches; return a Message or a Rejection for each, in order.
+
+        For a list or tuple the answer is a list. For any other iterable, such as a generator, it
+        is an iterator that submits while it is read and holds one batch in memory. Drafts that
+        count against the same scope see those before them. ``on_conflict`` is for all drafts,
+        instead of their own. With ``atomic`` all are accepted or none, and held in memory
+        together. ``progress`` is called with a Progress after each batch.
+
+        A draft that cannot be accepted is a Rejection with the error :meth:`submit` would raise.
+        Raises ReservationsUnavailable and StoreUnavailable: the batches before are accepted, of
+        the batch under way some drafts may be. Give the drafts idempotency keys and run it again:
+        then it ends as if run once.
+        """
+        if on_conflict is not None:
+            wanted = on_conflict
+            every: Iterable[Draft] = (replace(each, on_conflict=wanted) for each in drafts)
+        else:
+            every = drafts
+        bulk = self._parts.bulk
+        if atomic:
+            return bulk.submit_all(list(every), progress=progress)
+        total = len(drafts) if isinstance(drafts, Sized) else None
+        results = bulk.submit_each(every, total=total, progress=progress)
+        return list(results) if isinstance(drafts, Sequence) else Unread(results)
 
     def get(self, message_id: UUID | str) -> Message:
         """Return a message. Raises MessageNotFound."""

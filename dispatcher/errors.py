@@ -11,6 +11,7 @@
     ├── NoPlace                   the time asked for does not fit; names the next slot
     │   ├── QuotaExceeded         … a quota is full around it
     │   └── QuietHours            … it lies in quiet hours
+    ├── BatchRefused              another draft of the same all-or-nothing batch was refused
     ├── IdempotencyConflict       the key belongs to a message with other content
     ├── MessageNotFound
     ├── TooLate                   the message has left ``scheduled``
@@ -164,6 +165,17 @@ class IdempotencyConflict(DispatcherError):
         )
         self.key = key
         self.message_id = message_id
+
+
+class BatchRefused(DispatcherError):
+    """Another draft of the same all-or-nothing batch was refused, so this one was not taken.
+
+    ``number`` is the place of the first one that was, from 0.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"nothing was accepted, because draft {number} was refused")
+        self.number = number
 
 
 class MessageNotFound(DispatcherError):

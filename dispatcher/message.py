@@ -15,7 +15,7 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import DispatcherError, InvalidDraft
 
 Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
@@ -69,6 +69,29 @@ class Draft:
     scopes: Mapping[str, str] | None = None
     quiet_hours: str | None = None
     send_window: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A draft of many that was not accepted, and why. ``number`` is its place, from 0."""
+
+    number: int
+    draft: Draft
+    error: DispatcherError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a bulk submit has come. ``total`` is None while nobody knows."""
+
+    accepted: int
+    refused: int
+    total: int | None
+
+    @property
+    def done(self) -> int:
+        """How many drafts have been answered."""
+        return self.accepted + self.refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,8 +229,7 @@ def _period_shown(unit: CalendarUnit, rules: ZoneInfo, instant_ms: int) -> tuple
 
     After they went back it may be one before that of the instant; at a bound it never is.
     """
-    wall = datetime.fromtimestamp(instant_ms // 1_000, rules).replace(tzinfo=None)
-    begins = _beginning(unit, wall)
+    begins = _beginning(unit, zones.wall_at(instant_ms, rules))
     if unit == "month":
         ends = (begins + timedelta(days=31)).replace(day=1)
     else:

@@ -49,10 +49,8 @@ def counted(
 
     The first ones share the home of ``scope``.
     """
-    found = []
-    for each in (PLAIN, of_scope_on(channel)):
-        if each in kinds:
-            found.append(Scope(each, scope, scope))
+    near = (PLAIN, of_scope_on(channel))
+    found = [Scope(kind, scope, scope) for kind in near if kind in kinds]
     whole = of_channel(channel)
     if whole in kinds:
         found.append(Scope(whole, channel, f"@{whole}"))

@@ -5,9 +5,9 @@ the offset from UTC at an instant but not the instants at which the offset chang
 searched for here: the offset at the beginning of a UTC day is compared with that at its end. No
 zone of the tz database changes its offset twice within a day.
 
-A *wall time* is what the clocks show: a naive datetime. Instants are aware UTC, or whole
-milliseconds since 1970. Near and beyond the ends of
-the years 1 to 9999 these functions raise OverflowError.
+A *wall time* is what the clocks show, a naive datetime. Instants are aware UTC, or whole
+milliseconds since 1970. Near and beyond the ends of the years 1 to 9999 these functions raise
+OverflowError.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ def rules(name: str, *, field: str = "zone") -> ZoneInfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
         raise InvalidValue(field, f"there is no zone {name!r}", accepted) from None
+
+
+def wall_at(instant_ms: int, zone: ZoneInfo) -> datetime:
+    """Return the wall time at an instant."""
+    [(_, _, offset_ms)] = pieces(zone, instant_ms, instant_ms + 1)
+    return _EPOCH + (instant_ms + offset_ms) * _MILLISECOND
 
 
 def first_instant(wall: datetime, zone: ZoneInfo) -> datetime:

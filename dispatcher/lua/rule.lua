@@ -96,53 +96,51 @@ local function blocked_by_short_run(window, t, count, length)
   return nil
 end
 
--- The last tight run that starts at a rank from `lowest` to `highest`: its first time and rank.
+-- The last tight run that ends at a rank from `lowest` to `highest`: its first time.
 local function scan(window, lowest, highest, count, length)
-  local starts = redis.call('ZRANGE', window, lowest, highest, 'WITHSCORES')
-  local ends = redis.call(
-    'ZRANGE', window, lowest + count - 1, highest + count - 1, 'WITHSCORES')
-  read = read + #starts
-  for place = #starts, 2, -2 do
+  local ends = redis.call('ZRANGE', window, lowest, highest, 'WITHSCORES')
+  local starts = redis.call(
+    'ZRANGE', window, lowest - count + 1, highest - count + 1, 'WITHSCORES')
+  read = read + #ends
+  for place = #ends, 2, -2 do
     if ends[place] - starts[place] < length then
-      return tonumber(starts[place]), lowest + place / 2 - 1
+      return tonumber(starts[place])
     end
   end
   return nil
 end
 
--- The same for runs of any length, by jumps: when the N-span that starts at a member lacks k
--- members, one that starts less than k members earlier lacks some too. `below` is the time up to
--- which starts are still to be looked at, nil for all. Returns until when t is blocked and the
--- run; nil when it is not; nil, nil and where to go on when it took too long.
-local function blocked_by_long_run(window, t, count, length, below)
-  local lowest = redis.call('ZCOUNT', window, '-inf', t - length)
-  local start = redis.call('ZCOUNT', window, '-inf', '(' .. t + length) - count
+-- The same for runs of any length, by jumps. A run is told by the rank of its end. When the run
+-- that starts at s1 is not tight, no run is that ends at or after s1 + W and not after it. `within`
+-- is how many members are near, `below` the time up to which ends are still to be looked at, nil
+-- for all. Returns until when t is blocked and the run; nil when it is not; nil, nil and where to
+-- go on when it took too long.
+local function blocked_by_long_run(window, t, count, length, within, below)
+  local lowest = redis.call('ZCOUNT', window, '-inf', t - length) + count - 1
+  local last = lowest - count + within
   if below then
-    start = math.min(start, redis.call('ZCOUNT', window, '-inf', below) - 1)
+    last = math.min(last, redis.call('ZCOUNT', window, '-inf', below) - 1)
   end
   local width = LEAST_SCAN
-  while start >= lowest do
-    local s1 = score_at(window, start)
+  while last >= lowest do
+    local s1 = score_at(window, last - count + 1)
     if read > MOST_READ then
-      return nil, nil, s1
+      return nil, nil, score_at(window, last)
     end
-    read = read + 3
-    local lacking = count - redis.call('ZCOUNT', window, s1, '(' .. s1 + length)
-    local first = start
-    if lacking > 3 then
-      width = LEAST_SCAN
-      start = start - lacking
-    elseif lacking > 0 then
+    read = read + 2
+    local before = redis.call('ZCOUNT', window, '-inf', '(' .. s1 + length) - 1
+    local tight = before >= last
+    if not tight and last - before <= 3 then
       -- Short jumps cost more than reading what they would skip.
-      local from = math.max(lowest, start - width)
-      s1, first = nil, nil
-      if from < start then
-        s1, first = scan(window, from, start - 1, count, length)
-      end
-      start = from - 1
+      local from = math.max(lowest, before - width + 1)
+      s1 = from <= before and scan(window, from, before, count, length)
+      tight = s1
+      before = from - 1
       width = math.min(2 * width, MOST_SCAN)
+    else
+      width = LEAST_SCAN
     end
-    if lacking <= 0 or (lacking <= 3 and s1) then
+    if tight then
       local most = math.min(count, MOST_NAMED)
       local run = redis.call('ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, most)
       for place, member in ipairs(run) do
@@ -150,6 +148,7 @@ local function blocked_by_long_run(window, t, count, length, below)
       end
       return s1 + length, run
     end
+    last = before
   end
   return nil
 end
@@ -199,10 +198,14 @@ local function judge(windows, sets, t, resume)
             count = math.huge
           end
         end
-        if within >= count and (length == longest or near(window, t, length) >= count) then
-          local short = count <= SHORT and within <= 8 * SHORT
+        local close = within
+        if within >= count and length < longest then
+          close = near(window, t, length)
+        end
+        if close >= count then
+          local short = count <= SHORT and close <= 8 * SHORT
           local blocked = short and blocked_by_short_run or blocked_by_long_run
-          local until_ms, run, rest = blocked(window, t, count, length, below)
+          local until_ms, run, rest = blocked(window, t, count, length, close, below)
           if rest and by then
             return furthest, by
           end

@@ -5,17 +5,20 @@ message; ``fence`` distrusts a server it has not met; ``upkeep`` rebuilds window
 looks after reservations that nobody confirmed.
 """
 
+from dispatcher.reservation.bulk import Bulk, Request
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.shards import Submit
+from dispatcher.reservation.places import Submit
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Booking, Moving, Windows
 
 __all__ = [
     "Booking",
+    "Bulk",
     "Fence",
     "Moving",
     "Rebuild",
+    "Request",
     "Reserved",
     "Rules",
     "Submit",

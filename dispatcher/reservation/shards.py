@@ -6,19 +6,17 @@ place is held, which all others count, and judged in bounded steps (``lua/check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-from uuid import UUID, uuid4
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from uuid import UUID
 
 import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
-from dispatcher.redis_errors import reason
-from dispatcher.redis_keys import ShardKeys
-from dispatcher.reservation.terms import AnyQuota, Rules, Terms, joined
-from dispatcher.scope import Scope
+from dispatcher.reservation.answers import translated
+from dispatcher.reservation.places import Blocked, Group, Order, Place, Submit, new_hold
+from dispatcher.reservation.terms import Rules, joined
 
 CLOSED = "the windows are not complete; the sweep rebuilds them from the store"
 _ENDLESS = "no slot was found in a bounded search"
@@ -27,53 +25,11 @@ _MOST_CALLS = 10_000
 _Attempt = Callable[[int, int, int, bytes], list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """One call of submit with an idempotency key. Twins are submits that share the key."""
-
-    key: str
-    fingerprint: str
-    token: str = field(default_factory=lambda: uuid4().hex)
-
-
-class Group(NamedTuple):
-    """Those scopes of some terms that lie in one shard; their windows are judged together."""
-
-    keys: ShardKeys
-    terms: Terms
-    scopes: tuple[Scope, ...]
-
-    @property
-    def windows(self) -> list[str]:
-        """The names of the windows, in the order of the scopes."""
-        return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
-
-
-class Place(NamedTuple):
-    """Where a message was booked, or held. The id is a twin's when a twin booked first."""
-
-    message_id: UUID
-    at_ms: int
-
-
-class Blocked(NamedTuple):
-    """Why a time does not fit, and until when.
-
-    ``scope`` and ``quota`` are None where quiet hours are the reason. ``is_slot`` tells whether
-    ``until_ms`` is known to fit this shard; if not, there is at least no slot before it.
-    """
-
-    until_ms: int
-    scope: Scope | None
-    quota: AnyQuota | None
-    conflicting: tuple[UUID, ...]
-    is_slot: bool
-
-
 class Shards:
     """Judges, books and holds in one shard at a time. Raises ReservationsUnavailable."""
 
     def __init__(self, client: redis.Redis, rules: Rules, *, twins_life_ms: int) -> None:
+        self._client = client
         self._rules = rules
         self._twins_life_ms = twins_life_ms
         self._reserve = client.register_script(source("reserve"))
@@ -114,7 +70,34 @@ class Shards:
                 raise IdempotencyConflict(submit.key if submit else "", UUID(bytes=reply[1]))
             return reply
 
-        return self._searched(group, message_id, asked_ms, latest_ms, attempt)
+        return self._searched(group, Place(message_id, asked_ms), latest_ms, attempt)
+
+    def book_many(
+        self, batches: Sequence[Sequence[Order]]
+    ) -> list[list[Place | Blocked | IdempotencyConflict | None]]:
+        """Book batches of orders, each batch in one shard, in order; return what came of each.
+
+        An answer list is shorter than its batch where the next order takes more than one call.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for batch in batches:
+            names, words = self._many(batch)
+            self._reserve(keys=names, args=words, client=pipeline)
+        with translated():
+            replies = pipeline.execute()
+        return [self._answers(*each) for each in zip(batches, replies, strict=True)]
+
+    def release_many(self, places: Iterable[tuple[Group, UUID, Submit | None]]) -> None:
+        """Give places back."""
+        pipeline = self._client.pipeline(transaction=False)
+        for group, message_id, submit in places:
+            names = [group.keys.pending]
+            if submit is not None:
+                names.append(group.keys.twins(submit.key))
+            words: list[bytes | str] = [message_id.bytes, submit.token if submit else ""]
+            self._release(keys=[*names, *group.windows], args=words, client=pipeline)
+        with translated():
+            pipeline.execute()
 
     def move(
         self, group: Group, message_id: UUID, *, hold: bytes, asked_ms: int, latest_ms: int
@@ -129,7 +112,7 @@ class Shards:
             reply: list[Any] = self._call(self._move, names, words)
             return reply
 
-        return self._searched(group, message_id, asked_ms, latest_ms, attempt, hold=hold)
+        return self._searched(group, Place(message_id, asked_ms), latest_ms, attempt, hold=hold)
 
     def slot(self, group: Group, start_ms: int) -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing."""
@@ -166,18 +149,54 @@ class Shards:
         freed: int = self._call(self._release, [*names, *group.windows], words)
         return freed == 1
 
+    def _many(self, batch: Sequence[Order]) -> tuple[list[str], list[Any]]:
+        """Return the keys and arguments of ``reserve.lua`` for a batch of one shard."""
+        keys = batch[0].group.keys
+        names: list[str] = [keys.pending, keys.epoch]
+        orders: list[Any] = []
+        sets: dict[Any, int] = {}
+        skies: dict[Any, int] = {}
+        for _, group, message_id, asked_ms, latest_ms, submit in batch:
+            blocks, sky = self._table(group, asked_ms, 0)
+            twin: tuple[str, str] = ("", "")
+            if submit is not None:
+                names.append(keys.twins(submit.key))
+                twin = (submit.fingerprint, submit.token)
+            names += group.windows
+            orders += (message_id.bytes, asked_ms, latest_ms, b"", *twin)
+            orders += (skies.setdefault(sky, len(skies) + 1), len(blocks))
+            orders += [sets.setdefault(block, len(sets) + 1) for block in blocks]
+        return names, [0, self._twins_life_ms, *joined(list(sets), list(skies)), *orders]
+
+    def _answers(
+        self, batch: Sequence[Order], replies: list[Any]
+    ) -> list[Place | Blocked | IdempotencyConflict | None]:
+        if replies[0] == [b"closed"]:
+            raise ReservationsUnavailable(CLOSED)
+        found: list[Place | Blocked | IdempotencyConflict | None] = []
+        for order, reply in zip(batch, replies, strict=False):
+            word = reply[0]
+            if word == b"booked":
+                ours = reply[2] == order.message_id.bytes
+                found.append(Place(order.message_id if ours else UUID(bytes=reply[2]), reply[1]))
+            elif word == b"refused":
+                found.append(self._blocked(order.group, reply))
+            elif word == b"conflict":
+                key = order.submit.key if order.submit else ""
+                found.append(IdempotencyConflict(key, UUID(bytes=reply[1])))
+        return found
+
     def _searched(
         self,
         group: Group,
-        message_id: UUID,
-        asked_ms: int,
+        asked: Place,
         latest_ms: int,
         attempt: _Attempt,
         hold: bytes | None = None,
     ) -> Place | Blocked:
         """Repeat ``attempt`` until it finds a place, or cannot any more."""
         why: Blocked | None = None
-        start_ms = asked_ms
+        message_id, start_ms = asked
         for step in range(_MOST_CALLS):
             reply = attempt(start_ms, max(start_ms, latest_ms), step, b"")
             word, at_ms = reply[0], reply[1]
@@ -256,15 +275,8 @@ class Shards:
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 
     def _call(self, script: Any, names: list[str], words: Sequence[Any]) -> Any:
-        try:
+        with translated():
             reply = script(keys=names, args=words)
-        except redis.RedisError as error:
-            raise ReservationsUnavailable(reason(error)) from error
         if isinstance(reply, list) and reply[0] in (b"closed", [b"closed"]):
             raise ReservationsUnavailable(CLOSED)
         return reply
-
-
-def new_hold(message_id: UUID) -> bytes:
-    """Return a member for a place that is not a message's yet: its id, then a random token."""
-    return message_id.bytes + uuid4().hex[:12].encode()

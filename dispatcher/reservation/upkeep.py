@@ -264,7 +264,7 @@ class Upkeep:
         with translated():
             now = self._now_ms()
             pipeline = self._client.pipeline(transaction=False)
-            for row, scope in ((row, scope) for row in rows for scope in row.scopes):
+            for row, scope in [(each, scope) for each in rows for scope in each.scopes]:
                 keys = self._keys(scope)
                 window, member = keys.window(scope.name, scope.kind), row.message_id.bytes
                 pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)

@@ -15,7 +15,8 @@ import redis
 
 from dispatcher.errors import NoPlace, QuietHours, QuotaExceeded, ReservationsUnavailable
 from dispatcher.redis_keys import ShardKeys, shard_of
-from dispatcher.reservation.shards import Blocked, Group, Place, Shards, Submit, new_hold
+from dispatcher.reservation.places import Blocked, Group, Place, Submit, new_hold
+from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.sendtime import from_ms, to_ms
 
@@ -74,7 +75,7 @@ class Windows:
     ) -> None:
         self._keys = tuple(keys)
         life_ms = twins_life // timedelta(milliseconds=1)
-        self._shards = Shards(client, rules, twins_life_ms=life_ms)
+        self.shards = Shards(client, rules, twins_life_ms=life_ms)
 
     def reserve(
         self,
@@ -97,7 +98,7 @@ class Windows:
         ahead_ms = pending_ahead // timedelta(milliseconds=1)
 
         def book(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
-            return self._shards.book(
+            return self.shards.book(
                 group,
                 place.message_id,
                 asked_ms=place.at_ms,
@@ -122,7 +123,7 @@ class Windows:
     def release(self, message_id: UUID, terms: Terms) -> None:
         """Give a reservation back; harmless when there is none."""
         for group in self.groups(terms):
-            self._shards.release(group, message_id, None)
+            self.shards.release(group, message_id, None)
 
     def withdraw(self, booking: Booking) -> bool:
         """Give back what a submit booked that stored nothing; tell whether its place is free.
@@ -131,7 +132,7 @@ class Windows:
         """
         submit = booking.submit
         for group in self.groups(booking.terms):
-            if not self._shards.release(group, booking.message_id, submit):
+            if not self.shards.release(group, booking.message_id, submit):
                 return False
             submit = None
         return True
@@ -154,7 +155,7 @@ class Windows:
         latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
 
         def hold_place(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
-            return self._shards.move(
+            return self.shards.move(
                 group, message_id, hold=hold, asked_ms=place.at_ms, latest_ms=latest_ms
             )
 
@@ -175,7 +176,7 @@ class Windows:
         Return whether the hold still stood; if not, reconcile restores what the store knows.
         """
         held = [
-            self._shards.take(group, moving.message_id, moving.hold)
+            self.shards.take(group, moving.message_id, moving.hold)
             for group in self.groups(moving.terms)
         ]
         return all(held)
@@ -183,7 +184,7 @@ class Windows:
     def drop(self, moving: Moving) -> None:
         """Give a held place up."""
         for group in self.groups(moving.terms):
-            self._shards.drop(group, moving.hold)
+            self.shards.drop(group, moving.hold)
 
     def groups(self, terms: Terms) -> list[Group]:
         """Return the scopes of ``terms`` by shard, in the order in which they are booked."""
@@ -266,7 +267,7 @@ class Windows:
         for _ in range(_MOST_ROUNDS):
             before_ms = start_ms
             for group in groups:
-                start_ms = self._shards.slot(group, start_ms)
+                start_ms = self.shards.slot(group, start_ms)
             if start_ms == before_ms or len(groups) == 1:
                 return start_ms
         raise ReservationsUnavailable("no slot was found in a bounded search")

@@ -5,6 +5,7 @@ submit, ``claims`` for those who deliver, ``upkeep`` for the sweep. ``schema`` d
 that the migrations build.
 """
 
+from dispatcher.store.bulk import Addition, BulkMessages
 from dispatcher.store.claims import Claim, Claims, Failure, Result
 from dispatcher.store.database import Database
 from dispatcher.store.messages import Messages
@@ -12,6 +13,8 @@ from dispatcher.store.migrate import migrate
 from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
 __all__ = [
+    "Addition",
+    "BulkMessages",
     "Claim",
     "Claims",
     "Database",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.abc import RV, PQGen
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
+
+from dispatcher.errors import StoreUnavailable
+from dispatcher.store.database import translated
 
 STATEMENT_SECONDS = 10
 _ANSWER_SECONDS = STATEMENT_SECONDS + 1.0
@@ -53,6 +58,26 @@ def be_patient(connection: Connection) -> None:
         driver.patience = None
     connection.exec_driver_sql("SET statement_timeout = 0")
     connection.exec_driver_sql("SET lock_timeout = 0")
+
+
+def copy(engine: Engine, table: str, columns: Sequence[str], lines: Iterable[str]) -> None:
+    """Store rows in the text format of COPY, all or none. Raises StoreUnavailable."""
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(table), names)
+    with translated(), engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        if not isinstance(driver, psycopg.Connection):
+            raise StoreUnavailable("the driver cannot copy")
+        try:
+            with driver.cursor() as cursor, cursor.copy(statement) as stream:
+                for line in lines:
+                    stream.write(line)
+        except psycopg.Error as error:
+            if driver.closed:
+                connection.invalidate()
+            # Its text may quote the row.
+            answered = error.sqlstate or type(error).__name__
+            raise StoreUnavailable(f"the database answered {answered}") from None
 
 
 def connect(arguments: list[Any], parameters: dict[str, Any]) -> BoundedConnection:

@@ -187,7 +187,7 @@ class StoreUpkeep:
             .limit(at_most)
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [Place(*tuple(row)) for row in rows]
+        return [Place._make(row) for row in rows]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         """Note that the places of these messages are free."""
@@ -222,7 +222,7 @@ class StoreUpkeep:
         while True:
             rows = self._read(query.where(messages.c.id > last))
             if rows:
-                yield [Place(*row) for row in rows]
+                yield [Place._make(row) for row in rows]
             if len(rows) < batch:
                 return
             last = rows[-1].id

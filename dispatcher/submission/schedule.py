@@ -26,9 +26,9 @@ class ValidDraft:
     """A draft in which everything is decided but its place.
 
     ``send_at`` is the instant asked for and ``latest`` the last one it may be shifted to, None
-    when it may not. ``terms`` are what its time is judged by; ``zone`` and ``quiet_hours`` are given
-    where the caller brought them. ``fingerprint`` is a digest of everything the caller asked for, None without
-    an idempotency key; two submits with one key must agree in it.
+    when it may not. ``terms`` are what its time is judged by, ``zone`` and ``quiet_hours`` what the
+    caller brought of them. ``fingerprint`` is a digest of everything the caller asked for,
+    None without an idempotency key; two submits with one key must agree in it.
     """
 
     channel: str

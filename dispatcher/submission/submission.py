@@ -51,8 +51,9 @@ class Submission:
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
 
-        Raises InvalidDraft, QuotaExceeded, QuietHours, IdempotencyConflict, ReservationsUnavailable,
-        StoreUnavailable: then nothing is reserved or stored; and OutcomeUnknown.
+        Raises InvalidDraft, QuotaExceeded, QuietHours, IdempotencyConflict,
+        ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
+        OutcomeUnknown.
         """
         now = self._clock.now()
         valid = schedule(draft, settings=self._settings, now=now)
@@ -68,11 +69,11 @@ class Submission:
             if known is None:
                 raise
             return known
-        message = self._add(valid, booking)
+        message = self.add(valid, booking)
         if message.id != booking.message_id:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
-            self._look_again(message, booking)
+            self.look_again(message, booking)
         self._handover.enqueue(message)
         return message
 
@@ -105,8 +106,9 @@ class Submission:
             self._withdraw(Booking(message_id, draft.terms, draft.send_at, submit))
             raise
 
-    def _add(self, draft: ValidDraft, booking: Booking) -> Message:
-        message = Message(
+    def message(self, draft: ValidDraft, booking: Booking) -> Message:
+        """Return the message that a booked draft becomes."""
+        return Message(
             id=booking.message_id,
             channel=draft.channel,
             recipient=draft.recipient,
@@ -126,10 +128,18 @@ class Submission:
             zone=draft.zone,
             quiet_hours=draft.quiet_hours,
         )
-        enqueue_at = self._handover.enqueue_at(message.send_at)
+
+    def add(self, draft: ValidDraft, booking: Booking) -> Message:
+        """Store a booked draft and return what is stored, which may be its twin.
+
+        Where nothing of it is stored, its place is given back.
+        """
+        message = self.message(draft, booking)
         try:
             stored = self._messages.add(
-                message, enqueue_at=enqueue_at, fingerprint=draft.fingerprint
+                message,
+                enqueue_at=self._handover.enqueue_at(message.send_at),
+                fingerprint=draft.fingerprint,
             )
             if stored.id != message.id:
                 self._known(draft)  # raises IdempotencyConflict where the content differs
@@ -147,7 +157,7 @@ class Submission:
         except ReservationsUnavailable as error:
             log.warning("message %s: its place is freed later: %s", booking.message_id, error)
 
-    def _look_again(self, message: Message, booking: Booking) -> None:
+    def look_again(self, message: Message, booking: Booking) -> None:
         """Make sure that the place is still ours, because storing the message took long.
 
         The sweep may have given it up meanwhile, or rebuilt the windows before the message was in

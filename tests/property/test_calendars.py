@@ -104,7 +104,7 @@ zoned = st.sampled_from(sorted(CHANGES)).flatmap(
 
 @pytest.mark.parametrize(
     ("unit", "examples"),
-    [("minute", 100), ("hour", 100), ("day", 250), ("week", 100), ("month", 50)],
+    [("minute", 80), ("hour", 80), ("day", 150), ("week", 60), ("month", 30)],
 )
 def test_bounds_are_where_a_later_period_begins(unit: CalendarUnit, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, database=None)
@@ -166,7 +166,7 @@ def shows_inside(wall: datetime, item: Item) -> bool:
     return (today and minute >= start) or (yesterday and minute < end)
 
 
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(zoned, st.lists(items, min_size=1, max_size=3), st.integers(1, 30 * 60))
 def test_inside_is_when_the_clocks_show_a_time_in_the_spans(
     zoned: tuple[str, int], items: list[Item], length: int

@@ -79,7 +79,11 @@ class WindowsMachine(RuleBasedStateMachine):
     def shift(self, time: int, room: int) -> None:
         message_id = new_id()
         slot = model.next_slot(self.members, time, self.rule)
-        asked = {"terms": Terms.plain(SCOPE), "send_at": from_ms(time), "latest": from_ms(time + room)}
+        asked = {
+            "terms": Terms.plain(SCOPE),
+            "send_at": from_ms(time),
+            "latest": from_ms(time + room),
+        }
         if slot <= time + room:
             booking = self.windows.reserve(message_id, **cast(Any, asked))
             assert to_ms(booking.send_at) == slot

@@ -19,6 +19,7 @@ from sqlalchemy import select
 from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Message, Outcome, Status
+from dispatcher.quota import Quota as RollingQuota
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
 from dispatcher.store.schema import attempts, messages
@@ -200,7 +201,10 @@ class Environment:
 
     @property
     def quotas(self) -> list[Quota]:
-        return [(each.count, each.length_ms) for each in self.settings.quotas]
+        """The quotas of the scope that every message has; here none goes by a calendar."""
+        rolling = [each for each in self.settings.quotas if isinstance(each, RollingQuota)]
+        assert len(rolling) == len(self.settings.quotas)
+        return [(each.count, each.length_ms) for each in rolling]
 
     def wait_until_ended(self, deadline: float) -> None:
         """Wait until nothing is scheduled or being sent."""

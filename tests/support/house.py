@@ -95,7 +95,7 @@ class House(AbstractContextManager["House"]):
 
     def swap(self, name: str, part: object) -> None:
         """Put a double in the place of a part; the use cases are wired again."""
-        for built in ("submission", "delivery", "sweep"):
+        for built in ("submission", "changes", "handover", "delivery", "sweep"):
             vars(self.parts).pop(built, None)
         vars(self.parts)[name] = part
 

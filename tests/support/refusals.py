@@ -119,7 +119,11 @@ _TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "repeated": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin"}, "send_at"),
     "fold 2": ({"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 2}, "fold"),
     "fold as text": ({"fold": "0"}, "fold"),
-    "offset and zone": ({"zone": "Europe/Berlin"}, "send_at"),
+    "offset and unknown zone": ({"zone": "Europe/Atlantis"}, "zone"),
+    "length and unknown zone": (
+        {"send_at": None, "send_in": timedelta(1), "zone": "Mars"},
+        "zone",
+    ),
     "unknown zone": ({"send_at": "2100-01-01T12:00", "zone": "Europe/Atlantis"}, "zone"),
     "zone as a path": ({"send_at": "2100-01-01T12:00", "zone": "../../etc/passwd"}, "zone"),
     "empty zone": ({"send_at": "2100-01-01T12:00", "zone": ""}, "zone"),

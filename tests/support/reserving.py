@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,10 +15,10 @@ from redis.retry import Retry
 
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import ShardKeys, shard_of
-from dispatcher.reservation import Fence, Rules, Upkeep, Windows, longest_ms
+from dispatcher.reservation import Fence, Rules, Unconfirmed, Upkeep, Windows, longest_ms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN
-from dispatcher.sendtime import to_ms
+from dispatcher.sendtime import from_ms, to_ms
 
 NAMESPACE = "test"
 SHARDS = 4
@@ -77,9 +77,7 @@ def reserving(
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
     )
-    windows = Windows(
-        client, Rules(rules), keys=fence.keys, twins_life=timedelta(seconds=60)
-    )
+    windows = Windows(client, Rules(rules), keys=fence.keys, twins_life=timedelta(seconds=60))
     return Reserving(
         client=client,
         fence=fence,
@@ -100,6 +98,14 @@ def pending(client: redis.Redis, keys: ShardKeys) -> set[UUID]:
     """Return the ids that wait for the store to confirm them."""
     found = cast(list[bytes], client.zrange(keys.pending, 0, -1))
     return {UUID(bytes=member[:16]) for member in found}
+
+
+def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, datetime]:
+    """Return what a store would say that knows every message found, at the time of its place."""
+    return {
+        each.message_id: from_ms(int(cast(float, real.client.zscore(each.window, each.member))))
+        for each in found
+    }
 
 
 def at(base: datetime, seconds: float) -> datetime:

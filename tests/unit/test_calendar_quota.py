@@ -241,7 +241,7 @@ def test_the_caller_says_which_zone() -> None:
 )
 def test_no_period_is_longer_than_it_says(unit: CalendarUnit, zone: str, change: str) -> None:
     quota = CalendarQuota(1, unit, zone)
-    chain = quota.bounds(ms(change) - 86_400_000, zone, 3_000 if unit == "minute" else 60)
+    chain = quota.bounds(ms(change) - 86_400_000, zone, 1_500 if unit == "minute" else 60)
     assert max(ends - begins for begins, ends in pairwise(chain)) <= quota.longest_ms
 
 

@@ -45,17 +45,17 @@ def scheduled(settings: Settings, **asked: Any) -> ValidDraft:
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"zone": BERLIN}, "zone"),
         ({"zone": "No/Where"}, "zone"),
         ({"zone": ""}, "zone"),
         ({"fold": 0}, "fold"),
         ({"fold": 1}, "fold"),
         ({"fold": 7}, "fold"),
-        ({"zone": BERLIN, "fold": 1}, None),
+        ({"zone": BERLIN, "fold": 1}, "fold"),
+        ({"zone": "No/Where", "fold": 1}, None),
     ],
     ids=str,
 )
-def test_a_zone_or_fold_with_a_length_from_now_is_refused(
+def test_an_unknown_zone_or_a_fold_with_a_length_from_now_is_refused(
     settings: Settings, given: dict[str, Any], field: str | None
 ) -> None:
     with pytest.raises(InvalidSendTime) as caught:
@@ -75,8 +75,11 @@ def test_a_zone_for_another_local_time_is_taken_with_a_length_from_now(settings:
     assert draft.expires_at == instant
 
 
-def test_a_length_from_now_needs_no_zone(settings: Settings) -> None:
+def test_a_length_from_now_needs_no_zone_and_is_not_moved_by_one(settings: Settings) -> None:
     assert scheduled(settings, send_in=HOUR).send_at == NOON + HOUR
+    draft = scheduled(settings, send_in=HOUR, zone=BERLIN)
+    assert (draft.send_at, draft.zone) == (NOON + HOUR, BERLIN)
+    assert draft.terms.zone == BERLIN, "its quiet hours and local quotas go by it"
 
 
 def test_a_datetime_whose_zone_says_nothing_is_a_local_time(settings: Settings) -> None:

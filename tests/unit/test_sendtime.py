@@ -97,10 +97,18 @@ def test_a_local_time_without_a_zone_is_refused(value: str | datetime) -> None:
         sendtime.parse(value)
 
 
-@pytest.mark.parametrize("value", ["2026-12-24T08:30+01:00", utc(2026, 12, 24, 8, 30)])
-def test_an_offset_and_a_zone_are_one_too_many(value: str | datetime) -> None:
-    with pytest.raises(InvalidSendTime, match="one of the two"):
-        sendtime.parse(value, zone=BERLIN)
+@pytest.mark.parametrize("value", ["2026-12-24T08:30+01:00", utc(2026, 12, 24, 7, 30)])
+@pytest.mark.parametrize("zone", [BERLIN, "Pacific/Apia"])
+def test_a_zone_beside_an_offset_does_not_move_the_time(value: str | datetime, zone: str) -> None:
+    """It is the recipient's, whatever clock the time was said by."""
+    assert sendtime.parse(value, zone=zone) == utc(2026, 12, 24, 7, 30)
+
+
+@pytest.mark.parametrize("value", ["2026-12-24T08:30+01:00", utc(2026, 12, 24, 7, 30)])
+def test_a_zone_beside_an_offset_must_exist(value: str | datetime) -> None:
+    with pytest.raises(InvalidSendTime) as refused:
+        sendtime.parse(value, zone="Europe/Atlantis")
+    assert refused.value.field == "zone"
 
 
 @pytest.mark.parametrize(

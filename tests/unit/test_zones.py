@@ -108,6 +108,21 @@ def test_the_first_instant_of_a_wall_time(zone: str, wall: str, instant: str) ->
     assert found.tzinfo is UTC
 
 
+@pytest.mark.parametrize(
+    ("zone", "instant", "shown"),
+    [
+        ("UTC", "1969-12-31T23:59:59.999Z", "1969-12-31T23:59:59.999"),
+        (BERLIN, "2026-10-25T00:59:59.999Z", "2026-10-25T02:59:59.999"),
+        (BERLIN, "2026-10-25T01:00Z", "2026-10-25T02:00"),
+        (BERLIN, "2026-03-29T01:00Z", "2026-03-29T03:00"),
+        ("Pacific/Apia", "2011-12-30T10:00Z", "2011-12-31T00:00"),
+        ("Africa/Monrovia", "1972-01-07T00:00Z", "1972-01-06T23:15:30"),
+    ],
+)
+def test_what_the_clocks_show_at_an_instant(zone: str, instant: str, shown: str) -> None:
+    assert zones.wall_at(ms(instant), ZoneInfo(zone)) == datetime.fromisoformat(shown)
+
+
 def test_a_span_is_cut_where_the_offset_changes() -> None:
     start, change, end = ms("2026-01-01T00:00Z"), ms("2026-03-29T01:00Z"), ms("2026-06-01T00:00Z")
     assert zones.pieces(ZoneInfo(BERLIN), start, end) == [

@@ -14,7 +14,7 @@ from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Reserved
 from dispatcher.reservation.windows import KEEP_MS
 from dispatcher.scope import plain
-from tests.support.reserving import Reserving, ms, pending
+from tests.support.reserving import Reserving, ms, pending, times_of
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -98,7 +98,7 @@ def expiry(real: Reserving, scope: str) -> int | None:
 def confirm(real: Reserving) -> None:
     """Do what the sweep does when the store knows everything."""
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
-    real.upkeep.settle(confirmed=found, orphans=[])
+    assert real.upkeep.confirm(found, times_of(real, found)) == 0
 
 
 def test_a_window_expires_only_after_its_last_member_counts_no_more(opened: Opened) -> None:

@@ -41,7 +41,7 @@ def book_many(real: Reserving, scopes: int, each: int) -> list[Reserved]:
                 )
             except QuotaExceeded:
                 continue
-            rows.append(Reserved(booking.message_id, booking.scope, booking.send_at))
+            rows.append(Reserved(booking.message_id, booking.terms.scopes, booking.send_at))
     return rows
 
 
@@ -72,8 +72,10 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10_000)
     assert {each.message_id for each in found} == ids, "one that is cancelled meanwhile is found"
     assert real.client.keys("*:rebuild") == []
-    full = next(scope for scope in (row.scope for row in rows) if len(real.members(scope)) > 1)
-    taken = [row.send_at for row in rows if row.scope == full]
+    full = next(
+        scope.name for row in rows for scope in row.scopes if len(real.members(scope.name)) > 1
+    )
+    taken = [row.send_at for row in rows if row.scopes == (plain(full),)]
     assert any(real.windows.next_slot(Terms.plain(full), instant) != instant for instant in taken)
 
 
@@ -168,10 +170,9 @@ def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
     known = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     orphan = real.windows.reserve(new_id(), terms=Terms.plain("bob"), send_at=NOON)
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
-    confirmed = [each for each in found if each.message_id == known.message_id]
-    orphans = [each for each in found if each.message_id == orphan.message_id]
+    assert {each.message_id for each in found} == {known.message_id, orphan.message_id}
     for _ in range(2):  # two sweeps do the same
-        real.upkeep.settle(confirmed=confirmed, orphans=orphans)
+        assert real.upkeep.confirm(found, {known.message_id: NOON}) == 0
     assert set(real.members("ann")) == {known.message_id}
     assert real.members("bob") == {}
     assert real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10) == []

@@ -14,6 +14,8 @@ from dispatcher.errors import InvalidSettings, StoreUnavailable
 from dispatcher.store import Database, migrate
 from dispatcher.store.schema import metadata
 
+HEAD = "0002"
+
 
 def tables(database: Database) -> set[str]:
     return database.run(lambda connection: set(inspect(connection).get_table_names()))
@@ -24,7 +26,7 @@ def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
     try:
         assert tables(database) == set()
         revision = migrate(database)
-        assert revision == migrate(database) == "0001"
+        assert revision == migrate(database) == HEAD
         assert tables(database) == {"alembic_version", "attempts", "messages"}
     finally:
         database.close()
@@ -42,7 +44,7 @@ def migrated(url: str) -> str:
 def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(4, mp_context=spawn) as pool:
-        assert list(pool.map(migrated, [empty_database_url] * 4)) == ["0001"] * 4
+        assert list(pool.map(migrated, [empty_database_url] * 4)) == [HEAD] * 4
 
 
 def test_the_migrations_build_what_the_schema_describes(database: Database) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store import Claims, Database, Messages, Result, StoreUpkeep
+from dispatcher.store import Claims, Database, Messages, Place, Result, StoreUpkeep
 from tests.support import rows
 
 GRACE = timedelta(seconds=5)
@@ -153,24 +153,26 @@ def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Dat
 
 
 def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
-    scheduled, cancelled = rows.add(database).id, rows.add(database).id
+    scheduled, cancelled = rows.add(database), rows.add(database).id
     Messages(database).cancel(cancelled)
     sent = ended(database, timedelta(0))
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
     Claims(database, ttl=rows.TTL).claim([expired])
-    found = StoreUpkeep(database).holding([scheduled, cancelled, sent, expired, uuid4()])
-    assert found == {scheduled: True, cancelled: False, sent: True, expired: False}
+    found = StoreUpkeep(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
+    assert found == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
 
 
 def test_places_come_in_pages_and_each_once(database: Database) -> None:
-    kept = [rows.add(database) for _ in range(7)]
+    kept = [rows.add(database) for _ in range(6)]
+    kept.append(rows.add(database, channel="email", scopes={"tenant": "acme"}))
     Messages(database).cancel(rows.add(database).id)
     long_past = rows.add(database)
     rows.age(database, long_past.id, 10 * DAY)
     pages = list(StoreUpkeep(database).places(memory=2 * DAY, batch=3))
     assert [len(page) for page in pages] == [3, 3, 1]
     assert [place for page in pages for place in page] == [
-        (message.id, message.scope, message.send_at) for message in kept
+        Place(message.id, message.scope, message.send_at, message.channel, message.scopes or None)
+        for message in kept
     ]
     assert list(StoreUpkeep(database).places(memory=timedelta(0), batch=7)) == [
         pages[0] + pages[1] + pages[2]
