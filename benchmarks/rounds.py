@@ -17,11 +17,15 @@ ROUNDS = 9
 
 
 def measure(
-    alternatives: dict[str, Callable[[], object]], *, calls: int, rounds: int = ROUNDS
+    alternatives: dict[str, Callable[[], object]],
+    *,
+    calls: int,
+    rounds: int = ROUNDS,
+    warm_up: int | None = None,
 ) -> dict[str, list[float]]:
     """Return microseconds per call of each alternative, one figure a round."""
     for each in alternatives.values():
-        for _ in range(max(20, calls // 5)):
+        for _ in range(max(20, calls // 5) if warm_up is None else warm_up):
             each()
     figures: dict[str, list[float]] = {name: [] for name in alternatives}
     for _ in range(rounds):
@@ -50,7 +54,7 @@ def report(title: str, figures: dict[str, list[float]], *, floor: str) -> None:
 
 def facts() -> str:
     """Return what the figures depend on."""
-    names = ("redis", "hiredis", "SQLAlchemy", "psycopg", "celery", "limits")
+    names = ("redis", "hiredis", "SQLAlchemy", "psycopg", "celery", "limits", "procrastinate")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return f"Python {platform.python_version()}, {versions}"
 

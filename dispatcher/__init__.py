@@ -32,8 +32,10 @@ from dispatcher.errors import (
     Unavailable,
     UnknownChannel,
 )
-from dispatcher.message import Attempt, Draft, Message, Outcome, Progress, Rejection, Status
+from dispatcher.message import Attempt, Draft, Message, Outcome, Plan, Progress, Rejection, Status
+from dispatcher.reservation import Timeline
 from dispatcher.settings import Settings
+from dispatcher.verification import Difference, Fault, Verified
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -42,9 +44,11 @@ __all__ = [
     "BatchRefused",
     "Channel",
     "DeliveryError",
+    "Difference",
     "Dispatcher",
     "DispatcherError",
     "Draft",
+    "Fault",
     "IdempotencyConflict",
     "InvalidDraft",
     "InvalidSendTime",
@@ -57,6 +61,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "PermanentFailure",
+    "Plan",
     "Progress",
     "QueueUnavailable",
     "QuietHours",
@@ -67,7 +72,9 @@ __all__ = [
     "Status",
     "StoreUnavailable",
     "TemporaryFailure",
+    "Timeline",
     "TooLate",
     "Unavailable",
     "UnknownChannel",
+    "Verified",
 ]

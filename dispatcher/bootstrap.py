@@ -23,12 +23,39 @@ from dispatcher.errors import InvalidSettings
 from dispatcher.limiters import Permits, reaches_ms
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
-from dispatcher.reservation import Bulk, Fence, Rules, Upkeep, Windows, longest_ms
+from dispatcher.reservation import (
+    Bulk,
+    Contents,
+    Copies,
+    Fence,
+    Rules,
+    Timelines,
+    Upkeep,
+    Windows,
+    longest_ms,
+)
 from dispatcher.settings import Settings
-from dispatcher.store import BulkMessages, Claims, Database, Messages, StoreUpkeep
-from dispatcher.submission import BulkSubmission, Changes, Handover, Submission
+from dispatcher.store import (
+    BulkMessages,
+    Claims,
+    Database,
+    JoinedMessages,
+    Messages,
+    Standings,
+    StoreUpkeep,
+)
+from dispatcher.submission import (
+    BulkSubmission,
+    Changes,
+    Handover,
+    JoinedSubmission,
+    Outlook,
+    Planning,
+    Submission,
+)
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Transport, load
+from dispatcher.verification import Verification
 
 T = TypeVar("T")
 
@@ -170,6 +197,19 @@ class Parts:
         )
 
     @_built_once
+    def joined(self) -> JoinedSubmission:
+        """The use case of those who submit in a transaction of their own."""
+        return JoinedSubmission(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            upkeep=self.upkeep,
+            store=JoinedMessages(self.database),
+            handover=self.handover,
+            submission=self.submission,
+        )
+
+    @_built_once
     def bulk(self) -> BulkSubmission:
         """The use case of those who submit by the thousand."""
         return BulkSubmission(
@@ -178,6 +218,27 @@ class Parts:
             bulk=Bulk(self.windows),
             store=BulkMessages(self.database),
             handover=self.handover,
+            submission=self.submission,
+        )
+
+    @_built_once
+    def planning(self) -> Planning:
+        """The use case of those who want to know before they submit."""
+
+        def copies() -> Copies:
+            return Copies(
+                self.redis,
+                self.rules,
+                keys=self.fence.keys,
+                twins_life=self.settings.reconcile_grace * 2,
+                clock=self.clock,
+            )
+
+        return Planning(
+            settings=self.settings,
+            clock=self.clock,
+            copies=copies,
+            store=BulkMessages(self.database),
             submission=self.submission,
         )
 
@@ -221,6 +282,28 @@ class Parts:
             windows=self.upkeep,
             permits=self.permits,
             queue=self.queue,
+        )
+
+    @_built_once
+    def contents(self) -> Contents:
+        """What reads the windows."""
+        return Contents(self.redis, self.fence)
+
+    @_built_once
+    def outlook(self) -> Outlook:
+        """The use case of those who look before they submit."""
+        timelines = Timelines(self.contents, self.windows, self.settings.quotas_of)
+        return Outlook(settings=self.settings, clock=self.clock, timelines=timelines)
+
+    @_built_once
+    def verification(self) -> Verification:
+        """The use case of those who doubt Redis."""
+        return Verification(
+            settings=self.settings,
+            clock=self.clock,
+            store=StoreUpkeep(self.database),
+            standings=Standings(self.database),
+            contents=self.contents,
         )
 
     @property

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 from uuid import UUID
 
 from dispatcher import sendtime
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import Attempt, Draft, Message, OnConflict, Status, check_text
+from dispatcher.message import Attempt, Draft, Message, OnConflict, Plan, Status, check_text
+from dispatcher.reservation import Timeline
 from dispatcher.settings import Settings
 from dispatcher.submission import OnProgress, Result, Unread, Wish, terms_for
+from dispatcher.sweep import OnRows
+from dispatcher.verification import Verified
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
 SendTime = datetime | str
 
@@ -53,6 +60,7 @@ class Dispatcher:
         scopes: Mapping[str, str] | None = None,
         quiet_hours: str | None = None,
         send_window: str | None = None,
+        session: Session | Connection | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
 
@@ -69,6 +77,11 @@ class Dispatcher:
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
         process dies. When it raises, nothing is reserved or stored (except OutcomeUnknown).
+
+        With ``session``, a SQLAlchemy Session or Connection on the dispatcher's database, the
+        message is stored in its transaction: it commits or rolls back with the caller's own rows,
+        and the promise above holds from the commit on. Its place is reserved until then, given back
+        on rollback; it is handed over after the commit. See docs/transactions.md.
 
         Raises:
             InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel).
@@ -96,6 +109,8 @@ class Dispatcher:
             quiet_hours=quiet_hours,
             send_window=send_window,
         )
+        if session is not None:
+            return self._parts.joined.submit(draft, session)
         return self._parts.submission.submit(draft)
 
     @overload
@@ -137,17 +152,31 @@ class Dispatcher:
         the batch under way some drafts may be. Give the drafts idempotency keys and run it again:
         then it ends as if run once.
         """
-        if on_conflict is not None:
-            wanted = on_conflict
-            every: Iterable[Draft] = (replace(each, on_conflict=wanted) for each in drafts)
-        else:
-            every = drafts
+        every = _overridden(drafts, on_conflict)
         bulk = self._parts.bulk
         if atomic:
             return bulk.submit_all(list(every), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
         results = bulk.submit_each(every, total=total, progress=progress)
         return list(results) if isinstance(drafts, Sequence) else Unread(results)
+
+    def plan(
+        self,
+        drafts: Iterable[Draft],
+        *,
+        on_conflict: OnConflict | None = None,
+        progress: OnProgress | None = None,
+    ) -> Plan:
+        """Return what :meth:`submit_many` would answer now. Books and stores nothing.
+
+        The parameters are those of :meth:`submit_many`. Drafts see those before them, and what was
+        booked when the plan first met their scope. Holds one batch and the refused drafts in
+        memory. The answer is no promise: others may take a place before the drafts are submitted.
+        Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        total = len(drafts) if isinstance(drafts, Sized) else None
+        every = _overridden(drafts, on_conflict)
+        return self._parts.planning.plan(every, total=total, progress=progress)
 
     def get(self, message_id: UUID | str) -> Message:
         """Return a message. Raises MessageNotFound."""
@@ -271,6 +300,54 @@ class Dispatcher:
             sendtime.check_range(start, now=now, farthest=farthest, field="after")
         return self._parts.windows.next_slot(terms, start)
 
+    def timeline(
+        self,
+        scope: str,
+        *,
+        channel: str | None = None,
+        scopes: Mapping[str, str] | None = None,
+        zone: str | None = None,
+        kind: str | None = None,
+        start: SendTime | None = None,
+        length: timedelta = timedelta(days=2),
+    ) -> Timeline:
+        """Return what decides about the times of a scope, from ``start`` (default: now) on.
+
+        Booked times, how full each quota is and where it refuses, quiet hours, the next slots.
+        ``channel``, ``scopes`` and ``zone`` count as for :meth:`submit`; with ``kind`` the scope is
+        one of that kind, such as a tenant, looked at alone. ``length`` is at most 366 days.
+        Raises InvalidDraft and ReservationsUnavailable.
+        """
+        return self._parts.outlook.timeline(
+            scope,
+            channel=channel,
+            scopes=scopes,
+            zone=zone,
+            kind=kind,
+            start=start,
+            length=length,
+        )
+
+    def verify_windows(self) -> Verified:
+        """Compare the windows in Redis with the store; return every difference.
+
+        Submits may go on meanwhile. Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        return self._parts.verification.verify()
+
+    def rebuild_windows(
+        self, shards: Collection[int] | None = None, *, progress: OnRows | None = None
+    ) -> tuple[int, ...]:
+        """Close shards of the windows (default: all) and fill them again from the store.
+
+        A few at a time; while one is closed, submits to it raise ReservationsUnavailable with
+        ``retry_after``. ``progress`` is called with how many rows have been read and how many
+        there are to read. Return the shards that were rebuilt; those missing are being rebuilt by
+        another process. Raises InvalidValue, ReservationsUnavailable and StoreUnavailable; then
+        the sweep rebuilds what is still closed.
+        """
+        return self._parts.sweep.rebuild(shards, progress=progress)
+
     def close(self) -> None:
         """Close the connections."""
         self._parts.close()
@@ -285,6 +362,15 @@ class Dispatcher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:
+    if on_conflict is None:
+        return drafts
+    return (
+        replace(each, on_conflict=on_conflict) if isinstance(each, Draft) else each
+        for each in drafts
+    )
 
 
 def _id(value: UUID | str) -> UUID:

@@ -209,9 +209,17 @@ class Unavailable(DispatcherError):
 
 
 class ReservationsUnavailable(Unavailable):
-    """Redis cannot be trusted with a reservation now. Nothing was stored."""
+    """Redis cannot be trusted with a reservation now. Nothing was stored.
+
+    ``retry_after`` is how long to wait before trying again is of use, where that is known: while
+    the windows are being rebuilt.
+    """
 
     what = "reservations"
+
+    def __init__(self, reason: str, *, retry_after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 class LimitersUnavailable(Unavailable):

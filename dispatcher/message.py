@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,13 +16,14 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-from dispatcher.errors import DispatcherError, InvalidDraft
+from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded
 
 Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
 
 MAX_RECIPIENT = 255
 MAX_ZONE = 63
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -79,19 +81,53 @@ class Rejection:
     draft: Draft
     error: DispatcherError
 
+    @property
+    def reason(self) -> str:
+        """The kind of error, and the quota where it is one: ``QuotaExceeded 1/minute``."""
+        return reason_of(self.error)
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a bulk submit has come. ``total`` is None while nobody knows."""
+    """How far a bulk submit, or a plan, has come. ``total`` is None while nobody knows.
+
+    Of the accepted drafts, ``known`` were so before, or share their idempotency key with an
+    earlier one; ``shifted`` go later than they asked for.
+    """
 
     accepted: int
     refused: int
     total: int | None
+    known: int = 0
+    shifted: int = 0
 
     @property
     def done(self) -> int:
         """How many drafts have been answered."""
         return self.accepted + self.refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would come of drafts if they were submitted now.
+
+    ``accepted`` of them would be answered with a message: ``known`` with one that was accepted
+    before, or that an earlier draft with the same idempotency key makes; ``shifted`` with one that
+    goes later than asked. ``first_send_at`` and ``last_send_at`` are the earliest and the latest
+    time of the new messages, None when there are none.
+    """
+
+    accepted: int
+    known: int
+    shifted: int
+    first_send_at: datetime | None
+    last_send_at: datetime | None
+    rejections: tuple[Rejection, ...] = field(repr=False)
+
+    @property
+    def by_reason(self) -> Mapping[str, int]:
+        """How many drafts would be refused for each reason, the most frequent first."""
+        return dict(Counter(each.reason for each in self.rejections).most_common())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +173,12 @@ class Attempt:
     receipt: str | None
 
 
+def reason_of(error: DispatcherError) -> str:
+    """Return the kind of an error, and the quota where it is one."""
+    kind = type(error).__name__
+    return f"{kind} {error.quota}" if isinstance(error, QuotaExceeded) else kind
+
+
 def new_id() -> UUID:
     """Return a fresh time-ordered id (UUID version 7, RFC 9562)."""
     return uuid7()
@@ -172,7 +214,10 @@ def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
         raise InvalidDraft("body", f"a {type(body).__name__}", accepted)
-    clean = _Cleaner(accepted, most=max_bytes).clean(body, "body", max_depth)
+    if _is_flat(body) and max_depth:
+        clean: Any = dict(body)
+    else:
+        clean = _Cleaner(accepted, most=max_bytes).clean(body, "body", max_depth)
     try:
         size = len(dump_json(clean).encode())
     except ValueError:
@@ -180,6 +225,15 @@ def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
     if size > max_bytes:
         raise InvalidDraft("body", f"{size} bytes", accepted)
     return cast(Body, clean)
+
+
+def _is_flat(body: Mapping[Any, object]) -> bool:
+    """Whether a body holds nothing but plain ASCII text: the most common one, and a clean one."""
+    return type(body) is dict and all(
+        type(part) is str and part.isascii() and part.isprintable()
+        for item in body.items()
+        for part in item
+    )
 
 
 def fingerprint(**asked: object) -> str:
@@ -190,7 +244,7 @@ def fingerprint(**asked: object) -> str:
 
 def dump_json(value: object) -> str:
     """Return compact JSON; NaN and infinities raise ValueError."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _encode(value)
 
 
 def storable_text(value: object, *, longest: int = 500) -> str:

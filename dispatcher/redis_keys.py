@@ -15,6 +15,7 @@ from functools import cached_property
 
 _WORD = re.compile(rb":[a-z]+")
 _KIND = re.compile(rb"\A\{[^}]*\}:window@([a-z0-9_.-]+):")
+_WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ShardKeys(_PartKeys):
 
         Member: message id, then the key of its window; score: when reserved, ms.
         """
-        return f"{self.tag}:pending"
+        return pending_of(self.tag)
 
     @cached_property
     def contents(self) -> str:
@@ -69,8 +70,7 @@ class ShardKeys(_PartKeys):
 
     def twins(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
-        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
-        return f"{self.tag}:twins:{digest}"
+        return f"{self.tag}:twins:{digest_of(idempotency_key)}"
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,45 @@ class PlanKeys(ShardKeys):
     plan: str
 
     @cached_property
+    def _start(self) -> str:
+        return f"{self.tag}:plan:{self.plan}"
+
+    @cached_property
     def pending(self) -> str:
         """ZSET that nobody reads."""
-        return f"{self.tag}:plan:{self.plan}:pending"
+        return f"{self._start}:pending"
 
     @cached_property
     def contents(self) -> str:
         """What the name of every copy begins with."""
-        return f"{self.tag}:plan:{self.plan}:window"
+        return f"{self._start}:window"
+
+    @cached_property
+    def copies(self) -> str:
+        """HASH of the copies; field: name of the copy, value: ``complete`` or ``more``."""
+        return f"{self._start}:copies"
+
+    @cached_property
+    def answered(self) -> str:
+        """HASH of the idempotency keys that found a place in the plan.
+
+        Field: digest of the key; value: message id, then fingerprint.
+        """
+        return f"{self._start}:answered"
+
+    def twins(self, idempotency_key: str) -> str:
+        """HASH that is a copy of the submits under way with one idempotency key."""
+        return f"{self._start}:twins:{digest_of(idempotency_key)}"
 
 
 def shard_of(scope: str, shards: int) -> int:
     """Return the shard of ``scope``: CRC-32 of its UTF-8 bytes, modulo ``shards``."""
     return zlib.crc32(scope.encode()) % shards
+
+
+def digest_of(idempotency_key: str) -> str:
+    """Return what stands for an idempotency key in Redis, which never shows it."""
+    return hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
 
 
 def all_of(namespace: str) -> str:
@@ -126,6 +152,11 @@ def all_of(namespace: str) -> str:
 def epoch_of(tag: str) -> str:
     """Return the name of the epoch of the part with that hash tag."""
     return f"{tag}:epoch"
+
+
+def pending_of(tag: str) -> str:
+    """Return the name of the ``pending`` of the shard with that hash tag."""
+    return f"{tag}:pending"
 
 
 def tag_of(name: bytes) -> str:
@@ -144,3 +175,9 @@ def kind_of(window: bytes) -> str:
     """Return the kind of the scope that a window belongs to."""
     found = _KIND.search(window)
     return found[1].decode() if found else ""
+
+
+def scope_of(window: bytes) -> tuple[str, str] | None:
+    """Return kind and name of the scope that a window belongs to; None for any other key."""
+    found = _WINDOW.match(window)
+    return ((found[1] or b"").decode(), found[2].decode("utf-8", "replace")) if found else None

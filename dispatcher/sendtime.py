@@ -46,6 +46,8 @@ def parse(
         check_zone(zone)
     moment = _read(value, field)
     try:
+        if moment.tzinfo is UTC:
+            return _whole_milliseconds(moment)
         if moment.utcoffset() is None:
             moment = _in_zone(moment, zone, fold, field)
         elif not tz.datetime_exists(moment):
@@ -143,6 +145,8 @@ def _skipped(local: datetime) -> str:
 
 
 def _whole_milliseconds(instant: datetime) -> datetime:
+    if instant.microsecond % 1_000 == 0 and type(instant) is datetime:
+        return instant
     excess = timedelta(microseconds=instant.microsecond % 1_000)
     plain = datetime(
         instant.year, instant.month, instant.day,

@@ -119,6 +119,11 @@ class Settings(BaseSettings):
     """Longest single hand-over; handed to the transports."""
     reconcile_grace: Length = timedelta(seconds=60)
     """Age at which a reservation that the store has not confirmed is looked up."""
+    transaction_grace: Length = timedelta(minutes=10)
+    """How much longer a transaction of the caller's may stay open after a submit has joined it.
+
+    Until then its reservation is not taken for one that its process left behind.
+    """
     settle: Length = timedelta(seconds=1)
     """Longest a submit may take between reservation and commit without a second look."""
     retention: Length = timedelta(days=30)
@@ -209,6 +214,7 @@ class Settings(BaseSettings):
             "a horizon below half of redelivery_timeout, or tasks run twice",
         )  # fmt: skip
         self._in_order("settle", "reconcile_grace")
+        self._in_order("settle", "transaction_grace")
         _require(
             timedelta(0) < self.max_horizon <= _FARTHEST,
             "max_horizon", f"{self.max_horizon}", f"more than 0 and at most {_FARTHEST.days} days",

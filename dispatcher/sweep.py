@@ -7,16 +7,15 @@ it did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from dispatcher.clock import Clock
-from dispatcher.errors import QueueUnavailable
+from dispatcher.errors import InvalidValue, QueueUnavailable
 from dispatcher.limiters import Permit, Permits
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Rebuild, Reserved, Upkeep
-from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Place, StoreUpkeep
 
@@ -26,6 +25,13 @@ MARKER_SPARE = timedelta(seconds=10)
 """How long a rebuild may pause between two pages, or die, before another one takes over."""
 _BATCH = 1_000
 _MOST_BATCHES = 20
+_ROWS_AT_ONCE = 5_000
+"""How many reservations a rebuild reads from the store and restores at once."""
+_SHARDS_AT_ONCE = 4
+"""How many shards are closed together to be rebuilt; the rows are read once for all of them."""
+
+OnRows = Callable[[int, int], object]
+"""Told how many rows a rebuild has read, and how many there are to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +121,63 @@ class Sweep:
         released = _in_batches(self._release_unneeded)
         return Reconciled(rebuilt, restored + corrected, confirmed, released + orphans)
 
-    def _rebuild(self, rebuild: Rebuild, settle: timedelta) -> int:
+    def rebuild(
+        self, shards: Collection[int] | None = None, *, progress: OnRows | None = None
+    ) -> tuple[int, ...]:
+        """Close shards of the windows (default: all) and fill them again from the store.
+
+        A few at a time, while the others serve. Return the shards that were rebuilt; those missing
+        are being rebuilt by another process. One that dies here leaves its shards closed, until
+        reconcile takes them over. Raises InvalidValue, ReservationsUnavailable, StoreUnavailable.
+        """
+        chosen = self._chosen(shards)
+        groups = [
+            chosen[start : start + _SHARDS_AT_ONCE]
+            for start in range(0, len(chosen), _SHARDS_AT_ONCE)
+        ]
+        total = self._store.count_places(memory=self._windows.memory) * len(groups)
+        read = 0
+        rebuilt: list[int] = []
+
+        def tell(rows: int) -> None:
+            nonlocal read
+            read += rows
+            if progress is not None:
+                progress(read, max(read, total))
+
+        tell(0)
+        for group in groups:
+            rebuild = self._windows.close(group)
+            if rebuild is None:
+                continue
+            opened = self._rebuild(rebuild, self._settings.settle, tell)
+            if opened == len(rebuild.shards):
+                rebuilt += [keys.shard for keys in rebuild.shards]
+        return tuple(rebuilt)
+
+    def _chosen(self, shards: Collection[int] | None) -> list[int]:
+        known = range(self._settings.shards)
+        if shards is None:
+            return list(known)
+        for shard in shards:
+            if shard not in known:
+                raise InvalidValue("shards", f"there is no shard {shard}", f"0 to {known[-1]}")
+        return sorted(set(shards))
+
+    def _rebuild(
+        self, rebuild: Rebuild, settle: timedelta, tell: Callable[[int], None] | None = None
+    ) -> int:
         # A submit that reserved before the loss and commits after the store is read would be
         # missed. It either commits within the settle time, or looks at its reservation again.
         self._clock.sleep(settle.total_seconds())
         self._windows.wipe(rebuild)
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
-            for page in self._store.places(memory=self._windows.memory, batch=_BATCH):
+            for page in self._store.places(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
                 self._windows.restore(windows, self._reserved(page))
                 self._windows.hold(rebuild)
+                if tell is not None:
+                    tell(len(page))
         opened = self._windows.open(windows)
         if permits.parts:
             life = self._settings.settle + MARKER_SPARE
@@ -133,7 +186,7 @@ class Sweep:
                 self._permits.restore(known, marker=rebuild.marker, marker_life=life)
                 self._windows.hold(permits)
         opened += self._windows.open(permits)
-        log.warning("%d of %d lost parts of Redis rebuilt", opened, len(rebuild.parts))
+        log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
         return opened
 
     def _restore_stragglers(self) -> int:
@@ -165,14 +218,7 @@ class Sweep:
 
     def _reserved(self, places: Iterable[Place]) -> list[Reserved]:
         kinds = self._settings.quotas_of
-        return [
-            Reserved(
-                each.message_id,
-                counted(kinds, scope=each.scope, channel=each.channel, scopes=each.scopes),
-                each.send_at,
-            )
-            for each in places
-        ]
+        return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in places]
 
     def _release_unneeded(self) -> int:
         places = self._store.unreleased(at_most=_BATCH)

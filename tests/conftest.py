@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from dispatcher.quota import Quota
+from dispatcher.reservation.terms import AnyQuota
 from dispatcher.store import Database, migrate
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, reserving
@@ -47,11 +49,11 @@ def own_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def opened(redis_server: RedisServer) -> Iterator[Callable[..., Reserving]]:
-    """Give a maker of windows that are open; takes the quotas."""
+    """Give a maker of windows that are open; takes the quotas, and what ``reserving`` takes."""
     made: list[Reserving] = []
 
-    def make(*quotas: Quota) -> Reserving:
-        made.append(reserving(redis_server.url, quotas or (Quota(1, 60_000),)))
+    def make(*quotas: AnyQuota, **more: Any) -> Reserving:
+        made.append(reserving(redis_server.url, quotas or (Quota(1, 60_000),), **more))
         made[-1].open()
         return made[-1]
 

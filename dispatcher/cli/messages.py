@@ -1,4 +1,4 @@
-"""Commands for those who submit: submit, show, list, cancel, next-slot."""
+"""Commands for those who submit: submit, show, list, reschedule, update, cancel, next-slot."""
 
 from __future__ import annotations
 
@@ -11,11 +11,31 @@ from rich.markup import escape
 from dispatcher.cli import show
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import OnConflict, Status
+from dispatcher.message import Message, OnConflict, Status
 from dispatcher.quota import parse_length
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
+SendAt = Annotated[
+    str | None, typer.Option(help="ISO 8601 with offset, or local time with --zone.")
+]
+SendIn = Annotated[str | None, typer.Option(help='From now: seconds, or e.g. "10 minutes".')]
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option("--count", metavar="KIND=NAME", help="A further scope it counts against."),
+]
+QuietHours = Annotated[
+    str | None, typer.Option(help='Instead of the channel\'s: "21:00-08:00", or "none".')
+]
+SendWindow = Annotated[str | None, typer.Option(help='When it may be sent: "mon-fri 09:00-17:00".')]
+Latest = Annotated[str | None, typer.Option(help="Latest slot for --on-conflict shift.")]
+Shift = Annotated[
+    OnConflict,
+    typer.Option(help="When the time does not fit: reject, or shift to the next slot."),
+]
+Text = Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")]
+BodyText = Annotated[str | None, typer.Option("--body", help="The content, a JSON object.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID")]
 Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
@@ -26,6 +46,8 @@ def register(app: typer.Typer) -> None:
     app.command()(submit)
     app.command("show")(show_message)
     app.command("list")(list_messages)
+    app.command()(reschedule)
+    app.command()(update)
     app.command()(cancel)
     app.command("next-slot")(next_slot)
 
@@ -33,14 +55,10 @@ def register(app: typer.Typer) -> None:
 def submit(
     channel: Annotated[str, typer.Option(help="Channel of the settings.")],
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
-    text: Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")] = None,
-    body: Annotated[str | None, typer.Option(help="The content, a JSON object.")] = None,
-    send_at: Annotated[
-        str | None, typer.Option(help="ISO 8601 with offset, or local time with --zone.")
-    ] = None,
-    send_in: Annotated[
-        str | None, typer.Option(help='From now: seconds, or e.g. "10 minutes".')
-    ] = None,
+    text: Text = None,
+    body: BodyText = None,
+    send_at: SendAt = None,
+    send_in: SendIn = None,
     zone: Zone = None,
     fold: Fold = None,
     scope: Annotated[
@@ -48,10 +66,11 @@ def submit(
     ] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key.")] = None,
     expires_at: Annotated[str | None, typer.Option(help="Not sent after this time.")] = None,
-    on_conflict: Annotated[
-        OnConflict, typer.Option(help="When a quota is full: reject, or shift to the next slot.")
-    ] = "reject",
-    latest: Annotated[str | None, typer.Option(help="Latest slot for --on-conflict shift.")] = None,
+    on_conflict: Shift = "reject",
+    latest: Latest = None,
+    counts: Scopes = None,
+    quiet_hours: QuietHours = None,
+    send_window: SendWindow = None,
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time.
@@ -73,17 +92,52 @@ def submit(
             expires_at=expires_at,
             on_conflict=on_conflict,
             latest=latest,
+            scopes=_scopes(counts),
+            quiet_hours=quiet_hours,
+            send_window=send_window,
         )
-    if as_json:
-        show.as_json(show.message_data(message))
-    else:
-        show.out.print(f"{message.id} is {show.status_text(message.status)}", end=" ")
-        show.out.print(f"for {message.send_at.isoformat()}")
+    _say(message, as_json=as_json)
 
 
-def show_message(
-    message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
+def reschedule(
+    message_id: MessageId,
+    send_at: SendAt = None,
+    send_in: SendIn = None,
+    zone: Zone = None,
+    fold: Fold = None,
+    on_conflict: Shift = "reject",
+    latest: Latest = None,
+    expires_at: Annotated[str | None, typer.Option(help="Another expiry.")] = None,
+    as_json: AsJson = False,
 ) -> None:
+    """Move a scheduled message to another time; its old place is free at once.
+
+    Example: dispatcher reschedule 0199… --send-in "2 hours" --on-conflict shift
+    """
+    with Dispatcher() as dispatcher:
+        message = dispatcher.reschedule(
+            message_id,
+            send_at=send_at,
+            send_in=parse_length(send_in) if send_in is not None else None,
+            zone=zone,
+            fold=fold,
+            on_conflict=on_conflict,
+            latest=latest,
+            expires_at=expires_at,
+        )
+    _say(message, as_json=as_json)
+
+
+def update(
+    message_id: MessageId, text: Text = None, body: BodyText = None, as_json: AsJson = False
+) -> None:
+    """Give a scheduled message another body."""
+    with Dispatcher() as dispatcher:
+        message = dispatcher.update(message_id, body=_body(text, body))
+    _say(message, as_json=as_json)
+
+
+def show_message(message_id: MessageId, as_json: AsJson = False) -> None:
     """Tell everything about one message, its attempts included."""
     with Dispatcher() as dispatcher:
         message = dispatcher.get(message_id)
@@ -115,9 +169,7 @@ def list_messages(
         show.out.print("no messages")
 
 
-def cancel(
-    message_id: Annotated[str, typer.Argument(metavar="ID")], as_json: AsJson = False
-) -> None:
+def cancel(message_id: MessageId, as_json: AsJson = False) -> None:
     """Cancel a scheduled message; its quota is free again at once."""
     with Dispatcher() as dispatcher:
         message = dispatcher.cancel(message_id)
@@ -130,6 +182,10 @@ def cancel(
 def next_slot(
     recipient: Annotated[str | None, typer.Option(help="For this recipient.")] = None,
     scope: Annotated[str | None, typer.Option(help="For this scope.")] = None,
+    channel: Annotated[str | None, typer.Option(help="With what this channel counts.")] = None,
+    counts: Scopes = None,
+    quiet_hours: QuietHours = None,
+    send_window: SendWindow = None,
     after: Annotated[str | None, typer.Option(help="At or after this time; default: now.")] = None,
     zone: Zone = None,
     fold: Fold = None,
@@ -138,12 +194,38 @@ def next_slot(
     """Tell the first time that fits every quota. Books nothing."""
     with Dispatcher() as dispatcher:
         slot = dispatcher.next_slot(
-            recipient=recipient, scope=scope, after=after, zone=zone, fold=fold
+            recipient=recipient,
+            scope=scope,
+            channel=channel,
+            scopes=_scopes(counts),
+            quiet_hours=quiet_hours,
+            send_window=send_window,
+            after=after,
+            zone=zone,
+            fold=fold,
         )
     if as_json:
         show.as_json({"next_slot": slot.isoformat()})
     else:
         show.out.print(escape(slot.isoformat()))
+
+
+def _say(message: Message, *, as_json: bool) -> None:
+    if as_json:
+        show.as_json(show.message_data(message))
+    else:
+        show.out.print(f"{message.id} is {show.status_text(message.status)}", end=" ")
+        show.out.print(f"for {message.send_at.isoformat()}")
+
+
+def _scopes(counts: list[str] | None) -> dict[str, str] | None:
+    if not counts:
+        return None
+    pairs = [each.partition("=") for each in counts]
+    for kind, sign, name in pairs:
+        if not (kind and sign and name):
+            raise InvalidDraft("count", f"cannot read {(kind + sign + name)[:80]!r}", "KIND=NAME")
+    return {kind: name for kind, _, name in pairs}
 
 
 def _body(text: str | None, body: str | None) -> dict[str, Any]:

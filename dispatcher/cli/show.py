@@ -48,6 +48,9 @@ def message_data(message: Message) -> dict[str, Any]:
         "created_at": message.created_at.isoformat(),
         "finished_at": _iso(message.finished_at),
         "last_error": message.last_error,
+        "scopes": dict(message.scopes) or None,
+        "zone": message.zone,
+        "quiet_hours": message.quiet_hours,
     }
 
 

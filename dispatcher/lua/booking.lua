@@ -20,10 +20,10 @@ local function find_place(windows, sets, sky, asked, latest)
   if found == 'fits' and slot <= latest then
     return slot
   end
-  if found == 'unsure' and latest > asked then
-    return nil, {'unsure', slot}
-  end
   local word = found == 'fits' and 'refused' or 'searching'
+  if found == 'unsure' and slot <= latest then
+    word = 'unsure'
+  end
   if not by then
     return nil, {word, slot, 0, 0}
   end

@@ -1,7 +1,9 @@
--- The first time that fits every quota of some scopes; books nothing.
+-- The first time that fits every quota of some scopes, as if one message had no place there; books
+-- nothing.
 --
 -- KEYS  1 epoch HASH   2... window ZSETs
--- ARGV  1 time to search from, ms   2... judge table (rule.lua), one rule set for each window
+-- ARGV  1 time to search from, ms   2 id of that message, 16 bytes ('' for none)
+--       3... judge table (rule.lua), one rule set for each window
 -- Reply {'closed'}             the shard is not complete: rebuild first
 --       {'slot', ms}
 --       {'searching', from ms} too far for one call: ask again from there
@@ -12,9 +14,22 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {'closed'}
 end
-local sets, skies = judge_table(2)
+local sets, skies = judge_table(3)
 local windows = {unpack(KEYS, 2)}
+local own = {}
+if ARGV[2] ~= '' then
+  for _, window in ipairs(windows) do
+    local score = redis.call('ZSCORE', window, ARGV[2])
+    if score then
+      own[#own + 1] = {window, score}
+      redis.call('ZREM', window, ARGV[2])
+    end
+  end
+end
 local slot, found = leap(windows, sets, skies[1], tonumber(ARGV[1]))
+for _, each in ipairs(own) do
+  redis.call('ZADD', each[1], each[2], ARGV[2])
+end
 if found == 'fits' then
   return {'slot', slot}
 end

@@ -5,17 +5,18 @@
 --       3... of each message: its twins HASH (only with an idempotency key), its window ZSETs
 -- ARGV  1 how far ahead of now the pending time is set, ms
 --       2 life of the twins HASHes, ms
---       3... judge table (rule.lua), then of each message:
---       id (16 bytes), time asked for in ms,
---       latest time to book in ms (= asked: book that time or nothing),
---       hold ('' or a member that hold.lua put at the time asked for, which needs no judging),
---       fingerprint ('' without idempotency key), token of this submit,
---       place of its sky, number of its windows, place of the rule set of each
+--       3... judge table (rule.lua), then the number of different terms, each: size of the rest,
+--       1 if its messages have extra words, place of the sky, place of the rule set of each window;
+--       then of each message: id (16 bytes), time asked for in ms, latest time to book in ms
+--       (= asked: book that time or nothing), place of its terms; extra words: hold ('' or a
+--       member that hold.lua put at the time asked for, which needs no judging), fingerprint (''
+--       without idempotency key), token of this submit
 -- Reply a list of one reply for each message, in order:
 --       {'booked', at ms, id}                              id is the twin's when one was there first
 --       {'refused', slot ms, scope, quota, id, id, ...}    1-based places; 0, 0: quiet hours
 --       {'searching', from ms, scope, quota, id, ...}      too far for one call: ask again from there
 --       {'unsure', at ms}                                  judging that time takes more than one call
+--       {'unsure', at ms, scope, quota, id, ...}           so does a later time, if not the one asked
 --       {'conflict', id}                                   the key is in use for another fingerprint
 --       Ends early with {'closed'} when the shard is not complete: rebuild first; and after a
 --       'searching' or an 'unsure', because what follows must not overtake that message.
@@ -31,13 +32,30 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
 end
 
 local sets, skies, position = judge_table(3)
+local terms = {}
+local different = tonumber(ARGV[position])
+position = position + 1
+for place = 1, different do
+  local size = tonumber(ARGV[position])
+  local rules = {}
+  for window = 1, size - 2 do
+    rules[window] = sets[tonumber(ARGV[position + 2 + window])]
+  end
+  terms[place] = {
+    extra = ARGV[position + 1] == '1', sky = skies[tonumber(ARGV[position + 2])], rules = rules}
+  position = position + 1 + size
+end
 local key = 3
 local now
 local replies = {}
 
 while ARGV[position] do
-  local id, hold, fingerprint = ARGV[position], ARGV[position + 3], ARGV[position + 4]
-  local sky, many = skies[tonumber(ARGV[position + 6])], tonumber(ARGV[position + 7])
+  local id, mine = ARGV[position], terms[tonumber(ARGV[position + 3])]
+  local hold, fingerprint, words = '', '', 4
+  if mine.extra then
+    hold, fingerprint, words = ARGV[position + 4], ARGV[position + 5], 7
+  end
+  local many = #mine.rules
   local reply
   local twins
   if fingerprint ~= '' then
@@ -54,7 +72,7 @@ while ARGV[position] do
   if not reply then
     -- A window that lost its member, or never had it, is booked in at the time of the others.
     local at
-    local windows, missing, rules = {}, {}, {}
+    local windows, missing, rules, places = {}, {}, {}, {}
     for place = 1, many do
       local window = KEYS[key + place - 1]
       local known = redis.call('ZSCORE', window, id)
@@ -63,7 +81,8 @@ while ARGV[position] do
         at = tonumber(known)
       else
         missing[#missing + 1] = window
-        rules[#rules + 1] = sets[tonumber(ARGV[position + 7 + place])]
+        rules[#rules + 1] = mine.rules[place]
+        places[#places + 1] = place
       end
     end
     if #missing > 0 then
@@ -78,7 +97,10 @@ while ARGV[position] do
           redis.call('ZREM', KEYS[1], hold .. window)
         end
       else
-        at, reply = find_place(missing, rules, sky, asked, latest)
+        at, reply = find_place(missing, rules, mine.sky, asked, latest)
+        if reply and reply[3] then
+          reply[3] = places[reply[3]] or 0
+        end
       end
       if at then
         for _, window in ipairs(missing) do
@@ -88,14 +110,15 @@ while ARGV[position] do
       end
     end
     if at then
-      -- Also when it was booked before: who asks now has yet to store the message.
+      -- Also when it was booked before: who asks now has yet to store the message, and so may a
+      -- twin that has longer to do it.
       now = now or now_ms() + ARGV[1]
       for _, window in ipairs(windows) do
-        redis.call('ZADD', KEYS[1], now, id .. window)
+        redis.call('ZADD', KEYS[1], 'GT', now, id .. window)
       end
       if twins then
         redis.call('HSET', twins, 'id', id, 'fingerprint', fingerprint,
-          'by:' .. ARGV[position + 5], 1)
+          'by:' .. ARGV[position + 6], 1)
         redis.call('PEXPIRE', twins, ARGV[2])
       end
       reply = {'booked', at, id}
@@ -106,7 +129,7 @@ while ARGV[position] do
   if reply[1] == 'searching' or reply[1] == 'unsure' then
     break
   end
-  position = position + 8 + many
+  position = position + words
   key = key + many
 end
 return replies

@@ -1,28 +1,41 @@
 """Exact quotas over promised times: the windows in Redis, and what keeps them true.
 
 ``windows`` books, moves and gives back, ``shards`` does so in one shard, by the ``terms`` of a
-message; ``fence`` distrusts a server it has not met; ``upkeep`` rebuilds windows from the store and
-looks after reservations that nobody confirmed.
+message; ``plan`` books in copies; ``fence`` distrusts a server it has not met; ``upkeep`` rebuilds
+windows from the store and looks after reservations that nobody confirmed.
 """
 
 from dispatcher.reservation.bulk import Bulk, Request
+from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.places import Submit
+from dispatcher.reservation.plan import Answered, Copies
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
+from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, Timelines
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Booking, Moving, Windows
 
 __all__ = [
+    "Answered",
     "Booking",
     "Bulk",
+    "Contents",
+    "Copies",
     "Fence",
+    "Fill",
+    "Held",
     "Moving",
+    "QuotaTimeline",
     "Rebuild",
     "Request",
     "Reserved",
     "Rules",
+    "Seen",
+    "Span",
     "Submit",
     "Terms",
+    "Timeline",
+    "Timelines",
     "Unconfirmed",
     "Upkeep",
     "Windows",

@@ -11,6 +11,7 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     NoPlace,
+    QuotaExceeded,
     ReservationsUnavailable,
 )
 from dispatcher.redis_keys import ShardKeys
@@ -35,6 +36,8 @@ class Request:
 
 
 _Found = Place | Blocked | Booking | DispatcherError | None
+_Freed = dict[str, set[int]]
+"""By scope: which of many messages gave a place back that others may have been refused for."""
 
 
 class Bulk:
@@ -42,7 +45,7 @@ class Bulk:
 
     Messages whose scopes share a shard, which is the rule, are booked in order and see each other.
     Scopes in further shards are booked after those; a message that has to move because of them may
-    be overtaken by later ones.
+    be overtaken by later ones, and one that was refused because of it is judged once more.
     """
 
     def __init__(self, windows: Windows) -> None:
@@ -64,6 +67,7 @@ class Bulk:
             ],
         )  # fmt: skip
         level = 1
+        freed: _Freed = defaultdict(set)
         while True:
             deeper = [
                 place
@@ -72,8 +76,13 @@ class Bulk:
             ]
             if not deeper:
                 break
-            self._book_further(requests, groups, found, deeper, level)
+            for place in self._book_further(requests, groups, found, deeper, level):
+                for group in groups[place][: level + 1]:
+                    for scope in group.scopes:
+                        freed[str(scope)].add(place)
             level += 1
+        if freed:
+            self._judge_again(requests, found, freed)
         return [self._answer(*each) for each in zip(requests, found, strict=True)]
 
     def withdraw(self, requests: Iterable[Request]) -> None:
@@ -125,8 +134,11 @@ class Bulk:
         found: list[_Found],
         deeper: Sequence[int],
         level: int,
-    ) -> None:
-        """Book the shards of one more level; whoever has to move gives up what it had before."""
+    ) -> list[int]:
+        """Book the shards of one more level; whoever has to move gives up what it had before.
+
+        Return who did.
+        """
         orders = [
             Order(place, groups[place][level], booked.message_id, booked.at_ms,
                   requests[place].latest_ms, None)
@@ -134,15 +146,17 @@ class Bulk:
             if isinstance(booked := found[place], Place)
         ]  # fmt: skip
         answers = self._book_in_order(requests, orders)
-        moved = []
+        moved, gave_up = [], []
         for order in orders:
             answer = answers[order.place]
             if not isinstance(answer, Place):
                 found[order.place] = self._again(requests[order.place], order.message_id)
+                gave_up.append(order.place)
             elif answer.at_ms != order.asked_ms:
                 found[order.place] = answer
                 moved.append(order.place)
         self._move_earlier(requests, groups, found, moved, level)
+        return gave_up + moved
 
     def _move_earlier(
         self,
@@ -173,6 +187,20 @@ class Bulk:
                 if answers[place] != each:
                     found[place] = self._again(requests[place], each.message_id)
                     del places[place]
+
+    def _judge_again(self, requests: Sequence[Request], found: list[_Found], freed: _Freed) -> None:
+        """Judge those once more who were refused for places that others have given back."""
+        for place, (request, answer) in enumerate(zip(requests, found, strict=True)):
+            if isinstance(answer, Blocked):
+                reasons = {str(answer.scope)}
+            elif isinstance(answer, NoPlace):
+                reasons = {answer.scope} if isinstance(answer, QuotaExceeded) else set()
+            else:
+                continue
+            if request.latest_ms > request.asked_ms:
+                reasons = {str(scope) for scope in request.terms.scopes}
+            if any(freed.get(scope, set()) - {place} for scope in reasons):
+                found[place] = self._again(request, request.message_id)
 
     def _again(self, request: Request, message_id: UUID) -> Booking | DispatcherError:
         """Give up what is booked and let the message go from shard to shard on its own."""

@@ -60,8 +60,9 @@ class Fence:
         connection.send_packed_command(connection.pack_commands(commands))
         replies = [connection.read_response() for _ in commands]
         if _ANOTHER_LAYOUT in replies:
-            connection.send_command("DEL", *(part.epoch for part in self.parts))
-            connection.read_response()
+            for part in self.parts:  # one by one: they lie in different slots of a cluster
+                connection.send_command("DEL", part.epoch)
+                connection.read_response()
 
     def layout(self, part: Part) -> tuple[str | int, ...]:
         """Return what the epoch of ``part`` must say: number of shards, then each reach in ms."""

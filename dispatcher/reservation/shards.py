@@ -7,6 +7,7 @@ place is held, which all others count, and judged in bounded steps (``lua/check.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,8 @@ from dispatcher.reservation.places import Blocked, Group, Order, Place, Submit, 
 from dispatcher.reservation.terms import Rules, joined
 
 CLOSED = "the windows are not complete; the sweep rebuilds them from the store"
+RETRY_AFTER = timedelta(seconds=1)
+"""When to ask again while windows are closed: a rebuild takes the settle time and some more."""
 _ENDLESS = "no slot was found in a bounded search"
 _MOST_CALLS = 10_000
 
@@ -62,8 +65,9 @@ class Shards:
                 twin = (submit.fingerprint, submit.token)
             many = len(blocks)
             words = [
-                pending_ahead_ms, self._twins_life_ms, *joined(blocks, [sky]),
-                message_id.bytes, start_ms, latest_ms, hold, *twin, 1, many, *range(1, many + 1),
+                pending_ahead_ms, self._twins_life_ms + pending_ahead_ms, *joined(blocks, [sky]),
+                1, 2 + many, 1, 1, *range(1, many + 1),
+                message_id.bytes, start_ms, latest_ms, 1, hold, *twin,
             ]  # fmt: skip
             reply: list[Any] = self._call(self._reserve, [*names, *group.windows], words)[0]
             if reply[0] == b"conflict":
@@ -114,17 +118,21 @@ class Shards:
 
         return self._searched(group, Place(message_id, asked_ms), latest_ms, attempt, hold=hold)
 
-    def slot(self, group: Group, start_ms: int) -> int:
-        """Return the first time at or after ``start_ms`` that fits. Books nothing."""
+    def slot(self, group: Group, start_ms: int, mover: UUID | None = None) -> int:
+        """Return the first time at or after ``start_ms`` that fits. Books nothing.
+
+        The places that ``mover`` has count as free.
+        """
+        own = mover.bytes if mover else b""
         for step in range(_MOST_CALLS):
             blocks, sky = self._table(group, start_ms, step)
-            words = [start_ms, *joined(blocks, [sky])]
+            words = [start_ms, own, *joined(blocks, [sky])]
             reply = self._call(self._next_slot, [group.keys.epoch, *group.windows], words)
             start_ms = reply[1]
             if reply[0] == b"slot":
                 return start_ms
             if reply[0] == b"unsure":
-                blocked = self._checked(group, UUID(int=0), start_ms, b"")
+                blocked = self._checked(group, mover, start_ms, b"")
                 if blocked is None:
                     return start_ms
                 start_ms = blocked.until_ms
@@ -156,23 +164,27 @@ class Shards:
         orders: list[Any] = []
         sets: dict[Any, int] = {}
         skies: dict[Any, int] = {}
+        terms: dict[tuple[int, ...], int] = {}
         for _, group, message_id, asked_ms, latest_ms, submit in batch:
             blocks, sky = self._table(group, asked_ms, 0)
-            twin: tuple[str, str] = ("", "")
+            places = [sets.setdefault(block, len(sets) + 1) for block in blocks]
+            mine = (int(submit is not None), skies.setdefault(sky, len(skies) + 1), *places)
+            number = terms.setdefault(mine, len(terms) + 1)
+            orders += (message_id.bytes, asked_ms, latest_ms, number)
             if submit is not None:
                 names.append(keys.twins(submit.key))
-                twin = (submit.fingerprint, submit.token)
+                orders += (b"", submit.fingerprint, submit.token)
             names += group.windows
-            orders += (message_id.bytes, asked_ms, latest_ms, b"", *twin)
-            orders += (skies.setdefault(sky, len(skies) + 1), len(blocks))
-            orders += [sets.setdefault(block, len(sets) + 1) for block in blocks]
-        return names, [0, self._twins_life_ms, *joined(list(sets), list(skies)), *orders]
+        words = [0, self._twins_life_ms, *joined(list(sets), list(skies)), len(terms)]
+        for each in terms:
+            words += (len(each), *each)
+        return names, words + orders
 
     def _answers(
         self, batch: Sequence[Order], replies: list[Any]
     ) -> list[Place | Blocked | IdempotencyConflict | None]:
         if replies[0] == [b"closed"]:
-            raise ReservationsUnavailable(CLOSED)
+            raise closed()
         found: list[Place | Blocked | IdempotencyConflict | None] = []
         for order, reply in zip(batch, replies, strict=False):
             word = reply[0]
@@ -206,6 +218,8 @@ class Shards:
             if word == b"held":
                 return Place(message_id, at_ms)
             if word == b"unsure":
+                if reply[2:]:
+                    why = why or self._blocked(group, reply)
                 place = self._book_slowly(group, message_id, at_ms, attempt, hold)
                 if isinstance(place, Place):
                     return place
@@ -230,13 +244,13 @@ class Shards:
         keep = False
         try:
             if not self._call(self._hold, names, [own, at_ms]):
-                raise ReservationsUnavailable(CLOSED)
+                raise closed()
             blocked = self._checked(group, message_id, at_ms, own)
             if blocked is not None:
                 return blocked
             reply = attempt(at_ms, at_ms, 0, own)
             if reply[0] not in {b"booked", b"held"}:  # lost meanwhile, by a rebuild
-                raise ReservationsUnavailable(CLOSED)
+                raise closed()
             keep = hold is not None
             if reply[0] == b"held":
                 return Place(message_id, reply[1])
@@ -245,13 +259,16 @@ class Shards:
             if not keep:
                 self.drop(group, own)
 
-    def _checked(self, group: Group, message_id: UUID, at_ms: int, hold: bytes) -> Blocked | None:
+    def _checked(
+        self, group: Group, message_id: UUID | None, at_ms: int, hold: bytes
+    ) -> Blocked | None:
         """Judge one time in as many calls as it takes; None when it fits."""
         blocks, sky = self._table(group, at_ms, 0)
         table = joined(blocks, [sky])
+        own = message_id.bytes if message_id else b""
         place: list[int] = [0, 0, 0]
         while True:
-            words = [at_ms, message_id.bytes, hold, *place, *table]
+            words = [at_ms, own, hold, *place, *table]
             reply = self._call(self._check, [group.keys.epoch, *group.windows], words)
             if reply[0] == b"fits":
                 return None
@@ -278,5 +295,10 @@ class Shards:
         with translated():
             reply = script(keys=names, args=words)
         if isinstance(reply, list) and reply[0] in (b"closed", [b"closed"]):
-            raise ReservationsUnavailable(CLOSED)
+            raise closed()
         return reply
+
+
+def closed() -> ReservationsUnavailable:
+    """Return the error for windows that are not complete."""
+    return ReservationsUnavailable(CLOSED, retry_after=RETRY_AFTER)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import redis
+from redis.client import Pipeline
 
 from dispatcher.lua import source
 from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import (
-    PermitKeys,
-    ShardKeys,
-    all_of,
-    epoch_of,
-    kind_of,
-    shard_of,
-    start_of,
-    tag_of,
-)
+from dispatcher.redis_keys import PermitKeys, ShardKeys, kind_of, shard_of
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.windows import KEEP_MS
+from dispatcher.reservation.wipe import Wipe
 from dispatcher.scope import Scope
 from dispatcher.sendtime import from_ms, to_ms
 
-_WIPE_BATCH = 500
+_MOST_AT_ONCE = 250
+"""Most reservations that one script restores; it then runs for a few milliseconds at most."""
 
 
 class Reserved(NamedTuple):
@@ -52,6 +45,17 @@ class Unconfirmed(NamedTuple):
     window: bytes
     keys: ShardKeys
     before_ms: int
+
+
+class _Batch(NamedTuple):
+    """What one script restores: the places of the windows, and the words of the reservations."""
+
+    places: dict[Scope, int]
+    words: list[int | bytes]
+
+    def add(self, scope: Scope, at_ms: int, message_id: UUID) -> None:
+        place = self.places.setdefault(scope, len(self.places) + 1)
+        self.words.extend((place, at_ms, message_id.bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,10 @@ class Rebuild:
 class Upkeep:
     """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
 
-    A rebuild is ``begin``, ``wipe``, ``restore`` and ``hold`` as often as needed, ``open``. Each
-    step is guarded by the marker, so that a rebuilder that was overtaken fills and opens nothing
-    more. A marker that nobody holds ends after ``marker_life``: then another process may begin.
+    A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
+    ``restore`` and ``hold`` as often as needed, ``open``. Each step is guarded by the marker, so
+    that a rebuilder that was overtaken fills and opens nothing more. A marker that nobody holds
+    ends after ``marker_life``: then another process may begin.
     """
 
     def __init__(
@@ -95,7 +100,8 @@ class Upkeep:
         self._fence = fence
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
         self._begin = client.register_script(source("begin_rebuild"))
-        self._wipe = client.register_script(source("wipe"))
+        self._close = client.register_script(source("close"))
+        self._wipe = Wipe(client, fence, marker_life_ms=self._marker_life_ms)
         self._restore = client.register_script(source("restore"))
         self._orphan = client.register_script(source("release_orphan"))
         self._confirm = client.register_script(source("confirm"))
@@ -114,11 +120,7 @@ class Upkeep:
         On a server that evicts, every part is closed and ReservationsUnavailable raised.
         """
         with translated():
-            try:
-                server, closed = self._fence.incomplete(self._client)
-            except EvictingServer:
-                self._fence.close(self._client)
-                raise
+            server, closed = self._checked()
             if not closed:
                 return None
             marker = f"{server}:{uuid4().hex}"
@@ -130,77 +132,66 @@ class Upkeep:
         ours = tuple(keys for keys, begun in zip(closed, replies, strict=True) if begun)
         return Rebuild(marker, server, ours) if ours else None
 
+    def close(self, shards: Collection[int]) -> Rebuild | None:
+        """Close these shards, and return the rebuild of those that nobody else is rebuilding."""
+        wanted = [keys for keys in self._fence.keys if keys.shard in shards]
+        with translated():
+            server, _ = self._checked()
+            marker = f"{server}:{uuid4().hex}"
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in wanted:
+                names = [keys.epoch, keys.rebuild]
+                self._close(keys=names, args=[marker, self._marker_life_ms], client=pipeline)
+            replies = pipeline.execute()
+        ours = tuple(keys for keys, begun in zip(wanted, replies, strict=True) if begun)
+        return Rebuild(marker, server, ours) if ours else None
+
+    def _checked(self) -> tuple[str, list[Part]]:
+        try:
+            return self._fence.incomplete(self._client)
+        except EvictingServer:
+            self._fence.close(self._client)
+            raise
+
     def wipe(self, rebuild: Rebuild) -> None:
         """Delete what is left of the parts being rebuilt."""
         with translated():
-            self._delete(
-                rebuild, {part.contents.encode(): [part.pending] for part in rebuild.shards}
-            )
-            ours: dict[bytes, list[bytes | str]] = defaultdict(list)
-            strange: dict[str, list[bytes | str]] = defaultdict(list)
-            known = {part.tag for part in self._fence.parts}
-            names = self._client.scan_iter(match=all_of(self._fence.namespace), count=_WIPE_BATCH)
-            for number, name in enumerate(names, start=1):
-                if tag_of(name) in known:
-                    ours[start_of(name)].append(name)
-                else:
-                    strange[tag_of(name)].append(name)
-                if number % _WIPE_BATCH == 0:
-                    self._delete(rebuild, ours)
-                    self._delete_strange(strange)
-            self._delete(rebuild, ours)
-            self._delete_strange(strange)
-
-    def _delete(self, rebuild: Rebuild, names: dict[bytes, list[bytes | str]]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for part in rebuild.parts:
-            found = names.get(part.contents.encode())
-            if found:
-                arguments: list[str | int] = [rebuild.marker, self._marker_life_ms]
-                self._wipe(keys=[part.rebuild, *found], args=arguments, client=pipeline)
-        pipeline.execute()
-        names.clear()
-
-    def _delete_strange(self, names: dict[str, list[bytes | str]]) -> None:
-        """Delete what another number of shards left behind.
-
-        Each batch takes the epoch along in one transaction, so that a part which others may just
-        have opened is never open with something missing.
-        """
-        for tag, found in names.items():
-            with self._client.pipeline(transaction=True) as pipeline:
-                pipeline.delete(epoch_of(tag))
-                pipeline.unlink(*found)
-                pipeline.execute()
-        names.clear()
+            self._wipe.wipe(rebuild.marker, rebuild.parts)
 
     def hold(self, rebuild: Rebuild) -> None:
         """Keep the marker alive while other work goes on; once a second is often enough."""
         with translated():
-            pipeline = self._client.pipeline(transaction=False)
-            for part in rebuild.parts:
-                arguments: list[str | int] = [rebuild.marker, self._marker_life_ms]
-                self._wipe(keys=[part.rebuild], args=arguments, client=pipeline)
-            pipeline.execute()
+            self._wipe.hold(rebuild.marker, rebuild.parts)
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put the rows that belong to these shards back into their windows."""
-        ours = set(rebuild.shards)
-        members: dict[Scope, list[Any]] = defaultdict(list)
-        for row in rows:
-            for scope in row.scopes:
-                members[scope] += [to_ms(row.send_at), row.message_id.bytes]
+        batches: dict[int, _Batch] = {}
+        ours = {keys.shard for keys in rebuild.shards}
         with translated():
             pipeline = self._client.pipeline(transaction=False)
-            for scope, flat in members.items():
-                keys = self._keys(scope)
-                if keys in ours:
-                    self._restore(
-                        keys=[keys.rebuild, keys.window(scope.name, scope.kind), keys.pending],
-                        args=[rebuild.marker, self._marker_life_ms, *flat],
-                        client=pipeline,
-                    )
+            for message_id, scopes, send_at in rows:
+                for scope in scopes:
+                    shard = shard_of(scope.home, len(self._fence.keys))
+                    if shard not in ours:
+                        continue
+                    batch = batches.setdefault(shard, _Batch({}, []))
+                    batch.add(scope, to_ms(send_at), message_id)
+                    if len(batch.words) >= 3 * _MOST_AT_ONCE:
+                        self._restore_batch(rebuild, shard, batches.pop(shard), pipeline)
+            for shard, batch in batches.items():
+                self._restore_batch(rebuild, shard, batch, pipeline)
             pipeline.execute()
+
+    def _restore_batch(
+        self, rebuild: Rebuild, shard: int, batch: _Batch, pipeline: Pipeline
+    ) -> None:
+        keys = self._fence.keys[shard]
+        windows = [keys.window(scope.name, scope.kind) for scope in batch.places]
+        self._restore(
+            keys=[keys.rebuild, keys.pending, *windows],
+            args=[rebuild.marker, self._marker_life_ms, *batch.words],
+            client=pipeline,
+        )
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""

@@ -163,7 +163,9 @@ class Windows:
             self.drop(Moving(message_id, terms, from_ms(place.at_ms), hold))
 
         try:
-            place = self._in_all(terms, Place(message_id, asked_ms), latest_ms, hold_place, undo)
+            place = self._in_all(
+                terms, Place(message_id, asked_ms), latest_ms, hold_place, undo, mover=message_id
+            )
         except ReservationsUnavailable:
             # Only the reply may have been lost.
             self._try_to(lambda: undo(Place(message_id, asked_ms)))
@@ -199,12 +201,17 @@ class Windows:
             for keys in sorted(by_shard, key=lambda keys: (keys != first, keys.shard))
         ]
 
-    def refusal(self, terms: Terms, asked_ms: int, blocked: Blocked) -> NoPlace:
-        """Return the error that says why a time does not fit, and the next slot."""
+    def refusal(
+        self, terms: Terms, asked_ms: int, blocked: Blocked, mover: UUID | None = None
+    ) -> NoPlace:
+        """Return the error that says why a time does not fit, and the next slot.
+
+        The places that ``mover`` has count as free.
+        """
         groups = self.groups(terms)
         slot_ms = blocked.until_ms
         if not blocked.is_slot or len(groups) > 1:
-            slot_ms = self._next_slot(groups, slot_ms)
+            slot_ms = self._next_slot(groups, slot_ms, mover)
         if blocked.scope is None or blocked.quota is None:
             return QuietHours(
                 quiet_hours=str(terms.quiet),
@@ -227,22 +234,28 @@ class Windows:
         latest_ms: int,
         book: Callable[[Group, Place, int], Place | Blocked],
         undo: Callable[[Place], None],
+        *,
+        mover: UUID | None = None,
     ) -> Place:
         """Book the same time in every shard, or nothing in any."""
         first, *others = self.groups(terms)
         place, why = asked, None
         for _ in range(_MOST_ROUNDS):
-            found = book(first, place, latest_ms)
+            # Before a shift, learn why the time asked for does not fit: a later shard may refuse all.
+            found = book(first, place, latest_ms if why or not others else place.at_ms)
+            if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
+                why, start = found, place._replace(at_ms=found.until_ms)
+                found = book(first, start, latest_ms)
             if isinstance(found, Blocked):
-                raise self.refusal(terms, asked.at_ms, _first(why, found))
+                raise self.refusal(terms, asked.at_ms, _first(why, found), mover)
             blocked = self._in_others(others, found, book, undo)
             if blocked is None:
                 return found
             why = _first(why, blocked)
             undo(found)
-            start_ms = self._next_slot([first, *others], max(blocked.until_ms, place.at_ms))
+            start_ms = self._next_slot([first, *others], max(blocked.until_ms, place.at_ms), mover)
             if start_ms > latest_ms:
-                raise self.refusal(terms, asked.at_ms, why._replace(until_ms=start_ms))
+                raise self.refusal(terms, asked.at_ms, why._replace(until_ms=start_ms), mover)
             place = place._replace(at_ms=start_ms)
         raise ReservationsUnavailable("others were always quicker")
 
@@ -263,11 +276,11 @@ class Windows:
                 return found
         return None
 
-    def _next_slot(self, groups: Sequence[Group], start_ms: int) -> int:
+    def _next_slot(self, groups: Sequence[Group], start_ms: int, mover: UUID | None = None) -> int:
         for _ in range(_MOST_ROUNDS):
             before_ms = start_ms
             for group in groups:
-                start_ms = self.shards.slot(group, start_ms)
+                start_ms = self.shards.slot(group, start_ms, mover)
             if start_ms == before_ms or len(groups) == 1:
                 return start_ms
         raise ReservationsUnavailable("no slot was found in a bounded search")

@@ -1,15 +1,18 @@
 """The truth: messages and attempts in SQL.
 
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
-submit, ``claims`` for those who deliver, ``upkeep`` for the sweep. ``schema`` describes the tables
-that the migrations build.
+submit, ``joined`` for those who do so in their own transaction, ``claims`` for those who deliver,
+``upkeep`` for the sweep, ``standings`` for those who compare. ``schema`` describes the tables that
+the migrations build.
 """
 
 from dispatcher.store.bulk import Addition, BulkMessages
 from dispatcher.store.claims import Claim, Claims, Failure, Result
 from dispatcher.store.database import Database
+from dispatcher.store.joined import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import migrate
+from dispatcher.store.standings import Standing, Standings
 from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
 __all__ = [
@@ -20,9 +23,14 @@ __all__ = [
     "Database",
     "Due",
     "Failure",
+    "Joinable",
+    "JoinedMessages",
+    "JoinedTransaction",
     "Messages",
     "Place",
     "Result",
+    "Standing",
+    "Standings",
     "StoreUpkeep",
     "migrate",
 ]

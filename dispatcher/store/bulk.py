@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -19,7 +19,13 @@ from dispatcher.store.schema import messages
 log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 1_000
-_COLUMNS = [column.name for column in messages.columns]
+COPIED = (
+    "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
+    "expires_at", "status", "max_attempts", "idempotency_key", "fingerprint", "created_at",
+    "scopes", "zone", "quiet_hours", "attempt_count", "claim_token", "reserved",
+)  # fmt: skip
+"""The columns that a new message has; the others are NULL."""
+_NULL = "\\N"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
@@ -87,8 +93,11 @@ class BulkMessages:
     def _copy(self, additions: Sequence[Addition]) -> None:
         from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
 
-        lines = ("".join(map(_line, rows)) for rows in _in_parts(additions))
-        postgres.copy(self._database.engine, messages.name, _COLUMNS, lines)
+        parts = (
+            "".join(map(_line, additions[start : start + _ROWS_AT_ONCE]))
+            for start in range(0, len(additions), _ROWS_AT_ONCE)
+        )
+        postgres.copy(self._database.engine, messages.name, COPIED, parts)
 
 
 def _in_parts(additions: Sequence[Addition]) -> Iterator[list[dict[str, Any]]]:
@@ -99,24 +108,37 @@ def _in_parts(additions: Sequence[Addition]) -> Iterator[list[dict[str, Any]]]:
         ]
 
 
-def _line(row: dict[str, Any]) -> str:
-    """Return a row in PostgreSQL's text format for COPY."""
-    return "\t".join([_text(row.get(column)) for column in _COLUMNS]) + "\n"
+def _line(addition: Addition) -> str:
+    """Return a row in PostgreSQL's text format for COPY: the columns of ``COPIED``."""
+    message, enqueue_at, fingerprint = addition
+    send_at = message.send_at.isoformat()
+    recipient = _text(message.recipient)
+    same = message.scope == message.recipient
+    return "\t".join(
+        (
+            message.id.hex,
+            message.channel,
+            recipient,
+            recipient if same else _text(message.scope),
+            _text(dump_json(message.body)),
+            send_at,
+            send_at,
+            enqueue_at.isoformat(),
+            message.expires_at.isoformat() if message.expires_at else _NULL,
+            message.status,
+            str(message.max_attempts),
+            _text(message.idempotency_key) if message.idempotency_key else _NULL,
+            fingerprint or _NULL,
+            message.created_at.isoformat(),
+            _text(dump_json(message.scopes)) if message.scopes else _NULL,
+            message.zone or _NULL,
+            message.quiet_hours or _NULL,
+            "0",
+            "0",
+            "t\n",
+        )
+    )
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "\\N"
-    if isinstance(value, str):
-        return value.translate(_ESCAPES) if _needs_escape(value) else value
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, dict):
-        return _text(dump_json(value))
-    return str(value)
-
-
-def _needs_escape(value: str) -> bool:
-    return not value.isprintable() or "\\" in value
+def _text(value: str) -> str:
+    return value if value.isprintable() and "\\" not in value else value.translate(_ESCAPES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     Column,
+    ColumnElement,
     Connection,
     Row,
     Select,
@@ -26,16 +27,17 @@ from sqlalchemy import (
 )
 
 from dispatcher.message import Outcome, Status
+from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import attempts, messages
 
 _UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
-_PLACE: tuple[Column[Any], ...] = tuple(
+PLACE: tuple[Column[Any], ...] = tuple(
     messages.c[name] for name in ("id", "scope", "send_at", "channel", "scopes")
 )
-_HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
+HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
 
 
 class Due(NamedTuple):
@@ -54,6 +56,10 @@ class Place(NamedTuple):
     send_at: datetime
     channel: str
     scopes: Mapping[str, str] | None
+
+    def counted(self, kinds: Container[str]) -> tuple[Scope, ...]:
+        """Return the scopes it counts against: those whose kind is one of ``kinds``."""
+        return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
 
 
 class Taken(NamedTuple):
@@ -157,7 +163,7 @@ class StoreUpkeep:
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
-                ~and_(_HOLDS_NO_PLACE, messages.c.reserved),
+                ~and_(HOLDS_NO_PLACE, messages.c.reserved),
             )
             .order_by(messages.c.finished_at)
             .limit(at_most)
@@ -173,7 +179,7 @@ class StoreUpkeep:
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""
         query = select(messages.c.id, messages.c.send_at).where(
-            messages.c.id.in_(message_ids), ~_HOLDS_NO_PLACE
+            messages.c.id.in_(message_ids), ~HOLDS_NO_PLACE
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return dict(tuple(row) for row in rows)
@@ -181,8 +187,8 @@ class StoreUpkeep:
     def unreleased(self, *, at_most: int) -> list[Place]:
         """Return cancelled and expired messages whose place may still be taken."""
         query = (
-            select(*_PLACE)
-            .where(_HOLDS_NO_PLACE, messages.c.reserved == true())
+            select(*PLACE)
+            .where(HOLDS_NO_PLACE, messages.c.reserved == true())
             .order_by(messages.c.id)
             .limit(at_most)
         )
@@ -206,14 +212,7 @@ class StoreUpkeep:
         With ``created``, only of messages whose ids were made between those two instants.
         """
         query: Select[Any] = (
-            select(*_PLACE)
-            .where(
-                messages.c.reserved == true(),
-                ~_HOLDS_NO_PLACE,
-                messages.c.send_at > later(database_now(), -memory.total_seconds()),
-            )
-            .order_by(messages.c.id)
-            .limit(batch)
+            select(*PLACE).where(*_holding_since(memory)).order_by(messages.c.id).limit(batch)
         )
         last = UUID(int=0)
         if created is not None:
@@ -226,6 +225,12 @@ class StoreUpkeep:
             if len(rows) < batch:
                 return
             last = rows[-1].id
+
+    def count_places(self, *, memory: timedelta) -> int:
+        """Return how many reservations :meth:`places` would yield now."""
+        query = select(func.count()).select_from(messages).where(*_holding_since(memory))
+        found: int = self._read(query)[0][0]
+        return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
         """Yield the permits of all attempts whose hand-over may lie within ``memory``.
@@ -276,6 +281,11 @@ class StoreUpkeep:
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())
+
+
+def _holding_since(memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+    earliest = later(database_now(), -memory.total_seconds())
+    return messages.c.reserved == true(), ~HOLDS_NO_PLACE, messages.c.send_at > earliest
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -1,12 +1,18 @@
 """The use cases of those who submit.
 
-``schedule`` judges a draft, ``submission`` accepts it, ``bulk`` accepts thousands, ``changes``
-moves, alters and cancels what was accepted, ``handover`` gives Celery what is near.
+``schedule`` judges a draft, ``submission`` accepts it, ``joined`` does so in a transaction of the
+caller's, ``bulk`` accepts thousands, ``plan`` tells what would come of them (``cases``: what both
+share), ``changes`` moves, alters and cancels what was accepted, ``handover`` gives Celery what is
+near, ``outlook`` tells why times are free or not.
 """
 
-from dispatcher.submission.bulk import BulkSubmission, OnProgress, Result, Unread
+from dispatcher.submission.bulk import BulkSubmission, Unread
+from dispatcher.submission.cases import OnProgress, Result
 from dispatcher.submission.changes import Changes, Wish
 from dispatcher.submission.handover import Handover
+from dispatcher.submission.joined import JoinedSubmission
+from dispatcher.submission.outlook import Outlook
+from dispatcher.submission.plan import Planning
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule, terms_for
 from dispatcher.submission.submission import Submission
 
@@ -14,7 +20,10 @@ __all__ = [
     "BulkSubmission",
     "Changes",
     "Handover",
+    "JoinedSubmission",
     "OnProgress",
+    "Outlook",
+    "Planning",
     "Result",
     "Submission",
     "Unread",

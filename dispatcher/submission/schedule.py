@@ -80,7 +80,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
             recipient=recipient,
             scope=scope,
             body=body,
-            time=asked,
+            time=asked.isoformat() if isinstance(asked, datetime) else f"in {asked} ms",
             expires_at=expires_at,
             **further,
         )
@@ -112,7 +112,7 @@ def judge_times(valid: ValidDraft, *, now: datetime) -> None:
         raise InvalidSendTime("latest", problem, "a later time")
 
 
-def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[datetime, str]:
+def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[datetime, object]:
     """Return the instant asked for, and the wish in a form that a repeated call shares."""
     if (draft.send_at is None) == (draft.send_in is None):
         given = "neither" if draft.send_at is None else "both"
@@ -120,10 +120,11 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
     if draft.send_in is not None:
         _check_fold(draft)
         send_at = sendtime.after(draft.send_in, now=now)
-        asked, name = f"in {draft.send_in // _MILLISECOND} ms", "send_in"
+        asked: object = draft.send_in // _MILLISECOND
+        name = "send_in"
     elif draft.send_at is not None:
         send_at = sendtime.parse(draft.send_at, zone=draft.zone, fold=draft.fold)
-        asked, name = send_at.isoformat(), "send_at"
+        asked, name = send_at, "send_at"
     sendtime.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
     return send_at, asked
 
@@ -173,11 +174,10 @@ def terms_for(
     if zone is not None:
         sendtime.check_zone(zone)
     further = _checked_scopes(scopes, settings)
-    hours = own_hours(quiet_hours, send_window)
-    if hours is None:
+    if quiet_hours is None and send_window is None:
         quiet = settings.channels[channel].quiet if channel is not None else None
     else:
-        quiet = read_hours(hours)
+        quiet = read_hours(own_hours(quiet_hours, send_window) or NO_HOURS)
     kinds = settings.quotas_of
     counts = counted(kinds, scope=scope, channel=channel or "", scopes=further)
     return Terms(counts, zone or settings.zone, quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime, timedelta
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
@@ -63,7 +64,7 @@ class Submission:
         judge_times(valid, now=now)
         started = self._clock.monotonic()
         try:
-            booking = self._reserve(valid)
+            booking = self.reserve(valid)
         except NoPlace:
             known = self._known(valid)
             if known is None:
@@ -80,15 +81,10 @@ class Submission:
     def _known(self, draft: ValidDraft) -> Message | None:
         if draft.idempotency_key is None:
             return None
-        found = self._messages.with_key(draft.idempotency_key)
-        if found is None:
-            return None
-        message, fingerprint = found
-        if fingerprint != draft.fingerprint:
-            raise IdempotencyConflict(draft.idempotency_key, message.id)
-        return message
+        return repeated(draft, self._messages.with_key(draft.idempotency_key))
 
-    def _reserve(self, draft: ValidDraft) -> Booking:
+    def reserve(self, draft: ValidDraft, *, pending_ahead: timedelta = timedelta(0)) -> Booking:
+        """Book a place for a draft. Raises like :meth:`Windows.reserve`; then it has none."""
         submit = None
         if draft.idempotency_key is not None:
             submit = Submit(draft.idempotency_key, draft.fingerprint or "")
@@ -100,14 +96,17 @@ class Submission:
                 send_at=draft.send_at,
                 latest=draft.latest,
                 submit=submit,
+                pending_ahead=pending_ahead,
             )
         except ReservationsUnavailable:
             # Only the reply may have been lost.
-            self._withdraw(Booking(message_id, draft.terms, draft.send_at, submit))
+            self.withdraw(Booking(message_id, draft.terms, draft.send_at, submit))
             raise
 
-    def message(self, draft: ValidDraft, booking: Booking) -> Message:
-        """Return the message that a booked draft becomes."""
+    def message(
+        self, draft: ValidDraft, booking: Booking, created_at: datetime | None = None
+    ) -> Message:
+        """Return the message that a booked draft becomes, created now if nothing else is said."""
         return Message(
             id=booking.message_id,
             channel=draft.channel,
@@ -121,7 +120,7 @@ class Submission:
             attempt_count=0,
             max_attempts=self._settings.channels[draft.channel].max_attempts,
             idempotency_key=draft.idempotency_key,
-            created_at=from_ms(to_ms(self._clock.now())),
+            created_at=created_at or from_ms(to_ms(self._clock.now())),
             finished_at=None,
             last_error=None,
             scopes=draft.scopes,
@@ -143,15 +142,16 @@ class Submission:
             )
             if stored.id != message.id:
                 self._known(draft)  # raises IdempotencyConflict where the content differs
-                self._withdraw(booking)
+                self.withdraw(booking)
         except OutcomeUnknown:
             raise  # the message may be stored: reconcile finds out whether its place is needed
         except (StoreUnavailable, IdempotencyConflict):
-            self._withdraw(booking)
+            self.withdraw(booking)
             raise
         return stored
 
-    def _withdraw(self, booking: Booking) -> None:
+    def withdraw(self, booking: Booking) -> None:
+        """Give back what was booked for a message that is not stored, now or by reconcile."""
         try:
             self._windows.withdraw(booking)
         except ReservationsUnavailable as error:
@@ -195,3 +195,16 @@ class Submission:
             else:
                 return
         log.warning("message %s: its place is restored later: %s", message.id, reason)
+
+
+def repeated(draft: ValidDraft, found: tuple[Message, str] | None) -> Message | None:
+    """Return the message that was stored under the draft's key, if one was found.
+
+    ``found`` comes with its fingerprint. Raises IdempotencyConflict where the content differs.
+    """
+    if found is None:
+        return None
+    message, fingerprint = found
+    if fingerprint != draft.fingerprint:
+        raise IdempotencyConflict(draft.idempotency_key or "", message.id)
+    return message

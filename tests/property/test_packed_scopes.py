@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
@@ -14,7 +13,7 @@ from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
-from tests.support.reserving import Reserving
+from tests.support.reserving import Reserving, calls_of
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
@@ -55,14 +54,6 @@ def fill(real: Reserving, members: Sequence[int]) -> str:
     packed: dict[Any, int] = {new_id().bytes: time for time in members}
     real.client.zadd(real.keys(scope).window(scope), packed)
     return scope
-
-
-def calls_of(client: redis.Redis, action: Callable[[], object]) -> int:
-    """How many script calls an action takes."""
-    client.config_resetstat()
-    action()
-    stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    return stats["cmdstat_evalsha"]["calls"]
 
 
 @pytest.mark.parametrize("members", PACKED.values(), ids=PACKED)

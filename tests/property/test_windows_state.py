@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatcher.errors import QuotaExceeded
+from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
@@ -28,6 +30,7 @@ SCOPE = "someone"
 
 quotas = st.lists(st.builds(Quota, st.integers(1, 6), st.integers(1, 60)), min_size=1, max_size=3)
 times = st.integers(0, 120).map(lambda offset: BASE + offset)
+rooms = st.one_of(st.just(0), st.integers(0, 120))
 choices = st.integers(0, 1_000)
 
 
@@ -35,13 +38,13 @@ class WindowsMachine(RuleBasedStateMachine):
     """One scope of a namespace of its own; the model is a dict of id and time."""
 
     url: str
-    examples: Iterator[int]
+    numbers: Iterator[int]
 
     def __init__(self) -> None:
         super().__init__()
         self.booked: dict[UUID, int] = {}
         self.unconfirmed: set[UUID] = set()
-        self.namespace = f"state-{next(self.examples)}"
+        self.namespace = f"state-{next(self.numbers)}"
         self.real: Reserving | None = None
 
     @initialize(chosen=quotas)
@@ -75,7 +78,7 @@ class WindowsMachine(RuleBasedStateMachine):
                 self.windows.reserve(message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time))
             self.check_refusal(refused.value, time)
 
-    @rule(time=times, room=st.integers(0, 120))
+    @rule(time=times, room=rooms)
     def shift(self, time: int, room: int) -> None:
         message_id = new_id()
         slot = model.next_slot(self.members, time, self.rule)
@@ -101,6 +104,32 @@ class WindowsMachine(RuleBasedStateMachine):
         booking = self.windows.reserve(message_id, terms=Terms.plain(SCOPE), send_at=from_ms(time))
         assert to_ms(booking.send_at) == self.booked[message_id]
         self.unconfirmed.add(message_id)
+
+    @precondition(lambda self: self.booked)
+    @rule(choice=choices, time=times, room=rooms, taken=st.booleans())
+    def move(self, choice: int, time: int, room: int, taken: bool) -> None:
+        message_id = self.pick(choice)
+        others = sorted(at for each, at in self.booked.items() if each != message_id)
+        slot = model.next_slot(others, time, self.rule)
+        more = {
+            "terms": Terms.plain(SCOPE),
+            "send_at": from_ms(time),
+            "latest": from_ms(time + room),
+        }
+        if slot > time + room:
+            with pytest.raises(QuotaExceeded) as refused:
+                self.windows.move(message_id, **cast(Any, more))
+            assert message_id not in refused.value.conflicting
+            self.check_refusal(refused.value, time, others)
+            return
+        moving = self.windows.move(message_id, **cast(Any, more))
+        assert to_ms(moving.send_at) == slot
+        if taken:
+            assert self.windows.take(moving)
+            self.booked[message_id] = slot
+            self.unconfirmed.add(message_id)
+        else:
+            self.windows.drop(moving)
 
     @precondition(lambda self: self.booked)
     @rule(choice=choices)
@@ -148,7 +177,9 @@ class WindowsMachine(RuleBasedStateMachine):
     def pick(self, choice: int) -> UUID:
         return list(self.booked)[choice % len(self.booked)]
 
-    def check_refusal(self, refusal: QuotaExceeded, asked: int) -> None:
+    def check_refusal(
+        self, refusal: QuotaExceeded, asked: int, members: list[int] | None = None
+    ) -> None:
         """The refusal names a quota that really is in the way, who is, and the next slot."""
         quota = Quota.parse(refusal.quota) if "ms" not in refusal.quota else None
         named = next(each for each in self.quotas if str(each) == refusal.quota)
@@ -156,18 +187,53 @@ class WindowsMachine(RuleBasedStateMachine):
         assert len(refusal.conflicting) == min(named.count, 100)
         in_the_way = [self.booked[message_id] for message_id in refusal.conflicting]
         assert model.is_broken([*in_the_way, asked], (named.count, named.length_ms))
-        assert to_ms(refusal.next_slot) == model.next_slot(self.members, asked, self.rule)
+        beside = self.members if members is None else members
+        assert to_ms(refusal.next_slot) == model.next_slot(beside, asked, self.rule)
+
+
+LIMITS = {
+    "MOST_READ, MOST_LEAPS": "{}, 3",
+    "SHORT": "1",
+    "LEAST_SCAN, MOST_SCAN": "1, 2",
+}
+"""What bounds the work of one call, so small that hardly any judgement ends in one."""
+
+
+def little_at_once(most_read: int) -> Callable[[str], str]:
+    """Return what reads our scripts with those limits."""
+
+    def read(name: str) -> str:
+        text = source(name)
+        if name in {"reserve", "move", "next_slot", "check"}:
+            for names, values in LIMITS.items():
+                changed = f"local {names} = {values.format(most_read)}\n"
+                text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)
+                assert times == 1
+        return text
+
+    return read
 
 
 @pytest.mark.timeout(600)
-def test_windows_do_what_the_model_does(redis_server: RedisServer) -> None:
+@pytest.mark.parametrize(
+    ("most_read", "examples"), [(None, 1_000), (0, 100), (9, 100)], ids=["as it is", "0", "9"]
+)
+def test_windows_do_what_the_model_does(
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    most_read: int | None,
+    examples: int,
+) -> None:
+    if most_read is not None:
+        monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(most_read))
+
     class Machine(WindowsMachine):
         url = redis_server.url
-        examples = itertools.count()
+        numbers = itertools.count()
 
     case = Machine.TestCase
     case.settings = settings(
-        max_examples=1_000,
+        max_examples=examples,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

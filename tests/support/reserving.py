@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ from dispatcher.quota import Quota
 from dispatcher.redis_keys import ShardKeys, shard_of
 from dispatcher.reservation import Fence, Rules, Unconfirmed, Upkeep, Windows, longest_ms
 from dispatcher.reservation.terms import AnyQuota
-from dispatcher.scope import PLAIN
+from dispatcher.scope import PLAIN, Scope
 from dispatcher.sendtime import from_ms, to_ms
 
 NAMESPACE = "test"
@@ -47,6 +47,23 @@ class Reserving(AbstractContextManager["Reserving"]):
     def members(self, scope: str) -> dict[UUID, int]:
         """Return a window as it is: message id and send_at in ms."""
         return window(self.client, self.keys(scope).window(scope))
+
+    def places(self, scope: Scope) -> dict[bytes, int]:
+        """Return a window of any kind as it is, with the holds: member and time in ms."""
+        keys = self.keys(scope.home)
+        key = keys.window(scope.name, scope.kind)
+        found = cast(list[tuple[bytes, float]], self.client.zrange(key, 0, -1, withscores=True))
+        return {member: int(score) for member, score in found}
+
+    def unconfirmed(self) -> set[tuple[bytes, str]]:
+        """Return what waits for the store to confirm it: member and name of its window."""
+        found = self.upkeep.unconfirmed(older_than=timedelta(0), at_most=100_000)
+        return {(each.member, each.window.decode()) for each in found}
+
+    def dump(self) -> dict[bytes, bytes]:
+        """Return everything that is there."""
+        names = cast(list[bytes], self.client.keys("*"))
+        return {name: cast(bytes, self.client.dump(name)) for name in names}
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
@@ -106,6 +123,14 @@ def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, dateti
         each.message_id: from_ms(int(cast(float, real.client.zscore(each.window, each.member))))
         for each in found
     }
+
+
+def calls_of(client: redis.Redis, action: Callable[[], object]) -> int:
+    """Return how many script calls an action takes, of scripts that the server knows."""
+    client.config_resetstat()
+    action()
+    stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
+    return stats.get("cmdstat_evalsha", {"calls": 0})["calls"]
 
 
 def at(base: datetime, seconds: float) -> datetime:

@@ -1,0 +1,176 @@
+"""Measure what judging and booking one time costs as N grows, and what a reservation weighs.
+
+Windows are 90 % full: 0.9 N members for each length of the quota, evenly spread over three of
+them; times are asked for in the middle one. The worst case is a window that is full but for single
+gaps: N − 1 members in every span of the length, so that no walk can jump. The floor is an empty
+script with the same keys and arguments, called the same way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from itertools import cycle
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rounds import folder, measure, report
+
+from dispatcher.embedded import embedded
+from dispatcher.errors import QuotaExceeded
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.reservation import Fence, Rules, Terms, Upkeep, Windows
+from dispatcher.scope import PLAIN
+from dispatcher.sendtime import from_ms, to_ms
+
+DAY_MS = 86_400_000
+START = to_ms(datetime(2040, 1, 1, tzinfo=UTC))
+COUNTS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+TERMS = Terms.plain("provider")
+CALLS = 300
+
+
+class Scope:
+    """One window under one quota, on a namespace of its own."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self.count = count
+        fence = Fence(namespace=f"n{count}", shards=1, reaches_ms={PLAIN: DAY_MS})
+        self.client = redis.Redis.from_url(
+            url, protocol=2, redis_connect_func=fence, retry=Retry(NoBackoff(), 0)
+        )
+        self.windows = Windows(
+            self.client,
+            Rules({PLAIN: [Quota(count, DAY_MS)]}),
+            keys=fence.keys,
+            twins_life=timedelta(minutes=2),
+        )
+        upkeep = Upkeep(self.client, fence)
+        rebuild = upkeep.begin()
+        if rebuild is not None:
+            upkeep.open(rebuild)
+        self.keys = fence.keys[0]
+        self.window = self.keys.window("provider")
+
+    def fill(self, times: list[int]) -> None:
+        """Replace the members by these times."""
+        self.client.delete(self.window)
+        draw = random.Random(1)
+        for start in range(0, len(times), 20_000):
+            members = {draw.randbytes(16): each for each in times[start : start + 20_000]}
+            self.client.zadd(self.window, members)
+
+    def book_and_release(self, at_ms: int) -> None:
+        """Book a time, and take the booking away again."""
+        message_id = new_id()
+        self.windows.reserve(message_id, terms=TERMS, send_at=from_ms(at_ms))
+        self.client.zrem(self.window, message_id.bytes)
+
+
+def main() -> None:
+    with folder() as path, embedded(path) as settings:
+        flat(settings.redis_url)
+        worst(settings.redis_url)
+        weigh(settings.redis_url)
+
+
+def flat(url: str) -> None:
+    alternatives: dict[str, Callable[[], object]] = {}
+    for count in COUNTS:
+        scope = Scope(url, count)
+        each = round(count * 0.9)
+        scope.fill([START + n * DAY_MS // each for n in range(3 * each)])
+        free = cycle(free_times(scope))
+        if not alternatives:
+            alternatives["empty script (and a ZREM)"] = empty_script(scope)
+
+        def ours(scope: Scope = scope, free: cycle[int] = free) -> None:
+            scope.book_and_release(next(free))
+
+        alternatives[f"N = {count:,} (and a ZREM)"] = ours
+    title = "One quota of N a day, 90 % full: judged and booked"
+    report(title, measure(alternatives, calls=CALLS), floor="N = 10 (and a ZREM)")
+
+
+def empty_script(scope: Scope) -> Callable[[], object]:
+    """Return a call of a script that does nothing, with the keys and arguments of a booking."""
+    empty = scope.client.register_script("return {{'booked', 1, ARGV[1]}}")
+    names = [scope.keys.pending, scope.keys.epoch, scope.window]
+
+    def call() -> None:
+        message_id = new_id()
+        empty(keys=names, args=[message_id.bytes, *range(18)])
+        scope.client.zrem(scope.window, message_id.bytes)
+
+    return call
+
+
+def free_times(scope: Scope) -> list[int]:
+    """Return times of the middle day that fit."""
+    draw = random.Random(3)
+    found: list[int] = []
+    for _ in range(100 * CALLS):
+        if len(found) == CALLS:
+            return found
+        at_ms = START + DAY_MS + draw.randrange(DAY_MS)
+        try:
+            scope.book_and_release(at_ms)
+        except QuotaExceeded:
+            continue
+        found.append(at_ms)
+    raise RuntimeError("the window has no room")
+
+
+def worst(url: str) -> None:
+    print("\n### Full but for single gaps: N − 1 members in every span of the length\n")
+    print("| N | whole judgement ms | script calls | longest script ms |")
+    print("|---|---|---|---|")
+    for count in (1_000, 10_000, 100_000, 1_000_000):
+        scope = Scope(url, count)
+        gap = DAY_MS / (count - 1)
+        scope.fill([round(START + n * gap) for n in range(3 * (count - 1))])
+        scope.client.config_resetstat()
+        scope.client.config_set("slowlog-log-slower-than", 0)
+        scope.client.config_set("slowlog-max-len", 100_000)
+        scope.client.slowlog_reset()
+        began = time.perf_counter()
+        with suppress(QuotaExceeded):
+            scope.book_and_release(START + DAY_MS + DAY_MS // 3 + 1)
+        took = (time.perf_counter() - began) * 1e3
+        log = scope.client.slowlog_get(100_000)
+        scripts = [each["duration"] for each in log if each["command"].startswith(b"EVALSHA")]
+        print(f"| {count:,} | {took:.0f} | {len(scripts)} | {max(scripts) / 1e3:.1f} |")
+        scope.client.config_set("slowlog-log-slower-than", 10_000)
+        scope.client.delete(scope.window)
+
+
+def weigh(url: str) -> None:
+    """Print how many bytes of Redis a confirmed reservation takes."""
+    print("\n### Bytes in Redis per reservation, 100,000 recipients (settled)\n")
+    print("| reservations each | bytes per reservation |")
+    print("|---|---|")
+    client = redis.Redis.from_url(url)
+    fence = Fence(namespace="dispatcher", shards=16, reaches_ms={PLAIN: DAY_MS})
+    for each in (1, 10):
+        client.flushall()
+        before = client.info("memory")["used_memory"]
+        pipeline = client.pipeline(transaction=False)
+        for n in range(100_000):
+            window = fence.keys[n % 16].window(f"+49151{n:08d}")
+            members = {new_id().bytes: START + turn * 7_200_000 for turn in range(each)}
+            pipeline.zadd(window, members)
+            pipeline.pexpireat(window, START + 2 * DAY_MS)
+            if n % 5_000 == 4_999:
+                pipeline.execute()
+        after = client.info("memory")["used_memory"]
+        print(f"| {each} | {(after - before) / 100_000 / each:.0f} |")
+    client.flushall()
+
+
+if __name__ == "__main__":
+    main()

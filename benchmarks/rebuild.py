@@ -1,0 +1,126 @@
+"""Measure how long it takes to rebuild the windows from the store, and to compare both.
+
+100,000 live messages of 50,000 recipients, months ahead, on PostgreSQL with fsync on. The floor is
+the reading of the rows alone, page by page. The settle time, which a rebuild waits first, is left
+out of the figures and told beside them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from rounds import facts, folder
+from submit import postgres
+
+from dispatcher import Dispatcher, Draft, Message, Settings
+from dispatcher.bootstrap import Parts
+from dispatcher.embedded import embedded
+from dispatcher.store import StoreUpkeep, migrate
+
+RECIPIENTS, EACH, ROUNDS = 50_000, 2, 7
+BODY = {"text": "Your appointment is tomorrow at 9."}
+
+
+def main() -> None:
+    with folder() as path, embedded(path / "redis") as settings, postgres() as url:
+        compare(settings.model_copy(update={"database_url": url}))
+
+
+def compare(settings: Settings) -> None:
+    with Dispatcher(settings) as dispatcher:
+        parts = Parts(settings)
+        migrate(parts.database)
+        parts.sweep.reconcile(settle=timedelta(0))
+        fill(dispatcher)
+        store = StoreUpkeep(parts.database)
+        memory = parts.upkeep.memory
+
+        def read() -> None:
+            rows = sum(len(page) for page in store.places(memory=memory, batch=5_000))
+            assert rows == RECIPIENTS * EACH
+
+        def lost() -> None:
+            parts.sweep.reconcile(settle=timedelta(0))
+
+        def one() -> None:
+            rebuild = parts.upkeep.close({3})
+            assert rebuild is not None
+            assert parts.sweep._rebuild(rebuild, timedelta(0)) == 1
+
+        def verify() -> None:
+            assert dispatcher.verify_windows().equal
+
+        report(
+            {
+                "reading the rows": (nothing, read),
+                "rebuild of everything after a flush": (parts.redis.flushall, lost),
+                "rebuild of one shard of 16": (nothing, one),
+                "verify": (nothing, verify),
+            }
+        )
+        print(f"\nbeside it, each rebuild waits for the settle time: {settings.settle}")
+        script_calls(parts)
+        parts.close()
+
+
+def fill(dispatcher: Dispatcher) -> None:
+    at = datetime.now(UTC) + timedelta(days=90)
+    for turn in range(EACH):
+        drafts = [
+            Draft(
+                channel="memory",
+                recipient=f"+4915{number:09d}",
+                body=BODY,
+                send_at=at + timedelta(days=turn, seconds=number % 3_600),
+            )
+            for number in range(RECIPIENTS)
+        ]
+        for start in range(0, len(drafts), 10_000):
+            results = dispatcher.submit_many(drafts[start : start + 10_000])
+            assert all(isinstance(each, Message) for each in results)
+
+
+def report(alternatives: dict[str, tuple[Callable[[], object], Callable[[], object]]]) -> None:
+    """Print a Markdown table of seconds; the alternatives take turns."""
+    figures: dict[str, list[float]] = {name: [] for name in alternatives}
+    for _ in range(ROUNDS):
+        for name, (prepare, work) in alternatives.items():
+            prepare()
+            began = time.perf_counter()
+            work()
+            figures[name].append(time.perf_counter() - began)
+    print(f"\n### {RECIPIENTS * EACH:,} live messages of {RECIPIENTS:,} recipients, PostgreSQL\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
+    print("| | median s | least–most s |")
+    print("|---|---|---|")
+    for name, values in figures.items():
+        print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f}–{max(values):.2f} |")
+
+
+def script_calls(parts: Parts) -> None:
+    """Tell how long the script calls of one more rebuild take, as Redis measures it."""
+    parts.redis.config_set("slowlog-max-len", 10_000)
+    parts.redis.config_set("slowlog-log-slower-than", 100)
+    parts.redis.slowlog_reset()
+    parts.redis.delete(*(keys.epoch for keys in parts.fence.keys))
+    parts.sweep.reconcile(settle=timedelta(0))
+    calls = sorted(
+        each["duration"] / 1_000
+        for each in parts.redis.slowlog_get(10_000)
+        if each["command"].startswith(b"EVALSHA")
+    )
+    print(
+        f"script calls longer than 0.1 ms: {len(calls)}; "
+        f"median {statistics.median(calls):.1f} ms, longest {calls[-1]:.1f} ms"
+    )
+
+
+def nothing() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""``dispatcher windows``: compare Redis with the store, and fill it again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dispatcher.cli import show
+from dispatcher.client import Dispatcher
+from dispatcher.verification import Difference, Verified
+
+_MOST_SHOWN = 100
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    windows = typer.Typer(
+        no_args_is_help=True, help="Compare the windows in Redis with SQL, or rebuild them."
+    )
+    windows.command()(verify)
+    windows.command()(rebuild)
+    app.add_typer(windows, name="windows")
+
+
+def verify(as_json: AsJson = False) -> None:
+    """Tell every difference between SQL and Redis. Exit code 1 if there is one."""
+    with Dispatcher() as dispatcher:
+        if as_json:
+            found = dispatcher.verify_windows()
+        else:
+            with show.out.status("comparing …"):
+                found = dispatcher.verify_windows()
+    if as_json:
+        show.as_json(verified_data(found))
+    else:
+        _say(found)
+    if not found.equal:
+        raise typer.Exit(1)
+
+
+def rebuild(
+    shard: Annotated[
+        list[int] | None, typer.Option(help="Only this shard; may be repeated. Default: all.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Fill shards again from SQL, a few at a time; submits to those are refused meanwhile.
+
+    Exit code 1 when another process is rebuilding some of them.
+    """
+    with Dispatcher() as dispatcher:
+        wanted = len(set(shard)) if shard else dispatcher.settings.shards
+        if not yes:
+            typer.confirm(f"Refuse submits to {wanted} shards while they are rebuilt?", abort=True)
+        with _progress() as progress:
+            task = progress.add_task("rows read")
+            done = dispatcher.rebuild_windows(
+                shard or None,
+                progress=lambda read, total: progress.update(task, completed=read, total=total),
+            )
+    show.out.print(f"{len(done)} of {wanted} shards rebuilt")
+    if len(done) < wanted:
+        show.out.print("[yellow]the others are being rebuilt by another process[/]")
+        raise typer.Exit(1)
+
+
+def verified_data(verified: Verified) -> dict[str, Any]:
+    """Return what a comparison found as plain JSON values."""
+    return {
+        "equal": verified.equal,
+        "messages": verified.messages,
+        "reservations": verified.reservations,
+        "counts": {fault.value: many for fault, many in verified.counts.items()},
+        "closed_shards": list(verified.closed),
+        "differences": [
+            {
+                "fault": each.fault.value,
+                "scope": each.scope,
+                "id": str(each.message_id),
+                "send_at": each.send_at.isoformat() if each.send_at else None,
+                "booked_at": each.booked_at.isoformat() if each.booked_at else None,
+            }
+            for each in verified.differences
+        ],
+    }
+
+
+def _say(found: Verified) -> None:
+    show.out.print(
+        f"{found.messages} messages and {found.reservations} reservations compared:",
+        "[green]equal[/]" if found.equal else "[red]not equal[/]",
+    )
+    if found.closed:
+        numbers = ", ".join(map(str, found.closed))
+        show.out.print(f"[yellow]not complete, so not judged:[/] shards {numbers}")
+    for fault, many in found.counts.items():
+        if many:
+            show.out.print(f"{many} {fault.value}")
+    scope = None
+    for each in found.differences[:_MOST_SHOWN]:
+        if each.scope != scope:
+            scope = each.scope
+            show.out.print(f"[bold]{escape(scope)}[/]")
+        show.out.print(f"  {each.message_id} {_detail(each)}", soft_wrap=True)
+    unsaid = sum(found.counts.values()) - min(len(found.differences), _MOST_SHOWN)
+    if unsaid > 0:
+        show.out.print(f"and {unsaid} more; --json names up to 10,000")
+
+
+def _detail(each: Difference) -> str:
+    times = [
+        f"{name} {at.isoformat()}"
+        for name, at in (("in SQL", each.send_at), ("in Redis", each.booked_at))
+        if at is not None
+    ]
+    return f"{each.fault.value}: {', '.join(times)}"
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=show.out,
+    )

@@ -1,0 +1,221 @@
+"""Copies of windows, in which a plan books as a submit books in the windows themselves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from itertools import islice
+from typing import Any, NamedTuple, cast
+from uuid import UUID, uuid4
+
+import redis
+
+from dispatcher.clock import Clock
+from dispatcher.errors import DispatcherError, ReservationsUnavailable
+from dispatcher.lua import source
+from dispatcher.redis_keys import PlanKeys, ShardKeys, digest_of
+from dispatcher.reservation.answers import translated
+from dispatcher.reservation.bulk import Bulk, Request
+from dispatcher.reservation.shards import CLOSED
+from dispatcher.reservation.terms import Rules
+from dispatcher.reservation.windows import Booking, Windows
+
+log = logging.getLogger(__name__)
+
+LIFE_MS = 600_000
+"""How long the keys of a plan outlive a process that dies."""
+_RENEW_SECONDS = LIFE_MS / 1_000 / 5
+_FIRST_STEP = 100
+"""Most members of a window that are copied while hundreds of others are, too."""
+_STEP = 5_000
+"""Most members that one call copies; it then runs for a few milliseconds."""
+_AT_ONCE = 1_000
+_LOST = "the copies of the plan are gone; plan again"
+
+
+class Answered(NamedTuple):
+    """The idempotency key of a draft that found a place, and whose place it is."""
+
+    key: str
+    message_id: UUID
+    fingerprint: str
+
+
+class _Copy(NamedTuple):
+    """A window and where its copy is."""
+
+    real: ShardKeys
+    keys: PlanKeys
+    window: str
+    name: str
+
+
+class Copies(AbstractContextManager["Copies"]):
+    """Books in copies of the windows what :class:`Bulk` would book in the windows.
+
+    A window is copied when a request first needs it, and what is booked later by others is not
+    seen. The windows stay as they are. Every key of the copies has a life of ten minutes, renewed
+    while requests come, and is deleted when the context ends. Nothing is held in this process but
+    one batch. Raises ReservationsUnavailable like Windows, also when the copies were lost.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        rules: Rules,
+        *,
+        keys: Sequence[ShardKeys],
+        twins_life: timedelta,
+        clock: Clock,
+    ) -> None:
+        plan = uuid4().hex
+        self._client = client
+        self._clock = clock
+        self._real = tuple(keys)
+        self._keys = tuple(PlanKeys(each.namespace, each.shard, plan) for each in keys)
+        self._windows = Windows(client, rules, keys=self._keys, twins_life=twins_life)
+        self._bulk = Bulk(self._windows)
+        self._copy = client.register_script(source("copy_window"))
+        self._touched: set[PlanKeys] = set()
+        self._twins: list[str] = []
+        self._has_answered = False
+        self._renewed = clock.monotonic()
+
+    def reserve(self, requests: Sequence[Request]) -> list[Booking | DispatcherError]:
+        """Return for each request the booking it would get, or why it would have none, in order.
+
+        Later requests, also of later calls, see the bookings of earlier ones.
+        """
+        copies = self._needed(requests)
+        with translated():
+            self._copy_windows(copies)
+            self._copy_twins(requests)
+        found = self._bulk.reserve(requests)
+        with translated():
+            self._renew(copies)
+        return found
+
+    def remember(self, answered: Iterable[Answered]) -> None:
+        """Keep the idempotency keys of drafts that found a place."""
+        words = {digest_of(each.key): each.message_id.bytes + each.fingerprint.encode()
+                 for each in answered}  # fmt: skip
+        if not words:
+            return
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.hset(self._answered, mapping=cast("dict[Any, Any]", words))
+            pipeline.pexpire(self._answered, LIFE_MS)
+            pipeline.execute()
+        self._has_answered = True
+
+    def recall(self, keys: Sequence[str]) -> Mapping[str, Answered]:
+        """Return those of these idempotency keys that :meth:`remember` was told of."""
+        if not keys or not self._has_answered:
+            return {}
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.exists(self._answered)
+            pipeline.hmget(self._answered, [digest_of(each) for each in keys])
+            there, values = pipeline.execute()
+        if not there:
+            raise ReservationsUnavailable(_LOST)
+        return {
+            key: Answered(key, UUID(bytes=value[:16]), value[16:].decode())
+            for key, value in zip(keys, values, strict=True)
+            if value is not None
+        }
+
+    def close(self) -> None:
+        """Delete every key of the copies; what cannot be reached ends by itself."""
+        try:
+            with translated():
+                for names in self._names():
+                    self._client.unlink(*names)
+                for keys in self._touched:
+                    self._client.unlink(keys.copies, keys.pending)
+                for name in (self._answered, *self._twins):
+                    self._client.unlink(name)
+        except ReservationsUnavailable as error:
+            log.warning("the copies of a plan end in ten minutes: %s", error)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _answered(self) -> str:
+        return self._keys[0].answered
+
+    def _needed(self, requests: Iterable[Request]) -> list[_Copy]:
+        found: dict[str, _Copy] = {}
+        for request in requests:
+            for group in self._windows.groups(request.terms):
+                real, keys = self._real[group.keys.shard], self._keys[group.keys.shard]
+                for scope, name in zip(group.scopes, group.windows, strict=True):
+                    if name not in found:
+                        window = real.window(scope.name, scope.kind)
+                        found[name] = _Copy(real, keys, window, name)
+        return list(found.values())
+
+    def _copy_windows(self, copies: Sequence[_Copy]) -> None:
+        """Copy the windows that were not yet: all that are small at once, large ones in steps."""
+        pipeline = self._client.pipeline(transaction=False)
+        for each in copies:
+            self._copy_some(each, _FIRST_STEP, pipeline)
+        self._touched.update(each.keys for each in copies)
+        for copy, state in zip(copies, pipeline.execute(), strict=True):
+            while _is_more(state):
+                state = self._copy_some(copy, _STEP, self._client)  # noqa: PLW2901 - goes on
+
+    def _copy_some(self, copy: _Copy, most: int, client: redis.Redis) -> Any:
+        names = [copy.window, copy.name, copy.keys.copies, copy.real.epoch]
+        words = [most, LIFE_MS, int(copy.keys in self._touched)]
+        return self._copy(keys=names, args=words, client=client)
+
+    def _copy_twins(self, requests: Iterable[Request]) -> None:
+        """Copy what is known of submits under way with the same idempotency keys."""
+        pipeline = self._client.pipeline(transaction=False)
+        for request in requests:
+            if request.submit is not None:
+                first = self._windows.groups(request.terms)[0].keys
+                twins = self._real[first.shard].twins(request.submit.key)
+                self._twins.append(first.twins(request.submit.key))
+                pipeline.copy(twins, self._twins[-1])
+        pipeline.execute()
+
+    def _renew(self, copies: Iterable[_Copy]) -> None:
+        """Give a life to what was booked in, which has none, and at times to everything."""
+        pipeline = self._client.pipeline(transaction=False)
+        for each in copies:
+            pipeline.pexpire(each.name, LIFE_MS)
+        for keys in self._touched:
+            pipeline.unlink(keys.pending)
+            pipeline.pexpire(keys.copies, LIFE_MS)
+        for name in self._twins:
+            pipeline.unlink(name)
+        pipeline.execute()
+        self._twins.clear()
+        if self._clock.monotonic() - self._renewed > _RENEW_SECONDS:
+            self._renewed = self._clock.monotonic()
+            self._client.pexpire(self._answered, LIFE_MS)
+            for names in self._names():
+                for copy in names:
+                    pipeline.pexpire(copy, LIFE_MS)
+                pipeline.execute()
+
+    def _names(self) -> Iterator[list[bytes]]:
+        """Yield the names of all copies, some at a time."""
+        for keys in self._touched:
+            names = self._client.hscan_iter(keys.copies, count=_AT_ONCE)
+            while some := [name for name, _ in islice(names, _AT_ONCE)]:
+                yield some
+
+
+def _is_more(state: bytes) -> bool:
+    """Tell whether a copy is to go on."""
+    if state == b"closed":
+        raise ReservationsUnavailable(CLOSED)
+    if state == b"lost":
+        raise ReservationsUnavailable(_LOST)
+    return state == b"more"

@@ -1,0 +1,266 @@
+"""Everything that decides about times in a stretch of one message's scopes, to be looked at."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import NamedTuple
+from uuid import UUID
+
+from dispatcher import zones
+from dispatcher.errors import InvalidValue
+from dispatcher.hours import Interval
+from dispatcher.quota import UNIT_MS, CalendarQuota, CalendarUnit, Quota
+from dispatcher.reservation.blocked import (
+    Filled,
+    blocked_by_periods,
+    blocked_by_runs,
+    cut,
+    filled_periods,
+    filled_steps,
+    united,
+)
+from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.terms import AnyQuota, Terms, longest_ms
+from dispatcher.reservation.windows import Windows
+from dispatcher.scope import Scope
+from dispatcher.sendtime import from_ms, to_ms
+
+MOST_READ = 10_000
+"""Most booked times that are read of one window before the start, and from the start on."""
+_MOST_STEPS = 54
+_MOST_SLOTS = 5
+_ID_BYTES = 16
+_STEPS: tuple[tuple[CalendarUnit, int], ...] = (
+    *(("minute", many) for many in (1, 2, 5, 10, 15, 30)),
+    *(("hour", many) for many in (1, 2, 3, 4, 6, 12)),
+    ("day", 1),
+    ("week", 1),
+)  # fmt: skip
+
+
+class Span(NamedTuple):
+    """The instants from ``begins_at`` until before ``ends_at``, both aware UTC."""
+
+    begins_at: datetime
+    ends_at: datetime
+
+
+class Booked(NamedTuple):
+    """A message's place in a window. ``held`` is one that a message may be about to move to."""
+
+    message_id: UUID
+    at: datetime
+    held: bool
+
+
+class Fill(NamedTuple):
+    """How many booked times a quota counts together in a stretch.
+
+    For a calendar quota the stretch is one of its periods, with all times in it. Otherwise it is
+    a step of the timeline, with the most times of any span of the quota's length that ends in it.
+    """
+
+    begins_at: datetime
+    ends_at: datetime
+    booked: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTimeline:
+    """How full one quota of one scope is, and where it refuses a new message.
+
+    Calendar periods without a booked time are left out of ``fills``.
+    """
+
+    quota: AnyQuota
+    fills: tuple[Fill, ...]
+    blocked: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTimeline:
+    """What is booked of one scope, and what each of its quotas makes of it.
+
+    ``booked`` are the places from the start of the timeline to its end. Where there is too much
+    to read (more than 10,000 times before the start that still count, or from it on), it is not
+    ``complete``: then all times within ``read`` are known and others may exist beyond, so that
+    what is blocked is blocked, but more may be.
+    """
+
+    scope: str
+    booked: tuple[Booked, ...]
+    quotas: tuple[QuotaTimeline, ...]
+    complete: bool
+    read: Span
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Why times of one message's scopes are free or not, from ``start`` until before ``end``.
+
+    Instants are aware UTC. ``steps`` cut the stretch into about 48 pieces of the local time of
+    ``zone``. ``quiet`` are the quiet hours. ``slots`` are the next times that fit, from the start
+    or from now on: the beginnings of the next few free stretches; the last may lie after the end.
+    The windows are read one after the other, while bookings go on.
+    """
+
+    start: datetime
+    end: datetime
+    zone: str
+    windows: tuple[WindowTimeline, ...]
+    quiet: tuple[Span, ...]
+    steps: tuple[Span, ...]
+    slots: tuple[datetime, ...]
+
+    @cached_property
+    def blocked(self) -> tuple[Span, ...]:
+        """Where some quota refuses a new message."""
+        return _united(span for each in self._quotas for span in each.blocked)
+
+    @cached_property
+    def refused(self) -> tuple[Span, ...]:
+        """Where a new message is refused, by a quota or because of quiet hours."""
+        return _united((*self.blocked, *self.quiet))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all booked times that count were read."""
+        return all(each.complete for each in self.windows)
+
+    def refuses(self, instant: datetime) -> bool:
+        """Tell whether a new message at ``instant`` would be refused. Raises InvalidValue."""
+        if not self.start <= instant < self.end:
+            accepted = f"from {self.start.isoformat()} until before {self.end.isoformat()}"
+            raise InvalidValue("instant", f"{instant.isoformat()} is not covered", accepted)
+        place = bisect_right(self.refused, (instant, self.end)) - 1
+        return place >= 0 and instant < self.refused[place].ends_at
+
+    @property
+    def _quotas(self) -> Iterable[QuotaTimeline]:
+        return chain.from_iterable(each.quotas for each in self.windows)
+
+
+class Timelines:
+    """Reads timelines. Every call raises ReservationsUnavailable like Windows."""
+
+    def __init__(
+        self, contents: Contents, windows: Windows, quotas: Mapping[str, Sequence[AnyQuota]]
+    ) -> None:
+        self._contents = contents
+        self._windows = windows
+        self._quotas = quotas
+
+    def read(self, terms: Terms, start: datetime, end: datetime, *, now: datetime) -> Timeline:
+        """Return what decides about the times from ``start`` until before ``end``."""
+        stretch = to_ms(start), to_ms(end)
+        edges = _edges(*stretch, terms.zone)
+        quiet = terms.quiet.inside(terms.zone, *stretch) if terms.quiet else ()
+        timeline = Timeline(
+            start=start,
+            end=end,
+            zone=terms.zone,
+            windows=tuple(self._window(scope, terms.zone, edges) for scope in terms.scopes),
+            quiet=_spans(quiet),
+            steps=_spans(pairwise(edges)),
+            slots=(),
+        )
+        return replace(timeline, slots=self._slots(terms, timeline, now))
+
+    def _window(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
+        start, end = edges[0], edges[-1]
+        quotas = self._quotas[scope.kind]
+        earliest, latest = _reach(quotas, zone, start, end)
+        keys, name = self._contents.window_of(scope)
+        before, all_before = self._contents.members(
+            keys, name.decode(), earliest, start, at_most=MOST_READ, backwards=True
+        )
+        after, all_after = self._contents.members(
+            keys, name.decode(), start, latest, at_most=MOST_READ
+        )
+        times = [at_ms for _, at_ms in (*before, *after)]
+        return WindowTimeline(
+            scope=str(scope),
+            booked=tuple(
+                Booked(UUID(bytes=member[:_ID_BYTES]), from_ms(at_ms), len(member) > _ID_BYTES)
+                for member, at_ms in after
+                if at_ms < end
+            ),
+            quotas=tuple(_quota(each, times, zone, edges) for each in quotas),
+            complete=all_before and all_after,
+            read=Span(
+                from_ms(earliest if all_before else before[0][1] + 1),
+                from_ms(latest if all_after else after[-1][1]),
+            ),
+        )
+
+    def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
+        found: list[datetime] = []
+        after = max(timeline.start, now)
+        while len(found) < _MOST_SLOTS:
+            slot = self._windows.next_slot(terms, after)
+            found.append(slot)
+            following = bisect_left(timeline.refused, (slot, slot))
+            if slot >= timeline.end or following == len(timeline.refused):
+                break
+            after = max(slot, timeline.refused[following].begins_at)
+        return tuple(dict.fromkeys(found))
+
+
+def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int]) -> QuotaTimeline:
+    if isinstance(quota, CalendarQuota):
+        fills = filled_periods(times, quota, zone)
+        blocked = blocked_by_periods(fills, quota)
+    else:
+        fills = filled_steps(times, quota, edges)
+        blocked = blocked_by_runs(times, quota)
+    start, end = edges[0], edges[-1]
+    shown = [each for each in fills if each[0] < end and each[1] > start]
+    return QuotaTimeline(quota, _fills(shown), _spans(cut(blocked, start, end)))
+
+
+def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> tuple[int, int]:
+    """Return from when until when booked times decide about times from start to end, in ms."""
+    rolling = [each for each in quotas if isinstance(each, Quota)]
+    earliest = start - (longest_ms(rolling) if rolling else 0)
+    latest = end + (longest_ms(rolling) if rolling else 0)
+    for each in quotas:
+        if isinstance(each, CalendarQuota):
+            within = each.zone or zone
+            earliest = min(earliest, each.bounds(start, within, 1)[0])
+            latest = max(latest, each.bounds(end - 1, within, 1)[1])
+    return earliest, latest
+
+
+def _edges(start: int, end: int, zone: str) -> list[int]:
+    """Return where the steps begin that local clocks make of a stretch, and where it ends."""
+    unit, many = next(
+        each for each in _STEPS if (end - start) <= _MOST_STEPS * UNIT_MS[each[0]] * each[1]
+    )
+    calendar, rules = CalendarQuota(1, unit, zone), zones.rules(zone)
+    edges, last = [start], start
+    while last < end:
+        _, *bounds = calendar.bounds(last, zone, _MOST_STEPS)
+        for at in bounds:
+            shown = zones.wall_at(at, rules)
+            place = shown.minute if unit == "minute" else shown.hour
+            if at < end and (many == 1 or place % many == 0):
+                edges.append(at)
+        last = bounds[-1]
+    return [*edges, end]
+
+
+def _fills(filled: Iterable[Filled]) -> tuple[Fill, ...]:
+    return tuple(Fill(from_ms(start), from_ms(end), count) for start, end, count in filled)
+
+
+def _spans(intervals: Iterable[Interval]) -> tuple[Span, ...]:
+    return tuple(Span(from_ms(start), from_ms(end)) for start, end in intervals)
+
+
+def _united(spans: Iterable[Span]) -> tuple[Span, ...]:
+    return _spans(united((to_ms(each.begins_at), to_ms(each.ends_at)) for each in spans))

@@ -1,0 +1,199 @@
+"""What submit many and plan share: drafts in batches, what is decided of each before it is booked.
+
+A case is one draft on its way through a batch. Those that need no place are decided first: bad
+drafts, and those whose idempotency key is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidDraft,
+    InvalidValue,
+    StoreUnavailable,
+)
+from dispatcher.message import Draft, Message, Progress, Rejection, new_id
+from dispatcher.reservation import Booking, Request, Submit
+from dispatcher.sendtime import to_ms
+from dispatcher.settings import Settings
+from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+
+Result = Message | Rejection
+OnProgress = Callable[[Progress], object]
+
+BATCH = 1_000
+"""Drafts that are judged, booked and stored together."""
+
+
+@dataclass(slots=True)
+class Case:
+    """One draft on its way through a batch. ``result`` is set once it is decided.
+
+    ``same_as`` is an earlier case of the batch with the same idempotency key, whose result it
+    shares.
+    """
+
+    number: int
+    draft: Draft
+    valid: ValidDraft | None = None
+    request: Request | None = None
+    result: Result | None = None
+    same_as: Case | None = None
+
+    def refuse(self, error: DispatcherError) -> None:
+        """Decide that the draft is not accepted."""
+        self.result = Rejection(self.number, self.draft, error)
+
+
+Booked = tuple[Case, ValidDraft, Booking]
+Known = Callable[[Mapping[str, Case]], Mapping[str, tuple[Message, str]]]
+"""Takes cases by idempotency key; returns the messages of known keys with their fingerprints."""
+
+
+def batches(drafts: Iterable[Draft]) -> Iterator[list[Case]]:
+    """Yield drafts as cases, numbered from 0, a batch at a time."""
+    source, first = iter(drafts), 0
+    while batch := list(islice(source, BATCH)):
+        yield cases_of(batch, first)
+        first += len(batch)
+
+
+def cases_of(drafts: Iterable[Draft], first: int = 0) -> list[Case]:
+    """Return drafts as cases, numbered from ``first``."""
+    return [Case(first + place, draft) for place, draft in enumerate(drafts)]
+
+
+def judge(cases: Sequence[Case], *, settings: Settings, now: datetime, known: Known) -> None:
+    """Decide the cases that need no place."""
+    _schedule(cases, settings, now)
+    _find_known(cases, now, known)
+
+
+def undecided(cases: Iterable[Case]) -> list[Case]:
+    """Return the cases that need a place, each with its request."""
+    found = [each for each in cases if each.result is None and each.same_as is None]
+    for case in found:
+        case.request = _request(case)
+    return found
+
+
+def settle(cases: Sequence[Case], bookings: Sequence[Booking | DispatcherError]) -> list[Booked]:
+    """Refuse the cases that got no place; return the others with theirs."""
+    booked: list[Booked] = []
+    for case, booking in zip(cases, bookings, strict=True):
+        if not isinstance(booking, Booking):
+            case.refuse(booking)
+        elif case.valid is not None:
+            booked.append((case, case.valid, booking))
+    return booked
+
+
+def requests_of(cases: Iterable[Case]) -> list[Request]:
+    """Return the requests of cases that need a place."""
+    return [each.request for each in cases if each.request is not None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what came of drafts; the times are those of messages that were not known before."""
+
+    accepted: int = 0
+    refused: int = 0
+    known: int = 0
+    shifted: int = 0
+    first_send_at: datetime | None = None
+    last_send_at: datetime | None = None
+
+    def add(self, cases: Sequence[Case]) -> list[Result]:
+        """Count what came of these, and return it."""
+        results = [_result(each) for each in cases]
+        for case, result in zip(cases, results, strict=True):
+            if isinstance(result, Rejection):
+                self.refused += 1
+                continue
+            self.accepted += 1
+            if case.request is None or case.request.message_id != result.id:
+                self.known += 1
+                continue
+            self.shifted += to_ms(result.send_at) != case.request.asked_ms
+            self.first_send_at = min(self.first_send_at or result.send_at, result.send_at)
+            self.last_send_at = max(self.last_send_at or result.send_at, result.send_at)
+        return results
+
+    def progress(self, total: int | None) -> Progress:
+        """Return how far it has come."""
+        return Progress(self.accepted, self.refused, total, self.known, self.shifted)
+
+
+def _schedule(cases: Iterable[Case], settings: Settings, now: datetime) -> None:
+    for case in cases:
+        if not isinstance(case.draft, Draft):
+            kind = type(case.draft).__name__
+            case.refuse(InvalidDraft("draft", f"a {kind}", "a Draft"))
+            continue
+        try:
+            case.valid = schedule(case.draft, settings=settings, now=now)
+        except InvalidValue as error:
+            case.refuse(error)
+
+
+def _find_known(cases: Sequence[Case], now: datetime, find: Known) -> None:
+    """Answer what was submitted before; judge the times of the others."""
+    keyed: dict[str, Case] = {}
+    for case in cases:
+        key = case.valid.idempotency_key if case.valid else None
+        if key is not None:
+            twin = keyed.setdefault(key, case)
+            case.same_as = twin if twin is not case else None
+    known = find(keyed)
+    for case in cases:
+        if case.valid is None:
+            continue
+        key, digest = case.valid.idempotency_key, case.valid.fingerprint
+        if key is not None and key in known:
+            case.same_as = None
+            message, theirs = known[key]
+            if theirs == digest:
+                case.result = message
+            else:
+                case.refuse(IdempotencyConflict(key, message.id))
+        elif case.same_as is None:
+            try:
+                judge_times(case.valid, now=now)
+            except InvalidDraft as error:
+                case.refuse(error)
+
+
+def _request(case: Case) -> Request:
+    valid = case.valid
+    if valid is None:
+        raise InvalidDraft("draft", "not judged", "a Draft")
+    submit = None
+    if valid.idempotency_key is not None:
+        submit = Submit(valid.idempotency_key, valid.fingerprint or "")
+    asked_ms = to_ms(valid.send_at)
+    latest_ms = asked_ms if valid.latest is None else max(asked_ms, to_ms(valid.latest))
+    return Request(new_id(), valid.terms, asked_ms, latest_ms, submit)
+
+
+def _result(case: Case) -> Result:
+    """Return what came of a draft; a repeated key within the batch shares its twin's message."""
+    twin = case.same_as
+    if twin is None or case.valid is None or twin.valid is None:
+        result = case.result
+    elif case.valid.fingerprint != twin.valid.fingerprint and isinstance(twin.result, Message):
+        key = case.valid.idempotency_key or ""
+        return Rejection(case.number, case.draft, IdempotencyConflict(key, twin.result.id))
+    elif isinstance(twin.result, Rejection):
+        result = Rejection(case.number, case.draft, twin.result.error)
+    else:
+        result = twin.result
+    if result is None:
+        raise StoreUnavailable("a draft was not decided")
+    return result

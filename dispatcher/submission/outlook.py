@@ -1,0 +1,66 @@
+"""Look before you submit: why times of a scope are free or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from dispatcher import sendtime
+from dispatcher.clock import Clock
+from dispatcher.errors import InvalidDraft, InvalidSendTime
+from dispatcher.message import check_text
+from dispatcher.reservation import Timeline, Timelines
+from dispatcher.settings import Settings
+from dispatcher.submission.schedule import terms_for
+
+_LONGEST = timedelta(days=366)
+
+
+class Outlook:
+    """The use case of those who want to see the windows."""
+
+    def __init__(self, *, settings: Settings, clock: Clock, timelines: Timelines) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._timelines = timelines
+
+    def timeline(
+        self,
+        scope: str,
+        *,
+        channel: str | None,
+        scopes: Mapping[str, str] | None,
+        zone: str | None,
+        kind: str | None,
+        start: datetime | str | None,
+        length: timedelta,
+    ) -> Timeline:
+        """Return what decides about the times from ``start`` on.
+
+        Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
+        """
+        check_text("scope", scope)
+        if kind is not None and (channel is not None or scopes is not None):
+            raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
+        terms = terms_for(
+            self._settings,
+            scope=scope,
+            channel=channel,
+            scopes=scopes if kind is None else {kind: scope},
+            zone=zone,
+        )
+        if kind is not None:
+            terms = replace(terms, scopes=tuple(each for each in terms.scopes if each.kind == kind))
+        now = self._clock.now()
+        if start is None:
+            begins = sendtime.after(timedelta(0), now=now)
+        else:
+            begins = sendtime.parse(start, zone=zone, field="start")
+            farthest = self._settings.max_horizon
+            sendtime.check_not_too_far(begins, now=now, farthest=farthest, field="start")
+        accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
+        if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
+            raise InvalidSendTime("length", f"{length}", accepted)
+        ends = sendtime.after(length, now=begins, field="length")
+        return self._timelines.read(terms, begins, ends, now=now)

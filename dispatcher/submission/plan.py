@@ -1,0 +1,101 @@
+"""Plan: what submit many would answer. Books and stores nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from dispatcher.clock import Clock
+from dispatcher.message import Draft, Message, Plan, Rejection
+from dispatcher.reservation import Answered, Booking, Copies
+from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.settings import Settings
+from dispatcher.store import BulkMessages
+from dispatcher.submission.cases import (
+    Booked,
+    Case,
+    OnProgress,
+    Tally,
+    batches,
+    judge,
+    requests_of,
+    settle,
+    undecided,
+)
+from dispatcher.submission.submission import Submission
+
+
+class Planning:
+    """The use case of those who want to know before they submit."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        copies: Callable[[], Copies],
+        store: BulkMessages,
+        submission: Submission,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._copies = copies
+        self._store = store
+        self._submission = submission
+
+    def plan(
+        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
+    ) -> Plan:
+        """Return what would come of these drafts, which are read a batch at a time.
+
+        Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        tally = Tally()
+        rejections: list[Rejection] = []
+        with self._copies() as copies:
+            for cases in batches(drafts):
+                self._decide(cases, copies)
+                rejections += [each for each in tally.add(cases) if isinstance(each, Rejection)]
+                if progress is not None:
+                    progress(tally.progress(total))
+        return Plan(
+            accepted=tally.accepted,
+            known=tally.known,
+            shifted=tally.shifted,
+            first_send_at=tally.first_send_at,
+            last_send_at=tally.last_send_at,
+            rejections=tuple(rejections),
+        )
+
+    def _decide(self, cases: list[Case], copies: Copies) -> None:
+        now = self._clock.now()
+        judge(
+            cases,
+            settings=self._settings,
+            now=now,
+            known=lambda keyed: self._known(keyed, copies),
+        )
+        waiting = undecided(cases)
+        booked = settle(waiting, copies.reserve(requests_of(waiting)))
+        created_at = from_ms(to_ms(now))
+        for case, valid, booking in booked:
+            case.result = self._submission.message(valid, booking, created_at)
+        copies.remember(_answered(booked))
+
+    def _known(
+        self, keyed: Mapping[str, Case], copies: Copies
+    ) -> Mapping[str, tuple[Message, str]]:
+        """Return what is stored under these keys, or what earlier batches would have stored."""
+        known = self._store.with_keys(list(keyed))
+        for key, answered in copies.recall(list(keyed)).items():
+            valid = keyed[key].valid
+            if key not in known and valid is not None:
+                booking = Booking(answered.message_id, valid.terms, valid.send_at)
+                message = self._submission.message(valid, booking)
+                known[key] = message, answered.fingerprint
+        return known
+
+
+def _answered(booked: Iterable[Booked]) -> Iterable[Answered]:
+    for _, valid, booking in booked:
+        if valid.idempotency_key is not None and valid.fingerprint is not None:
+            yield Answered(valid.idempotency_key, booking.message_id, valid.fingerprint)

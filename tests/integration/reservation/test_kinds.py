@@ -1,0 +1,325 @@
+"""A message that counts against several scopes at once, in one shard or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher.errors import QuotaExceeded
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.redis_keys import shard_of
+from dispatcher.reservation import Booking, Reserved, Submit, Terms
+from dispatcher.reservation.terms import AnyQuota
+from dispatcher.scope import PLAIN, Scope, counted
+from tests.support.reserving import SHARDS, Reserving, calls_of, ms
+
+NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+Opened = Callable[..., Reserving]
+
+KINDS: Mapping[str, Sequence[AnyQuota]] = {
+    PLAIN: [Quota.parse("1/minute")],
+    "recipient.sms": [Quota.parse("2/hour")],
+    "channel.sms": [Quota.parse("3/second")],
+    "tenant": [Quota.parse("4/hour")],
+}
+SMS = shard_of("@channel.sms", SHARDS)
+OWN, EARLY, LATE = [shard for shard in range(SHARDS) if shard != SMS]
+"""Shards beside that of the channel: of recipients, and of tenants before and after it."""
+
+
+def named(shard: int, home: str = "{}") -> str:
+    """Return a name that makes its scope lie in that shard."""
+    names = (f"name {n}" for n in count())
+    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
+
+
+ANN = named(OWN)
+ACME = named(LATE, "@tenant:{}")
+
+
+def terms(scope: str = ANN, *, channel: str = "sms", tenant: str | None = None) -> Terms:
+    """Return what a message counts against, as the settings say it."""
+    scopes = {} if tenant is None else {"tenant": tenant}
+    return Terms(counted(KINDS, scope=scope, channel=channel, scopes=scopes))
+
+
+@pytest.fixture
+def real(opened: Opened) -> Reserving:
+    """Give windows of all kinds, whose scripts the server knows."""
+    return warm(opened(*KINDS[PLAIN], further=without_plain()), terms("warm", tenant="warm"))
+
+
+def without_plain(**changed: Sequence[AnyQuota]) -> dict[str, Sequence[AnyQuota]]:
+    return {kind: quotas for kind, quotas in {**KINDS, **changed}.items() if kind != PLAIN}
+
+
+def warm(real: Reserving, of: Terms) -> Reserving:
+    """Let the server learn the scripts, and leave nothing."""
+    far = NOON + timedelta(days=300)
+    message_id = real.windows.reserve(new_id(), terms=of, send_at=far).message_id
+    moving = real.windows.move(message_id, terms=of, send_at=far + HOUR)
+    real.windows.take(moving)
+    real.windows.drop(moving)
+    real.windows.next_slot(of, far)
+    real.windows.release(message_id, of)
+    return real
+
+
+def book(real: Reserving, scope: str = ANN, send_at: datetime = NOON, **more: Any) -> Booking:
+    asked = {name: more.pop(name) for name in ("latest", "submit") if name in more}
+    return real.windows.reserve(new_id(), terms=terms(scope, **more), send_at=send_at, **asked)
+
+
+def fill(real: Reserving, scope: Scope, *times: datetime) -> list[UUID]:
+    """Let others book in this scope alone."""
+    ids = [new_id() for _ in times]
+    for message_id, time in zip(ids, times, strict=True):
+        real.windows.reserve(message_id, terms=Terms((scope,)), send_at=time)
+    return ids
+
+
+def stands_at(real: Reserving, booking: Booking, at: datetime) -> bool:
+    """Whether all windows of a booking have it, at that time and as pending."""
+    member = booking.message_id.bytes
+    windows = {
+        (member, real.keys(each.home).window(each.name, each.kind)) for each in booking.terms.scopes
+    }
+    placed = [real.places(each).get(member) for each in booking.terms.scopes]
+    mine = {each for each in real.unconfirmed() if each[0] == member}
+    return placed == [ms(at)] * len(placed) and mine == windows
+
+
+WHOLE, TENANT = terms().scopes[-1], terms(tenant=ACME).scopes[-1]
+
+
+def test_a_message_counts_against_every_kind_that_has_quotas() -> None:
+    found = [str(each) for each in terms(tenant=ACME).scopes]
+    assert found == [ANN, f"recipient.sms:{ANN}", "channel.sms", f"tenant:{ACME}"]
+    assert [str(each) for each in terms(channel="mail").scopes] == [ANN]
+
+
+def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opened) -> None:
+    both = Terms(terms().scopes[:2])
+    kinds = {kind: KINDS[kind] for kind in (PLAIN, "recipient.sms")}
+    real = warm(opened(*kinds.pop(PLAIN), further=kinds), both)
+    assert both.scopes == (Scope(PLAIN, ANN, ANN), Scope("recipient.sms", ANN, ANN))
+    message_id = new_id()
+    windows = real.windows
+    calls = {
+        "reserve": lambda: windows.reserve(message_id, terms=both, send_at=NOON),
+        "shift": lambda: windows.reserve(
+            new_id(), terms=both, send_at=NOON, latest=NOON + 2 * MINUTE
+        ),
+        "next slot": lambda: windows.next_slot(both, NOON),
+        "release": lambda: windows.release(message_id, both),
+    }
+    for name, call in calls.items():
+        assert calls_of(real.client, call) == 1, name
+        if name == "reserve":
+            assert stands_at(real, Booking(message_id, both, NOON), NOON)
+    moving = windows.move(
+        windows.reserve(message_id, terms=both, send_at=NOON - MINUTE).message_id,
+        terms=both,
+        send_at=NOON - 2 * MINUTE,
+    )
+    assert calls_of(real.client, lambda: windows.take(moving)) == 1
+    assert calls_of(real.client, lambda: windows.drop(moving)) == 1
+
+
+def test_scopes_of_several_shards_take_one_call_for_each_shard(real: Reserving) -> None:
+    assert len({shard_of(each.home, SHARDS) for each in terms(tenant=ACME).scopes}) == 3
+    bookings: list[Booking] = []
+    assert calls_of(real.client, lambda: bookings.append(book(real, tenant=ACME))) == 3
+    assert stands_at(real, bookings[0], NOON)
+    assert calls_of(real.client, lambda: bookings.append(book(real, "else"))) == 2
+    (booking, _) = bookings
+    assert calls_of(real.client, lambda: real.windows.release(*booking_of(booking))) == 3
+    assert real.places(TENANT) == {}
+
+
+def booking_of(booking: Booking) -> tuple[UUID, Terms]:
+    return booking.message_id, booking.terms
+
+
+def test_scopes_that_share_a_shard_by_chance_share_the_call(real: Reserving) -> None:
+    scope, tenant = named(SMS), named(SMS, "@tenant:{}")
+    bookings: list[Booking] = []
+    assert calls_of(real.client, lambda: bookings.append(book(real, scope, tenant=tenant))) == 1
+    assert len(bookings[0].terms.scopes) == 4
+    assert stands_at(real, bookings[0], NOON)
+
+
+@pytest.mark.parametrize("submit", [None, Submit("key", "print")])
+@pytest.mark.parametrize("shift", [None, timedelta(minutes=30)])
+@pytest.mark.parametrize(
+    ("full", "name"),
+    [
+        (terms().scopes[0], ANN),
+        (terms().scopes[1], f"recipient.sms:{ANN}"),
+        (WHOLE, "channel.sms"),
+        (TENANT, f"tenant:{ACME}"),
+    ],
+    ids=str,
+)
+def test_a_refusal_in_any_shard_leaves_nothing_in_any(
+    real: Reserving, full: Scope, name: str, shift: timedelta | None, submit: Submit | None
+) -> None:
+    (quota,) = KINDS[full.kind]
+    assert isinstance(quota, Quota)
+    far = NOON + timedelta(milliseconds=quota.length_ms)
+    # Full until an hour after the time asked for, by bookings as far apart as they may be.
+    times = [NOON + n * (far - NOON) for n in range(-1, HOUR // (far - NOON) + 1)]
+    members: dict[Any, int] = {
+        new_id().bytes: ms(time) for time in times for _ in range(quota.count)
+    }
+    real.client.zadd(real.keys(full.home).window(full.name, full.kind), members)
+    slot = times[-1] + (far - NOON)
+    before, waiting = real.dump(), real.unconfirmed()
+    latest = None if shift is None else NOON + shift
+    with pytest.raises(QuotaExceeded) as refused:
+        book(real, tenant=ACME, latest=latest, submit=submit)
+    assert (refused.value.quota, refused.value.scope) == (str(quota), name)
+    assert (refused.value.send_at, refused.value.next_slot) == (NOON, slot)
+    assert len(refused.value.conflicting) == quota.count
+    standing = real.places(full)
+    assert {standing[each.bytes] for each in refused.value.conflicting} <= {ms(NOON)}
+    assert (real.dump(), real.unconfirmed()) == (before, waiting)
+    booking = book(real, tenant=ACME, latest=slot, submit=submit)
+    assert stands_at(real, booking, slot)
+
+
+def test_the_next_slot_fits_every_scope(real: Reserving) -> None:
+    """Each leap over what one scope blocks ends where the next one blocks."""
+    fill(real, terms().scopes[0], NOON)  # until 12:01
+    fill(real, TENANT, *[NOON + MINUTE - HOUR + SECOND] * 4)  # until 12:01:01
+    fill(real, WHOLE, *[NOON + MINUTE + SECOND] * 3)  # until 12:01:02
+    fill(real, terms().scopes[0], NOON + 2 * MINUTE)  # 12:01 to 12:03, both ends free
+    fill(real, terms().scopes[1], *[NOON - HOUR + 4 * MINUTE] * 2)  # until 12:04
+    fill(real, WHOLE, *[NOON + 4 * MINUTE + SECOND / 2] * 3)  # until 12:04:01.5
+    slot = NOON + 4 * MINUTE + 1.5 * SECOND
+    before = real.dump()
+    assert real.windows.next_slot(terms(tenant=ACME), NOON + SECOND) == slot
+    assert real.dump() == before
+    with pytest.raises(QuotaExceeded) as refused:
+        book(real, send_at=NOON + SECOND, tenant=ACME)
+    assert refused.value.next_slot == slot
+    with pytest.raises(QuotaExceeded) as refused:
+        book(real, send_at=NOON + SECOND, tenant=ACME, latest=slot - SECOND / 1_000)
+    assert (refused.value.scope, refused.value.next_slot) == (ANN, slot)
+    shifted = book(real, send_at=NOON + SECOND, tenant=ACME, latest=slot)
+    assert stands_at(real, shifted, slot)
+
+
+@pytest.mark.parametrize("tenant", [named(EARLY, "@tenant:{}"), ACME], ids=["before", "after"])
+def test_a_shift_spreads_recipients_over_the_allowance_of_a_channel(
+    opened: Opened, tenant: str
+) -> None:
+    real = opened(*KINDS[PLAIN], further=without_plain(tenant=[Quota.parse("1000/day")]))
+    later = NOON + HOUR
+    times = [book(real, f"r{n}", tenant=tenant, latest=later).send_at for n in range(20)]
+    assert times == [NOON + n // 3 * SECOND for n in range(20)]
+    everywhere = real.places(Scope("tenant", tenant, f"@tenant:{tenant}"))
+    assert sorted(everywhere.values()) == [ms(time) for time in times]
+    assert real.places(WHOLE) == everywhere
+    assert len(real.unconfirmed()) == 20 * 4
+
+
+def test_many_at_once_in_several_shards_keep_every_quota_and_leave_nothing_of_the_refused(
+    real: Reserving,
+) -> None:
+    """While one that a later shard refuses stands in the first, others may count it."""
+    latest = NOON + 3 * HOUR
+
+    def submit(n: int) -> datetime | None:
+        try:
+            return book(real, f"r{n % 10}", tenant=ACME, latest=latest).send_at
+        except QuotaExceeded:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(submit, range(40)))
+    times = sorted(time for time in found if time is not None)
+    assert 12 <= len(times) <= 16, "4 in each hour from 12 to 15 o'clock"
+    assert all(later - first >= HOUR for first, later in zip(times, times[4:], strict=False))
+    assert sorted(real.places(TENANT).values()) == [ms(time) for time in times]
+    assert real.places(WHOLE) == real.places(TENANT)
+    assert len(real.unconfirmed()) == len(times) * 4
+
+
+LOST = [terms(tenant=ACME).scopes[1], WHOLE, TENANT]
+
+
+@pytest.mark.parametrize("lost", [*[[each] for each in LOST], LOST[:2], LOST[1:]], ids=str)
+def test_a_member_that_one_window_lost_is_booked_again_at_the_time_of_the_others(
+    real: Reserving, lost: list[Scope]
+) -> None:
+    booking = book(real, tenant=ACME)
+    before = real.dump()
+    lose(real, booking, lost)
+    again = real.windows.reserve(
+        booking.message_id, terms=booking.terms, send_at=NOON + HOUR, latest=NOON + 2 * HOUR
+    )
+    assert again.send_at == NOON
+    assert stands_at(real, booking, NOON)
+    pending = {real.keys(each.home).pending.encode() for each in booking.terms.scopes}
+    after = real.dump()
+    assert {key: after[key] for key in after if key not in pending} == {
+        key: before[key] for key in before if key not in pending
+    }
+
+
+@pytest.mark.parametrize("lost", LOST, ids=str)
+def test_a_lost_member_whose_place_another_has_is_refused(real: Reserving, lost: Scope) -> None:
+    booking = book(real, tenant=ACME)
+    lose(real, booking, [lost])
+    (quota,) = KINDS[lost.kind]
+    others = fill(real, lost, *[NOON] * quota.count)
+    with pytest.raises(QuotaExceeded) as refused:
+        real.windows.reserve(booking.message_id, terms=booking.terms, send_at=NOON)
+    assert refused.value.scope == str(lost)
+    assert set(refused.value.conflicting) == set(others)
+    assert set(real.places(lost)) == {each.bytes for each in others}
+
+
+def lose(real: Reserving, booking: Booking, scopes: Sequence[Scope]) -> None:
+    for scope in scopes:
+        key = real.keys(scope.home).window(scope.name, scope.kind)
+        assert real.client.zrem(key, booking.message_id.bytes) == 1
+
+
+def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
+    real: Reserving,
+) -> None:
+    booking, orphan = book(real, tenant=ACME), book(real, "bob", NOON + HOUR, tenant=ACME)
+    row = Reserved(booking.message_id, booking.terms.scopes, NOON)
+    lose(real, booking, [TENANT])
+    assert real.upkeep.put_back([row]) == 1
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    assert len(found) == 8
+    assert real.upkeep.confirm(found, {booking.message_id: NOON}) == 0
+    assert real.unconfirmed() == set()
+    assert all(set(real.places(each)) == {booking.message_id.bytes} for each in row.scopes)
+    assert real.places(orphan.terms.scopes[0]) == {}
+
+    before = real.dump()
+    real.fence.close(real.client)
+    rebuild = real.upkeep.begin()
+    assert rebuild is not None
+    real.upkeep.wipe(rebuild)
+    assert all(real.places(each) == {} for each in row.scopes)
+    real.upkeep.restore(rebuild, [row])
+    real.upkeep.open(rebuild)
+    assert stands_at(real, booking, NOON)
+    assert {key for key in real.dump() if b":window" in key} == {
+        key for key in before if b":window" in key
+    }
+    real.upkeep.release([row])
+    assert all(real.places(each) == {} for each in row.scopes)

@@ -1,0 +1,401 @@
+"""A message that gets another place: held, then taken or dropped, and healed when neither comes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.redis_keys import shard_of
+from dispatcher.reservation import Moving, Reserved, Terms
+from dispatcher.scope import PLAIN, Scope, counted, plain
+from tests.support import model
+from tests.support.proxy import Proxy
+from tests.support.reserving import SHARDS, Reserving, ms, reserving
+from tests.support.servers import RedisServer
+
+NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+Opened = Callable[..., Reserving]
+
+FURTHER = {
+    "recipient.sms": [Quota.parse("3/hour")],
+    "channel.sms": [Quota.parse("2/second")],
+    "tenant": [Quota.parse("4/hour")],
+}
+ONE = Terms.plain("ada")
+SEVERAL = Terms(counted([PLAIN, *FURTHER], scope="ada", channel="sms", scopes={"tenant": "acme"}))
+"""The same in four windows of three shards."""
+assert len({shard_of(scope.home, SHARDS) for scope in SEVERAL.scopes}) == 3
+
+
+@pytest.fixture(params=[ONE, SEVERAL], ids=["one window", "four windows"])
+def terms(request: pytest.FixtureRequest) -> Terms:
+    """Give what a message counts against."""
+    found: Terms = request.param
+    return found
+
+
+@pytest.fixture
+def real(opened: Opened) -> Reserving:
+    """Give windows of all kinds, one a minute for each scope."""
+    return opened(Quota(1, 60_000), further=FURTHER)
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.socket) as line:
+        yield line
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[Reserving]:
+    """Give the same through a line that can be broken."""
+    url = f"redis://127.0.0.1:{proxy.port}"
+    with reserving(url, [Quota(1, 60_000)], further=FURTHER, retries=3, timeout=1.0) as real:
+        real.open()
+        yield real
+
+
+def book(real: Reserving, terms: Terms, at: datetime = NOON) -> UUID:
+    return real.windows.reserve(new_id(), terms=terms, send_at=at).message_id
+
+
+def move(real: Reserving, message_id: UUID, terms: Terms, at: datetime) -> Moving:
+    return real.windows.move(message_id, terms=terms, send_at=at)
+
+
+def stands(real: Reserving, terms: Terms, **at: tuple[bytes | UUID, datetime]) -> None:
+    """Fail unless every window holds exactly these members, of which all wait for the store."""
+    members = {
+        member.bytes if isinstance(member, UUID) else member: ms(time)
+        for member, time in at.values()
+    }
+    names = set()
+    for scope in terms.scopes:
+        assert real.places(scope) == members, scope
+        names.add(real.keys(scope.home).window(scope.name, scope.kind))
+    waiting = {(member, name) for member in members for name in names}
+    assert {each for each in real.unconfirmed() if each[1] in names} == waiting
+
+
+def sweep(real: Reserving, store: dict[UUID, datetime]) -> int:
+    """Reconcile by what a store says."""
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    corrected = real.upkeep.confirm(found, store)
+    assert real.unconfirmed() == set()
+    return corrected
+
+
+def test_its_own_place_does_not_block_a_message(real: Reserving, terms: Terms) -> None:
+    message_id = book(real, terms)
+    for at in (NOON + SECOND, NOON, NOON - 59 * SECOND):
+        moving = move(real, message_id, terms, at)
+        assert (moving.message_id, moving.terms, moving.send_at) == (message_id, terms, at)
+        assert moving.hold[:16] == message_id.bytes
+        stands(real, terms, place=(message_id, NOON), hold=(moving.hold, at))
+        real.windows.drop(moving)
+        stands(real, terms, place=(message_id, NOON))
+
+
+def test_both_places_are_taken_until_one_is_given_up(real: Reserving, terms: Terms) -> None:
+    message_id = book(real, terms)
+    moving = move(real, message_id, terms, NOON + 2 * MINUTE)
+    for taken in (NOON, NOON + 2 * MINUTE):
+        with pytest.raises(QuotaExceeded) as refused:
+            book(real, terms, taken)
+        assert refused.value.conflicting == (message_id,)
+        assert refused.value.next_slot == taken + MINUTE
+    assert real.windows.take(moving)
+    stands(real, terms, place=(message_id, NOON + 2 * MINUTE))
+    other = book(real, terms, NOON)
+    with pytest.raises(QuotaExceeded):
+        book(real, terms, NOON + 2 * MINUTE)
+    stands(real, terms, place=(message_id, NOON + 2 * MINUTE), other=(other, NOON))
+
+
+def test_a_dropped_hold_leaves_everything_as_it_was(real: Reserving, terms: Terms) -> None:
+    message_id = book(real, terms)
+    before = real.dump()
+    moving = move(real, message_id, terms, NOON + HOUR)
+    assert real.dump() != before
+    for _ in range(2):
+        real.windows.drop(moving)
+        assert real.dump() == before
+    assert not real.windows.take(moving)
+    assert real.dump() == before
+
+
+@pytest.mark.parametrize("room", [None, 59 * SECOND], ids=["reject", "shift"])
+def test_a_refused_move_changes_nothing(
+    real: Reserving, terms: Terms, room: timedelta | None
+) -> None:
+    message_id, other = book(real, terms), book(real, terms, NOON + HOUR)
+    before = real.dump()
+    latest = None if room is None else NOON + HOUR + room
+    with pytest.raises(QuotaExceeded) as refused:
+        real.windows.move(message_id, terms=terms, send_at=NOON + HOUR, latest=latest)
+    assert (refused.value.quota, refused.value.scope) == ("1/minute", "ada")
+    assert refused.value.conflicting == (other,)
+    assert (refused.value.send_at, refused.value.next_slot) == (
+        NOON + HOUR,
+        NOON + HOUR + MINUTE,
+    )
+    assert real.dump() == before
+
+
+@pytest.mark.parametrize("kind", ["channel.sms", "tenant"])
+def test_a_move_that_another_shard_refuses_changes_nothing(real: Reserving, kind: str) -> None:
+    message_id = book(real, SEVERAL)
+    (full,) = [scope for scope in SEVERAL.scopes if scope.kind == kind]
+    (quota,) = FURTHER[kind]
+    others = {book(real, Terms((full,)), NOON + 5 * HOUR) for _ in range(quota.count)}
+    before = real.dump()
+    with pytest.raises(QuotaExceeded) as refused:
+        move(real, message_id, SEVERAL, NOON + 5 * HOUR)
+    assert (refused.value.quota, refused.value.scope) == (str(quota), str(full))
+    assert set(refused.value.conflicting) == others
+    assert refused.value.next_slot == NOON + 5 * HOUR + timedelta(milliseconds=quota.length_ms)
+    assert real.dump() == before
+
+
+def test_a_shifted_move_takes_the_first_slot_that_fits_without_its_own_place(
+    real: Reserving, terms: Terms
+) -> None:
+    book(real, terms)
+    message_id = book(real, terms, NOON + MINUTE)
+    book(real, terms, NOON + 5 * MINUTE)
+    moving = real.windows.move(
+        message_id, terms=terms, send_at=NOON + SECOND, latest=NOON + 3 * MINUTE
+    )
+    assert moving.send_at == NOON + MINUTE, "where it stands is free for it"
+    assert real.windows.take(moving)
+    assert all(real.places(each)[message_id.bytes] == ms(NOON + MINUTE) for each in terms.scopes)
+    assert real.windows.next_slot(terms, NOON + SECOND) > NOON + MINUTE
+
+
+def test_the_next_slot_of_a_refused_move_counts_its_own_place_as_free(
+    real: Reserving, terms: Terms
+) -> None:
+    book(real, terms)
+    message_id = book(real, terms, NOON + MINUTE)
+    with pytest.raises(QuotaExceeded) as refused:
+        move(real, message_id, terms, NOON + SECOND)
+    slot = refused.value.next_slot
+    assert slot == NOON + MINUTE
+    assert move(real, message_id, terms, slot).send_at == slot
+
+
+def test_a_message_without_a_place_can_be_moved_to_one(real: Reserving, terms: Terms) -> None:
+    """A rebuild may have come in between."""
+    message_id = new_id()
+    moving = move(real, message_id, terms, NOON)
+    assert real.windows.take(moving)
+    stands(real, terms, place=(message_id, NOON))
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_lost_reply_of_a_move_leaves_exactly_one_hold(
+    through: Reserving, proxy: Proxy, terms: Terms, lost: int
+) -> None:
+    message_id = book(through, terms)
+    proxy.drop_reply(message_id.bytes, times=lost)
+    moving = through.windows.move(message_id, terms=terms, send_at=NOON, latest=NOON + HOUR)
+    assert proxy.dropped == lost
+    assert moving.send_at == NOON, "not shifted away from its own hold"
+    stands(through, terms, place=(message_id, NOON), hold=(moving.hold, NOON))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_move_whose_line_breaks_between_two_shards_leaves_what_reconcile_frees(
+    through: Reserving, proxy: Proxy, nth: int
+) -> None:
+    message_id = book(through, SEVERAL)
+    proxy.drop_reply(message_id.bytes, nth=nth, then_refuse=True)
+    with pytest.raises(ReservationsUnavailable):
+        move(through, message_id, SEVERAL, NOON + HOUR)
+    proxy.pass_all()
+    held = {each.home for each in SEVERAL.scopes if len(through.places(each)) > 1}
+    assert len(held) == nth
+    assert sweep(through, {message_id: NOON}) == 0
+    for scope in SEVERAL.scopes:
+        assert through.places(scope) == {message_id.bytes: ms(NOON)}
+
+
+def test_a_move_that_another_shard_does_not_answer_is_undone_when_redis_is_back(
+    through: Reserving, proxy: Proxy
+) -> None:
+    message_id = book(through, SEVERAL)
+    before = through.dump()
+    proxy.drop_reply(message_id.bytes, nth=2, times=4)  # the second shard, with its retries
+    with pytest.raises(ReservationsUnavailable):
+        move(through, message_id, SEVERAL, NOON + HOUR)
+    assert proxy.dropped == 4
+    assert through.dump() == before
+
+
+def test_a_lost_reply_of_a_take_leaves_the_message_at_its_new_time(
+    through: Reserving, proxy: Proxy, terms: Terms
+) -> None:
+    message_id = book(through, terms)
+    moving = move(through, message_id, terms, NOON + HOUR)
+    proxy.drop_reply(moving.hold)
+    assert not through.windows.take(moving), "it cannot tell, so its caller looks again"
+    assert proxy.dropped == 1
+    stands(through, terms, place=(message_id, NOON + HOUR))
+    again = move(through, message_id, terms, NOON + HOUR)
+    assert through.windows.take(again)
+    stands(through, terms, place=(message_id, NOON + HOUR))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_moves_of_one_message_either_may_be_taken(
+    real: Reserving, terms: Terms, first: int
+) -> None:
+    message_id = book(real, terms)
+    times = [NOON + 10 * MINUTE, NOON + 20 * MINUTE]
+    moves = [move(real, message_id, terms, time) for time in times]
+    assert moves[0].hold != moves[1].hold
+    stands(
+        real,
+        terms,
+        place=(message_id, NOON),
+        one=(moves[0].hold, times[0]),
+        other=(moves[1].hold, times[1]),
+    )
+    assert real.windows.take(moves[first])
+    real.windows.drop(moves[1 - first])
+    stands(real, terms, place=(message_id, times[first]))
+
+
+def test_of_two_moves_taken_the_last_one_counts(real: Reserving, terms: Terms) -> None:
+    message_id = book(real, terms)
+    moves = [move(real, message_id, terms, NOON + n * HOUR) for n in (1, 2)]
+    assert all(real.windows.take(each) for each in moves)
+    stands(real, terms, place=(message_id, NOON + 2 * HOUR))
+
+
+def test_a_hold_left_behind_goes_when_the_store_has_the_old_time(
+    real: Reserving, terms: Terms
+) -> None:
+    message_id = book(real, terms)
+    for _ in range(2):  # before and after the store has confirmed the message itself
+        moving = move(real, message_id, terms, NOON + HOUR)
+        assert sweep(real, {message_id: NOON}) == 0
+        for scope in terms.scopes:
+            assert real.places(scope) == {message_id.bytes: ms(NOON)}
+        assert not real.windows.take(moving)
+        assert real.unconfirmed() == set()
+    book(real, terms, NOON + HOUR)
+
+
+def test_a_hold_left_behind_is_taken_when_the_store_has_its_time(
+    real: Reserving, terms: Terms
+) -> None:
+    message_id = book(real, terms)
+    sweep(real, {message_id: NOON})
+    move(real, message_id, terms, NOON + HOUR)
+    assert sweep(real, {message_id: NOON + HOUR}) == len(terms.scopes)
+    for scope in terms.scopes:
+        assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
+    book(real, terms, NOON)
+
+
+def test_a_hold_left_behind_goes_with_a_message_that_the_store_does_not_know(
+    real: Reserving, terms: Terms
+) -> None:
+    message_id = book(real, terms)
+    move(real, message_id, terms, NOON + HOUR)
+    assert sweep(real, {}) == 0
+    assert all(real.places(scope) == {} for scope in terms.scopes)
+
+
+def test_a_hold_younger_than_was_asked_stays(real: Reserving, terms: Terms) -> None:
+    message_id = book(real, terms)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    moving = move(real, message_id, terms, NOON + HOUR)
+    assert real.upkeep.unconfirmed(older_than=MINUTE, at_most=100) == []
+    assert real.upkeep.confirm(found, {message_id: NOON}) == 0
+    assert real.windows.take(moving)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    late = [each._replace(before_ms=0) for each in found]
+    assert real.upkeep.confirm(late, {message_id: NOON}) == 0, "read before it was taken"
+    stands(real, terms, place=(message_id, NOON + HOUR))
+
+
+def test_a_taken_place_is_compared_with_the_store_once_more(real: Reserving, terms: Terms) -> None:
+    """A rebuild, or a store that went back, may have another time than the one taken."""
+    message_id = book(real, terms)
+    sweep(real, {message_id: NOON})
+    assert real.windows.take(move(real, message_id, terms, NOON + HOUR))
+    assert sweep(real, {message_id: NOON}) == len(terms.scopes)
+    assert all(real.places(each) == {message_id.bytes: ms(NOON)} for each in terms.scopes)
+
+
+def test_a_rebuild_forgets_holds(real: Reserving, terms: Terms) -> None:
+    message_id = book(real, terms)
+    moving = move(real, message_id, terms, NOON + HOUR)
+    real.fence.close(real.client)
+    with pytest.raises(ReservationsUnavailable):
+        move(real, message_id, terms, NOON + 2 * HOUR)
+    rebuild = real.upkeep.begin()
+    assert rebuild is not None
+    real.upkeep.wipe(rebuild)
+    real.upkeep.restore(rebuild, [Reserved(message_id, terms.scopes, NOON)])
+    real.upkeep.open(rebuild)
+    assert not real.windows.take(moving)
+    stands(real, terms, place=(message_id, NOON))
+
+
+CROWD = [Quota(1, 50), Quota(3, 400)]
+
+
+def is_broken(members: dict[bytes, int]) -> bool:
+    """Whether a quota is, when nobody takes what is held, or everybody."""
+    held = {member[:16]: time for member, time in members.items() if len(member) > 16}
+    placed = {member: time for member, time in members.items() if len(member) == 16}
+    return any(
+        model.is_broken(times.values(), (quota.count, quota.length_ms))
+        for times in (placed, placed | held)
+        for quota in CROWD
+    )
+
+
+def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: RedisServer) -> None:
+    real = opened(*CROWD)
+    ids = [book(real, ONE, NOON + n * SECOND) for n in range(8)]
+
+    def wander(which: int) -> datetime:
+        roll = random.Random(which)  # noqa: S311 - not for secrets
+        at = NOON + which * SECOND
+        with reserving(redis_server.url, CROWD) as mine:
+            for _ in range(40):
+                asked = NOON + timedelta(milliseconds=roll.randrange(1_500))
+                try:
+                    moving = mine.windows.move(
+                        ids[which], terms=ONE, send_at=asked, latest=asked + SECOND / 4
+                    )
+                except QuotaExceeded:
+                    continue
+                if roll.random() < 0.3:
+                    mine.windows.drop(moving)
+                else:
+                    assert mine.windows.take(moving)
+                    at = moving.send_at
+                assert not is_broken(mine.places(plain("ada")))
+        return at
+
+    with ThreadPoolExecutor(len(ids)) as pool:
+        found = list(pool.map(wander, range(len(ids))))
+    assert real.places(Scope(PLAIN, "ada", "ada")) == {
+        message_id.bytes: ms(at) for message_id, at in zip(ids, found, strict=True)
+    }
+    assert {member for member, _ in real.unconfirmed()} == {each.bytes for each in ids}
+    assert len(set(found) - {NOON + n * SECOND for n in range(8)}) > 0

@@ -1,0 +1,326 @@
+"""Whole houses on real servers: whatever is asked of them in whatever order, against a model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidSendTime,
+    NoPlace,
+    ReservationsUnavailable,
+    TooLate,
+)
+from dispatcher.message import Rejection, new_id
+from dispatcher.reservation import Submit
+from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.submission.schedule import schedule
+from tests.support.all_windows import (
+    let_graces_pass,
+    pending_entries,
+    promised,
+    shards,
+    windows_of,
+)
+from tests.support.clock import MovableClock
+from tests.support.house import FAR, House, house_on
+from tests.support.house_asks import QUIET, SETTINGS, STEP, asks, named, offsets, rooms
+from tests.support.house_checks import HouseChecks, agree
+from tests.support.house_model import FAR_AWAY, Accepted, Ask, HouseModel, Orphan
+from tests.support.servers import RedisServer
+from tests.support.soak import SOAKING, examples
+
+MINUTE = timedelta(minutes=1)
+choices = st.integers(0, 1_000)
+NEVER_CLOSED = precondition(lambda self: not self.model.closed)
+SOMETHING = precondition(lambda self: self.model.stored)
+
+
+class HouseMachine(HouseChecks, RuleBasedStateMachine):
+    """One house that all examples share, each on emptied servers."""
+
+    house: House
+
+    @initialize()
+    def begin(self) -> None:
+        self.house.redis.flushall()
+        self.house.sql("DELETE FROM messages")
+        self.house.open()
+        self.house.moved.set_wall(FAR)
+        self.model = HouseModel(self.house, {"memory": (QUIET,)}, to_ms(FAR))
+
+    @rule(ask=asks)
+    def submit(self, ask: Ask) -> None:
+        expected = self.model.expected(ask)
+        try:
+            message = self.house.parts.submission.submit(ask.draft(self.model.start))
+        except DispatcherError as error:
+            self.check_error(ask, error, expected)
+            return
+        self.check_message(ask, message, expected)
+
+    @rule(first=asks, offset=st.sampled_from([0, 1, STEP]))
+    def submit_twice(self, first: Ask, offset: int) -> None:
+        self.submit(first._replace(key="twice"))
+        self.submit(first._replace(key="twice", offset=first.offset + offset))
+
+    @rule(some=st.lists(asks, min_size=1, max_size=6), atomic=st.booleans())
+    def submit_many(self, some: list[Ask], atomic: bool) -> None:
+        under_way = {key for key, _ in self.model.orphans}
+        some = [each for each in named(some) if each.key not in under_way]
+        expected = self.model.one_after_the_other(some)
+        at_once = atomic and {InvalidSendTime, IdempotencyConflict} & set(expected)
+        drafts = [each.draft(self.model.start) for each in some]
+        if ReservationsUnavailable in expected and not at_once:
+            with pytest.raises(ReservationsUnavailable):
+                self.house.dispatcher.submit_many(drafts, atomic=atomic)
+            return
+        results = self.house.dispatcher.submit_many(drafts, atomic=atomic)
+        if atomic and any(isinstance(each, Rejection) for each in results):
+            self.check_none_of_many(results, expected)
+        else:
+            self.check_each_of_many(some, results, expected)
+
+    @SOMETHING
+    @rule(choice=choices)
+    def cancel(self, choice: int) -> None:
+        message_id, accepted = self.pick(choice)
+        message = self.house.dispatcher.cancel(message_id)
+        assert message.id == message_id
+        accepted.cancelled = True
+        self.model.ledger.free(message_id)
+
+    @SOMETHING
+    @rule(choice=choices, text=st.sampled_from(["hello", "later"]))
+    def update(self, choice: int, text: str) -> None:
+        message_id, accepted = self.pick(choice)
+        if accepted.cancelled and accepted.text != text:
+            with pytest.raises(TooLate):
+                self.house.dispatcher.update(message_id, body={"text": text})
+        else:
+            self.house.dispatcher.update(message_id, body={"text": text})
+            accepted.text = text
+
+    @SOMETHING
+    @rule(choice=choices, offset=offsets, near=st.booleans(), room=st.one_of(st.none(), rooms))
+    def reschedule(self, choice: int, offset: int, near: bool, room: int | None) -> None:
+        message_id, accepted = self.pick(choice)
+        asked = accepted.at + offset % 121_000 - 60_000 if near else self.model.start + offset
+        wanted: dict[str, Any] = {"send_at": from_ms(asked)}
+        latest = asked
+        if room is not None:
+            latest = asked + room
+            wanted |= {"on_conflict": "shift", "latest": from_ms(latest)}
+        if accepted.expires is not None:
+            latest = min(latest, accepted.expires - 1)
+        wish = accepted.wish
+        try:
+            message = self.house.dispatcher.reschedule(message_id, **wanted)
+        except TooLate:
+            assert accepted.cancelled
+        except NoPlace as refused:
+            assert self.model.slot(wish, asked, latest, message_id) is NoPlace
+            self.model.ledger.check(wish, asked, refused, without=message_id)
+        except ReservationsUnavailable:
+            assert self.model.is_closed(wish)
+        except InvalidSendTime:
+            assert asked < self.model.now or asked >= (accepted.expires or FAR_AWAY)
+        else:
+            at = to_ms(message.send_at)
+            if asked == accepted.at:
+                assert at == asked
+            else:
+                assert not self.model.is_closed(wish)
+                assert at == self.model.slot(wish, asked, latest, message_id)
+                self.model.ledger.book(wish.scopes, message_id, at)
+            accepted.at = at
+            assert agree(message, accepted)
+
+    @rule(ask=asks)
+    def look_for_a_slot(self, ask: Ask) -> None:
+        wish, asked = self.model.wish(ask), self.model.start + ask.offset
+        if asked < self.model.now:
+            return
+        wanted = {
+            "recipient": ask.recipient,
+            "channel": ask.channel,
+            "scopes": {"tenant": ask.tenant} if ask.tenant else None,
+            "zone": ask.zone,
+            "quiet_hours": ask.quiet_hours,
+            "after": from_ms(asked),
+        }
+        find: Callable[..., Any] = self.house.dispatcher.next_slot
+        if self.model.is_closed(wish):
+            with pytest.raises(ReservationsUnavailable):
+                find(**wanted)
+        else:
+            assert to_ms(find(**wanted)) == self.model.ledger.slot(wish, asked)
+
+    @NEVER_CLOSED
+    @rule(ask=asks)
+    def die_between_reserve_and_commit(self, ask: Ask) -> None:
+        if not isinstance(self.model.expected(ask), int):
+            return
+        if self.model.twins(ask) in self.model.orphans:
+            return
+        valid = schedule(
+            ask.draft(self.model.start), settings=self.house.settings, now=self.house.clock.now()
+        )
+        submit = Submit(ask.key, valid.fingerprint or "") if ask.key else None
+        booking = self.house.parts.windows.reserve(
+            new_id(), terms=valid.terms, send_at=valid.send_at, latest=valid.latest, submit=submit
+        )
+        at = to_ms(booking.send_at)
+        self.model.ledger.book(self.model.wish(ask).scopes, booking.message_id, at)
+        if ask.key is not None:
+            self.model.orphans[self.model.twins(ask)] = Orphan(booking.message_id, ask)
+
+    @NEVER_CLOSED
+    @SOMETHING
+    @rule(choice=choices, offset=offsets, steps=st.integers(0, 2))
+    def die_while_moving(self, choice: int, offset: int, steps: int) -> None:
+        message_id, accepted = self.pick(choice)
+        asked = self.model.start + offset
+        slot = self.model.slot(accepted.wish, asked, asked, message_id)
+        if accepted.cancelled or slot is NoPlace or asked == accepted.at:
+            return
+        moving = self.house.parts.windows.move(
+            message_id, terms=accepted.wish.terms, send_at=from_ms(asked)
+        )
+        as_id = new_id()
+        self.model.hold(message_id, as_id, moving.hold, asked)
+        if steps == 0 or asked >= (accepted.expires or FAR_AWAY):
+            return
+        message = self.house.dispatcher.get(message_id)
+        self.house.parts.messages.move(
+            message,
+            send_at=moving.send_at,
+            expires_at=message.expires_at,
+            enqueue_at=moving.send_at,
+        )
+        accepted.at = asked
+        if steps == 2:
+            first = self.house.parts.windows.groups(moving.terms)[0]
+            self.house.parts.windows.shards.take(first, message_id, moving.hold)
+            self.model.ledger.take(first.scopes, message_id, as_id)
+            self.model.forget_holds()
+
+    @SOMETHING
+    @rule(choice=choices)
+    def die_while_cancelling(self, choice: int) -> None:
+        message_id, accepted = self.pick(choice)
+        self.house.parts.messages.cancel(message_id)
+        accepted.cancelled = True
+
+    @rule()
+    def lose_everything(self) -> None:
+        self.house.redis.flushall()
+        self.model.closed = set(range(self.house.settings.shards))
+        self.model.ledger.places.clear()
+        self.model.forget_holds()
+        self.model.orphans.clear()
+
+    @rule(choice=choices)
+    def lose_an_epoch(self, choice: int) -> None:
+        number = choice % self.house.settings.shards
+        self.house.redis.delete(shards(self.house)[number].epoch)
+        self.end_twins()
+        self.model.closed.add(number)
+
+    @rule(minutes=st.integers(1, 10))
+    def wait(self, minutes: int) -> None:
+        assert isinstance(self.house.clock, MovableClock)
+        self.house.clock.advance(minutes * MINUTE)
+
+    @rule()
+    def reconcile(self) -> None:
+        self.house.parts.sweep.reconcile(settle=timedelta(0))
+        for scope in {scope for each in self.model.stored.values() for scope in each.wish.scopes}:
+            self.model.ledger.places.setdefault(scope, {})
+        self.model.lose(self.model.closed)
+        self.model.closed = set()
+        self.model.release_cancelled()
+
+    @rule()
+    def reconcile_past_the_grace(self) -> None:
+        self.end_twins()
+        for _ in range(4):
+            let_graces_pass(self.house)
+            self.reconcile()
+            if not pending_entries(self.house):
+                break
+        assert pending_entries(self.house) == []
+        self.model.lose(set(range(self.house.settings.shards)))
+        assert windows_of(self.house) == promised(self.house)
+
+    @invariant()
+    def the_windows_are_the_model(self) -> None:
+        assert windows_of(self.house) == self.model.windows()
+
+    @invariant()
+    def the_store_is_the_model(self) -> None:
+        assert promised(self.house) == self.model.store()
+        assert len(self.house.rows()) == len(self.model.stored)
+
+    @invariant()
+    def no_quota_is_broken(self) -> None:
+        for scope in self.model.ledger.places:
+            times = sorted(self.model.promised(scope).values())
+            assert self.model.ledger.broken(scope, times) == []
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            self.reconcile_past_the_grace()
+            self.the_windows_are_the_model()
+
+    def end_twins(self) -> None:
+        """What is left of keyed submits that died ends."""
+        names = list(self.house.redis.scan_iter(match="*:twins:*"))
+        if names:
+            self.house.redis.delete(*names)
+        self.model.orphans.clear()
+
+    def pick(self, choice: int) -> tuple[UUID, Accepted]:
+        return list(self.model.stored.items())[choice % len(self.model.stored)]
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=["one shard", "four shards"])
+def house(
+    request: pytest.FixtureRequest,
+    sqlite_template: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[House]:
+    """Give a house on a Redis of its own, whose scopes lie in so many shards."""
+    path = tmp_path_factory.mktemp("state") / "store.db"
+    shutil.copy(sqlite_template, path)
+    chosen = SETTINGS | {"shards": request.param}
+    with RedisServer() as server, house_on(server, f"sqlite:///{path}", **chosen) as found:
+        yield found
+
+
+@pytest.mark.timeout(3_600 if SOAKING else 120)
+def test_a_house_does_what_the_model_does(house: House) -> None:
+    class Machine(HouseMachine):
+        pass
+
+    Machine.house = house
+    case = Machine.TestCase
+    case.settings = settings(
+        max_examples=examples(40),
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        database=None,
+    )
+    case().runTest()

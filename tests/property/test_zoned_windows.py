@@ -1,0 +1,330 @@
+"""Random wishes around clock changes, on a real Redis, against a model that steps through time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from dispatcher.errors import NoPlace
+from dispatcher.message import new_id
+from dispatcher.quota import UNIT_MS, CalendarQuota, CalendarUnit, Quota
+from dispatcher.redis_keys import shard_of
+from dispatcher.reservation import Booking, Bulk, Request
+from dispatcher.reservation.terms import AnyQuota
+from dispatcher.scope import PLAIN, Scope, counted, plain
+from dispatcher.sendtime import from_ms, to_ms
+from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
+from tests.support.reserving import Reserving, reserving, window
+from tests.support.servers import RedisServer
+from tests.support.soak import examples
+from tests.support.zoned_model import Ledger, Wish
+
+SHARDS = 4
+CHANNEL = "sms"
+KINDS = ("recipient.sms", "channel.sms", "tenant")
+SCALES_MS: dict[CalendarUnit, int] = {
+    "minute": UNIT_MS["minute"],
+    "hour": UNIT_MS["hour"],
+    "day": UNIT_MS["day"],
+    "week": UNIT_MS["week"],
+    "month": 30 * UNIT_MS["day"],
+}
+UNITS: list[CalendarUnit] = list(SCALES_MS)
+
+property_test = settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+class Step(NamedTuple):
+    """One call: what is asked for, by whom, and when."""
+
+    verb: str
+    offset: int
+    room: int
+    who: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where and when a story plays, by what rules."""
+
+    zone: str
+    other_zone: str
+    base: int
+    quotas: Mapping[str, Sequence[AnyQuota]]
+    items: tuple[Item, ...]
+    steps: Sequence[Step]
+
+
+verbs = st.sampled_from(
+    ["book", "book", "shift", "shift", "shift", "slot", "move", "push", "free", "many"]
+)
+
+
+def lengths(scale: int) -> st.SearchStrategy[int]:
+    """Offsets on and right beside the places where things begin and end."""
+    grid = st.sampled_from([scale, scale // 2, scale // 4, MINUTE_MS])
+    return st.one_of(
+        st.builds(
+            lambda step, many, aside: step * many + aside,
+            grid,
+            st.integers(-8, 8),
+            st.sampled_from([0, 0, 0, 0, -1, 1]),
+        ),
+        st.integers(-3 * scale, 3 * scale),
+    )
+
+
+def quotas_near(unit: CalendarUnit) -> st.SearchStrategy[list[AnyQuota]]:
+    scale = SCALES_MS[unit]
+    near = [each for each in UNITS if SCALES_MS[each] <= scale][-2:]
+    rolling = st.builds(
+        Quota,
+        st.integers(1, 4),
+        st.builds(
+            lambda part, aside: max(1, scale * part // 4 + aside),
+            st.integers(1, 10),
+            st.sampled_from([0, 0, 0, -1, 1, 7]),
+        ),
+    )
+    calendar = st.builds(
+        CalendarQuota,
+        st.integers(1, 4),
+        st.sampled_from(near),
+        st.one_of(st.none(), st.none(), st.sampled_from(sorted(CHANGES))),
+    )
+    return st.lists(st.one_of(calendar, calendar, rolling), min_size=1, max_size=3)
+
+
+def steps_of(scale: int) -> st.SearchStrategy[list[Step]]:
+    step = st.builds(Step, verbs, lengths(scale), lengths(scale).map(abs), st.integers(0, 50))
+    return st.lists(step, min_size=1, max_size=12)
+
+
+def scenes(kinds: Sequence[str]) -> st.SearchStrategy[Scene]:
+    """Return stories in which the quotas of every kind are of about the same length."""
+    return st.sampled_from(UNITS).flatmap(
+        lambda unit: st.builds(
+            lambda where, other, quotas, quiet, steps: Scene(
+                where[0], other, where[1] // 1_000 * 1_000, quotas, tuple(quiet), steps
+            ),
+            zoned,
+            st.sampled_from(sorted(CHANGES)),
+            st.fixed_dictionaries({kind: quotas_near(unit) for kind in kinds}),
+            st.lists(items, max_size=2),
+            steps_of(SCALES_MS[unit]),
+        )
+    )
+
+
+class Story:
+    """Plays a scene's steps on real windows and in the model."""
+
+    numbers = itertools.count()
+
+    def __init__(self, url: str, scene: Scene, wishes: Sequence[Wish]) -> None:
+        self.scene = scene
+        self.wishes = wishes
+        self.ledger = Ledger(scene.quotas)
+        self.of: dict[UUID, Wish] = {}
+        further = {kind: each for kind, each in scene.quotas.items() if kind != PLAIN}
+        self.real: Reserving = reserving(
+            url,
+            list(scene.quotas[PLAIN]),
+            further=further,
+            namespace=f"zoned-{next(self.numbers)}",
+            shards=SHARDS,
+        )
+        self.real.open()
+
+    def play(self) -> None:
+        with self.real:
+            for step in self.scene.steps:
+                getattr(self, step.verb)(step)
+                self.check_windows()
+            names = self.real.client.keys(f"{{{self.real.namespace}:*")
+            self.real.client.unlink(*names)
+
+    def wish(self, step: Step) -> Wish:
+        return self.wishes[step.who % len(self.wishes)]
+
+    def asked(self, step: Step) -> int:
+        return self.scene.base + step.offset
+
+    def book(self, step: Step, room: int = 0) -> None:
+        wish, asked, message_id = self.wish(step), self.asked(step), new_id()
+        slot = self.ledger.slot(wish, asked)
+        latest = from_ms(asked + room) if room else None
+        try:
+            found = self.real.windows.reserve(
+                message_id, terms=wish.terms, send_at=from_ms(asked), latest=latest
+            )
+        except NoPlace as refused:
+            assert slot > asked + room
+            self.ledger.check(wish, asked, refused)
+        else:
+            assert (found.message_id, to_ms(found.send_at)) == (message_id, slot)
+            assert slot <= asked + room
+            self.ledger.book(wish.scopes, message_id, slot)
+            self.of[message_id] = wish
+
+    def shift(self, step: Step) -> None:
+        self.book(step, step.room)
+
+    def many(self, step: Step) -> None:
+        """Several at once: whoever is booked fits, and who is refused does not even afterwards."""
+        asked, rooms = self.asked(step), [0, step.room, 0, step.room // 2]
+        wishes = [self.wishes[(step.who + n) % len(self.wishes)] for n in range(4)]
+        requests = [
+            Request(new_id(), wish.terms, asked, asked + room)
+            for wish, room in zip(wishes, rooms, strict=True)
+        ]
+        found = Bulk(self.real.windows).reserve(requests)
+        for wish, request, booked in zip(wishes, requests, found, strict=True):
+            if isinstance(booked, Booking):
+                at = to_ms(booked.send_at)
+                assert asked <= at <= request.latest_ms
+                assert self.ledger.fits(wish, at)
+                self.ledger.book(wish.scopes, request.message_id, at)
+                self.of[request.message_id] = wish
+        for wish, request, refused in zip(wishes, requests, found, strict=True):
+            if isinstance(refused, NoPlace):
+                assert self.ledger.slot(wish, asked, most=request.latest_ms) > request.latest_ms
+                assert to_ms(refused.next_slot) > request.latest_ms
+                self.ledger.check_reason(wish, asked, refused)
+
+    def slot(self, step: Step) -> None:
+        wish, asked = self.wish(step), self.asked(step)
+        found = self.real.windows.next_slot(wish.terms, from_ms(asked))
+        assert to_ms(found) == self.ledger.slot(wish, asked)
+
+    def move(self, step: Step, room: int = 0) -> None:
+        booked = list(self.of)
+        assume(booked)
+        message_id = booked[step.who % len(booked)]
+        wish, asked = self.of[message_id], self.asked(step)
+        slot = self.ledger.slot(wish, asked, without=message_id)
+        latest = from_ms(asked + room) if room else None
+        try:
+            moving = self.real.windows.move(
+                message_id, terms=wish.terms, send_at=from_ms(asked), latest=latest
+            )
+        except NoPlace as refused:
+            assert slot > asked + room
+            self.ledger.check(wish, asked, refused, without=message_id)
+            return
+        assert to_ms(moving.send_at) == slot
+        assert slot <= asked + room
+        if step.who % 3:
+            assert self.real.windows.take(moving)
+            self.ledger.book(wish.scopes, message_id, slot)
+        else:
+            self.real.windows.drop(moving)
+
+    def push(self, step: Step) -> None:
+        self.move(step, step.room)
+
+    def free(self, step: Step) -> None:
+        booked = list(self.of)
+        assume(booked)
+        message_id = booked[step.who % len(booked)]
+        self.real.windows.release(message_id, self.of.pop(message_id).terms)
+        self.ledger.free(message_id)
+
+    def check_windows(self) -> None:
+        for scope, members in self.ledger.places.items():
+            key = self.real.keys(scope.home).window(scope.name, scope.kind)
+            assert window(self.real.client, key) == members
+
+
+@pytest.fixture(scope="module")
+def url(redis_session: RedisServer) -> str:
+    """Give a Redis that all examples share."""
+    return redis_session.url
+
+
+@settings(property_test, max_examples=examples(150))
+@given(scene=scenes([PLAIN]))
+def test_one_scope_answers_as_the_clocks_say(url: str, scene: Scene) -> None:
+    ada = (plain("ada"),)
+    wishes = [
+        Wish(ada, scene.zone, scene.items),
+        Wish(ada, scene.zone),
+        Wish(ada, scene.other_zone, scene.items),
+    ]
+    Story(url, scene, wishes).play()
+
+
+def scopes(recipient: str, tenant: str | None = None) -> tuple[Scope, ...]:
+    named = {"tenant": tenant} if tenant else {}
+    return counted((PLAIN, *KINDS), scope=recipient, channel=CHANNEL, scopes=named)
+
+
+@settings(property_test, max_examples=examples(100))
+@given(scene=scenes([PLAIN, *KINDS]))
+def test_several_scopes_answer_as_the_clocks_say(url: str, scene: Scene) -> None:
+    lone, rich = scopes("ada"), scopes("ada", "acme")
+    assert len({shard_of(each.home, SHARDS) for each in rich}) == 3
+    wishes = [
+        Wish(rich, scene.zone, scene.items),
+        Wish(lone, scene.zone, scene.items),
+        Wish(scopes("ben", "acme"), scene.other_zone),
+        Wish(scopes("ben", "initech"), scene.zone),
+    ]
+    Story(url, scene, wishes).play()
+
+
+def open_for(minutes: int, day: int | None, start: int) -> tuple[Item, ...]:
+    """Return quiet hours that leave so many minutes, of one day of the week or of each."""
+    every = frozenset(range(7))
+    end = (start + minutes) % 1440
+    if day is None:
+        return ((every, end, start),)
+    others = every - {day}
+    return ((others, 0, 1440), (frozenset({day}), end, start)) if others else ()
+
+
+@settings(property_test, max_examples=examples(40))
+@given(
+    where=zoned,
+    quiet=st.builds(
+        open_for, st.integers(1, 3), st.one_of(st.none(), st.integers(0, 6)), st.integers(1, 1430)
+    ),
+    quotas=st.lists(
+        st.sampled_from(
+            [
+                Quota(1, 60_000),
+                Quota(1, 5 * UNIT_MS["day"]),
+                Quota(3, 40 * UNIT_MS["day"]),
+                CalendarQuota(1, "minute", None),
+                CalendarQuota(1, "day", None),
+                CalendarQuota(2, "week", None),
+                CalendarQuota(3, "month", None),
+            ]
+        ),
+        min_size=1,
+        max_size=3,
+        unique=True,
+    ),
+    steps=steps_of(UNIT_MS["day"]),
+)
+def test_hours_that_leave_a_minute_are_searched_for_weeks(
+    url: str,
+    where: tuple[str, int],
+    quiet: tuple[Item, ...],
+    quotas: list[AnyQuota],
+    steps: list[Step],
+) -> None:
+    far = [step._replace(room=30 * step.room) for step in steps]
+    scene = Scene(where[0], where[0], where[1], {PLAIN: quotas}, quiet, far)
+    Story(url, scene, [Wish((plain("ada"),), scene.zone, quiet)]).play()

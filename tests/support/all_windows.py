@@ -1,0 +1,84 @@
+"""What the windows of all kinds of scopes hold, and what they must hold by the store."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from sqlalchemy import select
+
+from dispatcher.message import Status
+from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.scope import Scope, counted
+from dispatcher.sendtime import to_ms
+from dispatcher.store.schema import messages
+from tests.support.house import House
+
+Windows = dict[str, dict[bytes, int]]
+"""By the name of the key: members and their times in ms."""
+
+_GRACE = timedelta(hours=1)
+"""More than any grace of a house in tests."""
+
+
+def key_of(house: House, scope: Scope) -> str:
+    """Return the name of a scope's window."""
+    return house.keys(scope.home).window(scope.name, scope.kind)
+
+
+def windows_of(house: House) -> Windows:
+    """Return every window that is not empty, holds and all."""
+    found: Windows = {}
+    for name in house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:window*"):
+        members = cast(
+            "list[tuple[bytes, float]]", house.redis.zrange(name, 0, -1, withscores=True)
+        )
+        found[name.decode()] = {member: int(score) for member, score in members}
+    return found
+
+
+def promised(house: House) -> Windows:
+    """Return what the windows must hold by the store."""
+    columns = (messages.c[name] for name in ("id", "scope", "channel", "scopes", "send_at"))
+    query = select(*columns).where(
+        messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value])
+    )
+    found: Windows = {}
+    for message_id, scope, channel, scopes, send_at in house.database.run(
+        lambda connection: [tuple(row) for row in connection.execute(query)]
+    ):
+        kinds = house.settings.quotas_of
+        for each in counted(kinds, scope=scope, channel=channel, scopes=scopes):
+            members = found.setdefault(key_of(house, each), {})
+            members[message_id.bytes] = to_ms(cast("datetime", send_at))
+    return found
+
+
+def shards(house: House) -> list[ShardKeys]:
+    """Return the keys of every shard."""
+    return [ShardKeys(house.settings.namespace, shard) for shard in range(house.settings.shards)]
+
+
+def shard(house: House, scope: Scope) -> int:
+    """Return the number of a scope's shard."""
+    return shard_of(scope.home, house.settings.shards)
+
+
+def pending_entries(house: House) -> list[bytes]:
+    """Return whatever waits for the store to confirm it, in all shards."""
+    return [
+        entry
+        for keys in shards(house)
+        for entry in cast("list[bytes]", house.redis.zrange(keys.pending, 0, -1))
+    ]
+
+
+def let_graces_pass(house: House) -> None:
+    """Make everything that waits for a grace as old as if it had passed."""
+    older = -(_GRACE // timedelta(milliseconds=1))
+    client: Any = house.redis
+    for keys in shards(house):
+        for entry in client.zrange(keys.pending, 0, -1):
+            client.zincrby(keys.pending, older, entry)
+        if client.exists(keys.epoch):
+            client.hincrby(keys.epoch, "opened_at_ms", older)

@@ -1,0 +1,248 @@
+"""What a whole house must answer and hold, whatever is asked of it in whatever order.
+
+The model knows three things: what the store has accepted, what the windows count (also places whose
+process died before it told the store), and which shards are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from dispatcher.errors import (
+    IdempotencyConflict,
+    InvalidSendTime,
+    NoPlace,
+    ReservationsUnavailable,
+)
+from dispatcher.message import Draft, Message
+from dispatcher.scope import Scope, counted, plain
+from dispatcher.sendtime import from_ms, to_ms
+from tests.support.all_windows import Windows, key_of, shard
+from tests.support.calendar_model import Item, text_of
+from tests.support.house import House
+from tests.support.zoned_model import Ledger, Wish
+
+Expected = UUID | int | type[Exception]
+"""The message that is there already, the time of a new one, or the error."""
+
+FAR_AWAY = 10**14
+
+
+class Ask(NamedTuple):
+    """A draft in the words of the model; times are offsets in ms from where the story begins."""
+
+    recipient: str
+    channel: str
+    tenant: str | None
+    zone: str | None
+    quiet: Item | str | None
+    offset: int
+    room: int | None
+    life: int | None
+    key: str | None
+    text: str
+
+    @property
+    def quiet_hours(self) -> str | None:
+        return text_of(self.quiet) if isinstance(self.quiet, tuple) else self.quiet
+
+    def draft(self, start: int) -> Draft:
+        """Return the same as a caller says it."""
+        asked = start + self.offset
+        shift: dict[str, Any] = {}
+        if self.room is not None:
+            shift = {"on_conflict": "shift", "latest": from_ms(asked + self.room)}
+        return Draft(
+            channel=self.channel,
+            recipient=self.recipient,
+            body={"text": self.text},
+            send_at=from_ms(asked),
+            zone=self.zone,
+            scopes={"tenant": self.tenant} if self.tenant else None,
+            quiet_hours=self.quiet_hours,
+            expires_at=None if self.life is None else from_ms(asked + self.life),
+            idempotency_key=self.key,
+            **shift,
+        )
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What a repeated call with the same key must repeat."""
+        return (self.recipient, self.channel, self.tenant, self.offset, self.life, self.text)
+
+
+@dataclass
+class Accepted:
+    """A message as the store must have it."""
+
+    ask: Ask
+    wish: Wish
+    at: int
+    expires: int | None
+    text: str
+    cancelled: bool = False
+    released: bool = False
+
+
+@dataclass
+class Orphan:
+    """A place whose submit died before it stored its message."""
+
+    message_id: UUID
+    ask: Ask
+
+
+@dataclass
+class HouseModel:
+    """Says what the house must answer; the test tells it what happened."""
+
+    house: House
+    channel_quiet: dict[str, tuple[Item, ...]]
+    start: int
+    ledger: Ledger = field(init=False)
+    stored: dict[UUID, Accepted] = field(default_factory=dict)
+    keys: dict[str, UUID] = field(default_factory=dict)
+    orphans: dict[tuple[str, int], Orphan] = field(default_factory=dict)
+    holds: dict[UUID, bytes] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.house.settings.quotas_of)
+
+    @property
+    def now(self) -> int:
+        return to_ms(self.house.clock.now())
+
+    def wish(self, ask: Ask) -> Wish:
+        scopes = counted(
+            self.house.settings.quotas_of,
+            scope=ask.recipient,
+            channel=ask.channel,
+            scopes={"tenant": ask.tenant} if ask.tenant else {},
+        )
+        items = self.channel_quiet.get(ask.channel, ())
+        if ask.quiet is not None:
+            items = (ask.quiet,) if isinstance(ask.quiet, tuple) else ()
+        return Wish(scopes, ask.zone or self.house.settings.zone, items)
+
+    def is_closed(self, wish: Wish) -> bool:
+        return any(shard(self.house, scope) in self.closed for scope in wish.scopes)
+
+    def expected(self, ask: Ask) -> Expected:
+        """Say what a submit must come to."""
+        if ask.key in self.keys:
+            known = self.stored[self.keys[ask.key]]
+            return self.keys[ask.key] if known.ask.content == ask.content else IdempotencyConflict
+        asked, wish = self.start + ask.offset, self.wish(ask)
+        if asked < self.now:
+            return InvalidSendTime
+        if self.is_closed(wish):
+            return ReservationsUnavailable
+        orphan = self.orphans.get(self.twins(ask))
+        if orphan is not None:
+            same = orphan.ask.content == ask.content
+            return self.place_of(orphan.message_id) if same else IdempotencyConflict
+        return self.slot(wish, asked, self.latest(ask))
+
+    def twins(self, ask: Ask) -> tuple[str, int]:
+        """Return what those submits share that see each other by their key."""
+        return ask.key or "", shard(self.house, plain(ask.recipient))
+
+    def latest(self, ask: Ask) -> int:
+        """Return the last time that an ask may be shifted to."""
+        asked = self.start + ask.offset
+        if ask.room is None:
+            return asked
+        return asked + (ask.room if ask.life is None else min(ask.room, ask.life - 1))
+
+    def slot(
+        self, wish: Wish, asked: int, latest: int, without: UUID | None = None
+    ) -> int | type[Exception]:
+        found = self.ledger.slot(wish, asked, without=without, most=latest)
+        return found if found <= latest else NoPlace
+
+    def place_of(self, message_id: UUID) -> int:
+        booked = self.ledger.places.values()
+        [at] = {members[message_id] for members in booked if message_id in members}
+        return at
+
+    def accept(self, ask: Ask, message: Message) -> None:
+        """Note that a submit stored a message."""
+        at = to_ms(message.send_at)
+        wish = self.wish(ask)
+        expires = None if ask.life is None else self.start + ask.offset + ask.life
+        self.stored[message.id] = Accepted(ask, wish, at, expires, ask.text)
+        self.ledger.book(wish.scopes, message.id, at)
+        if ask.key is not None:
+            self.keys[ask.key] = message.id
+            self.orphans.pop(self.twins(ask), None)
+
+    def hold(self, message_id: UUID, as_id: UUID, member: bytes, at: int) -> None:
+        """Note that a place is held by a move that died."""
+        self.ledger.book(self.stored[message_id].wish.scopes, as_id, at)
+        self.ledger.holders[as_id] = message_id
+        self.holds[as_id] = member
+
+    def lose(self, shards: set[int]) -> None:
+        """Note that the windows of these shards are filled from the store again."""
+        for scope in list(self.ledger.places):
+            if shard(self.house, scope) in shards:
+                self.ledger.places[scope] = self.promised(scope)
+        self.forget_holds()
+
+    def forget_holds(self) -> None:
+        """Drop those holds that no window has any more."""
+        left = {each for members in self.ledger.places.values() for each in members}
+        self.holds = {each: member for each, member in self.holds.items() if each in left}
+        self.ledger.holders = {
+            each: holder for each, holder in self.ledger.holders.items() if each in left
+        }
+
+    def promised(self, scope: Scope) -> dict[UUID, int]:
+        return {
+            message_id: each.at
+            for message_id, each in self.stored.items()
+            if scope in each.wish.scopes and not each.cancelled
+        }
+
+    def release_cancelled(self) -> None:
+        """Note that reconcile gave back the places of what is cancelled in the store."""
+        for message_id, each in self.stored.items():
+            if each.cancelled and not each.released:
+                self.ledger.free(message_id)
+                each.released = True
+
+    def windows(self) -> Windows:
+        """Return what Redis must hold."""
+        found: Windows = {}
+        for scope, members in self.ledger.places.items():
+            if members:
+                found[key_of(self.house, scope)] = {
+                    self.holds.get(each, each.bytes): at for each, at in members.items()
+                }
+        return found
+
+    def store(self) -> Windows:
+        """Return what the store must promise."""
+        found: Windows = {}
+        for message_id, each in self.stored.items():
+            if not each.cancelled:
+                for scope in each.wish.scopes:
+                    members = found.setdefault(key_of(self.house, scope), {})
+                    members[message_id.bytes] = each.at
+        return found
+
+    def one_after_the_other(self, asks: Sequence[Ask]) -> list[Expected]:
+        """Say what submits in a row must come to; none of them is noted."""
+        before = {scope: dict(members) for scope, members in self.ledger.places.items()}
+        found = []
+        for ask in asks:
+            expected = self.expected(ask)
+            if isinstance(expected, int):
+                self.ledger.book(self.wish(ask).scopes, uuid4(), expected)
+            found.append(expected)
+        self.ledger.places = before
+        return found
