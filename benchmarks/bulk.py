@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 import procrastinate
 import psycopg
@@ -127,9 +128,12 @@ def peer(url: str) -> Iterator[Callable[[datetime, list[str]], object]]:
 
     with app.open():
         app.schema_manager.apply_schema()
-        yield lambda at, recipients: deliver.configure(schedule_at=at).batch_defer(
-            *({"recipient": recipient, **BODY} for recipient in recipients)
-        )
+
+        def batch_defer(at: datetime, recipients: list[str]) -> None:
+            jobs: list[dict[str, Any]] = [{"recipient": each, **BODY} for each in recipients]
+            deliver.configure(schedule_at=at).batch_defer(*jobs)
+
+        yield batch_defer
 
 
 if __name__ == "__main__":

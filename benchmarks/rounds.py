@@ -6,7 +6,7 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,7 +17,7 @@ ROUNDS = 9
 
 
 def measure(
-    alternatives: dict[str, Callable[[], object]],
+    alternatives: Mapping[str, Callable[[], object]],
     *,
     calls: int,
     rounds: int = ROUNDS,

@@ -24,7 +24,7 @@ _LEAST_WIDTH = 80
 _SEVERAL = 2
 _MOST_COUNTED = 9
 _LEGENDS = (
-    "● booked (2-9, + several)   x blocked   - partly blocked   z quiet hours   . free",
+    "● booked (2-9, + several)  x blocked  - partly blocked  z quiet hours  . free",
     "behind a count, x and -: this quota blocks all, or a part, of that row",
 )
 

@@ -11,13 +11,13 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     NoPlace,
-    QuotaExceeded,
     ReservationsUnavailable,
 )
 from dispatcher.redis_keys import ShardKeys
 from dispatcher.reservation.places import Blocked, Group, Order, Place, Submit
 from dispatcher.reservation.terms import Terms
 from dispatcher.reservation.windows import Booking, Windows
+from dispatcher.scope import Scope
 from dispatcher.sendtime import from_ms
 
 _MOST_AT_ONCE = 250
@@ -36,8 +36,8 @@ class Request:
 
 
 _Found = Place | Blocked | Booking | DispatcherError | None
-_Freed = dict[str, set[int]]
-"""By scope: which of many messages gave a place back that others may have been refused for."""
+_Freed = defaultdict[Scope, set[int]]
+"""By scope: which of many messages gave a place back there."""
 
 
 class Bulk:
@@ -76,10 +76,11 @@ class Bulk:
             ]
             if not deeper:
                 break
-            for place in self._book_further(requests, groups, found, deeper, level):
-                for group in groups[place][: level + 1]:
+            gave_up = self._book_further(requests, groups, found, deeper, level)
+            for place, many in gave_up.items():
+                for group in groups[place][:many]:
                     for scope in group.scopes:
-                        freed[str(scope)].add(place)
+                        freed[scope].add(place)
             level += 1
         if freed:
             self._judge_again(requests, found, freed)
@@ -134,10 +135,10 @@ class Bulk:
         found: list[_Found],
         deeper: Sequence[int],
         level: int,
-    ) -> list[int]:
+    ) -> dict[int, int]:
         """Book the shards of one more level; whoever has to move gives up what it had before.
 
-        Return who did.
+        Return who did, and in how many of its shards.
         """
         orders = [
             Order(place, groups[place][level], booked.message_id, booked.at_ms,
@@ -156,7 +157,7 @@ class Bulk:
                 found[order.place] = answer
                 moved.append(order.place)
         self._move_earlier(requests, groups, found, moved, level)
-        return gave_up + moved
+        return dict.fromkeys(gave_up, level) | dict.fromkeys(moved, level + 1)
 
     def _move_earlier(
         self,
@@ -189,17 +190,10 @@ class Bulk:
                     del places[place]
 
     def _judge_again(self, requests: Sequence[Request], found: list[_Found], freed: _Freed) -> None:
-        """Judge those once more who were refused for places that others have given back."""
+        """Judge those once more who were refused where others have given places back since."""
         for place, (request, answer) in enumerate(zip(requests, found, strict=True)):
-            if isinstance(answer, Blocked):
-                reasons = {str(answer.scope)}
-            elif isinstance(answer, NoPlace):
-                reasons = {answer.scope} if isinstance(answer, QuotaExceeded) else set()
-            else:
-                continue
-            if request.latest_ms > request.asked_ms:
-                reasons = {str(scope) for scope in request.terms.scopes}
-            if any(freed.get(scope, set()) - {place} for scope in reasons):
+            refused = isinstance(answer, Blocked | NoPlace)
+            if refused and any(freed[scope] - {place} for scope in request.terms.scopes):
                 found[place] = self._again(request, request.message_id)
 
     def _again(self, request: Request, message_id: UUID) -> Booking | DispatcherError:

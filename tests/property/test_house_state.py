@@ -223,20 +223,22 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         self.house.parts.messages.cancel(message_id)
         accepted.cancelled = True
 
-    @rule()
-    def lose_everything(self) -> None:
-        self.house.redis.flushall()
-        self.model.closed = set(range(self.house.settings.shards))
-        self.model.ledger.places.clear()
-        self.model.forget_holds()
-        self.model.orphans.clear()
-
-    @rule(choice=choices)
-    def lose_an_epoch(self, choice: int) -> None:
-        number = choice % self.house.settings.shards
-        self.house.redis.delete(shards(self.house)[number].epoch)
-        self.end_twins()
-        self.model.closed.add(number)
+    @NEVER_CLOSED
+    @SOMETHING
+    @rule(choice=st.integers(0, 4))
+    def lose_windows(self, choice: int) -> None:
+        """Lose everything, or one epoch."""
+        if choice == 4:
+            self.house.redis.flushall()
+            self.model.closed = set(range(self.house.settings.shards))
+            self.model.ledger.places.clear()
+            self.model.forget_holds()
+            self.model.orphans.clear()
+        else:
+            number = choice % self.house.settings.shards
+            self.house.redis.delete(shards(self.house)[number].epoch)
+            self.model.closed = {number}
+            self.end_twins()
 
     @rule(minutes=st.integers(1, 10))
     def wait(self, minutes: int) -> None:

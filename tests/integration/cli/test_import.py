@@ -18,7 +18,7 @@ from dispatcher import Dispatcher, Draft, Progress, StoreUnavailable
 from dispatcher.cli import intake
 from dispatcher.cli.files import Source
 from dispatcher.cli.rows import COLUMNS
-from tests.integration.cli.conftest import Ran, Run, run_process
+from tests.integration.cli.conftest import Ran, Run
 from tests.support.house import House
 
 AT = "2028-01-01T11:11:11Z"
@@ -281,22 +281,34 @@ def test_atomic_accepts_all_or_none(house: House, run: Run) -> None:
     assert len(house.rows()) == 2
 
 
-def test_standard_input_is_read_as_it_comes(house: House, tmp_path: Path) -> None:
-    before, after = os.pipe()
-    read, kept = sys.stdin, os.dup(0)
-    rows = [as_jsonl([row()]).encode(), b'{"text": "\xff"}\n', as_jsonl(people(3)).encode()]
-    os.write(after, b"".join(rows))
-    os.close(after)
-    os.dup2(before, 0)
-    try:
-        ran = run_process("import", "-", "--format", "jsonl", "--json", cwd=tmp_path)
-    finally:
-        os.dup2(kept, 0)
-        sys.stdin = read
+def test_standard_input_is_read_and_a_row_that_is_no_utf_8_refused(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    given(as_jsonl([row()]).encode() + b'{"text": "\xff"}\n' + as_jsonl(people(3)).encode())
+    ran = run("import", "-", "--format", "jsonl", "--json")
     assert (ran.code, ran.err) == (2, "")
     assert (ran.data["accepted"], ran.data["refused"]) == (4, 1)
     [refused] = refused_rows("stdin.rejected.jsonl")
     assert (refused["line"], refused["error"].split(";")[0]) == (2, "row: is no UTF-8")
+    given(as_csv([row(recipient="zoe"), row(text="X")]).encode().replace(b"X", b"\xff"))
+    ran = run("import", "-", "--format", "csv", "--json", "--rejected", "b")
+    assert (ran.code, ran.data["accepted"], refused_rows("b")[0]["line"]) == (2, 1, 3)
+    given(b"")
+    assert (
+        "standard input: is empty" in run("import", "-", "--format", "csv", "--rejected", "c").err
+    )
+
+
+def test_a_field_may_be_as_long_as_a_body(house: House, run: Run) -> None:
+    body = {"text": "ü" * 30_000}
+    text = as_csv([{"channel": "memory", "recipient": "ada", "send_at": AT, "body": body}])
+    csv.field_size_limit(100_000)
+    assert len(text) > 100_000
+    assert run_import(run, text).code == 0
+    assert house.dispatcher.find()[0].body == body
 
 
 @pytest.mark.parametrize("why", ["unavailable", "terminated"])

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 HOUR = timedelta(hours=1)
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "channels": {"memory": {"transport": "memory", "quotas": ["3/minute"]}},
     "scopes": {"tenant": {"quotas": ["100/day in Europe/Berlin"]}},
     "shards": 16,
@@ -50,7 +51,7 @@ def house(cluster: RedisServer, redis_server: RedisServer, sqlite_url: str) -> I
     with cluster.client() as client:
         client.flushall()
     broker = f"redis+socket://{redis_server.socket}?virtual_host=1"
-    with house_on(cluster, sqlite_url, broker_url=broker, clock=hour_ago(), **SETTINGS) as built:  # type: ignore[arg-type]  # passed on
+    with house_on(cluster, sqlite_url, broker_url=broker, clock=hour_ago(), **SETTINGS) as built:
         yield built
 
 
@@ -122,7 +123,7 @@ def test_another_number_of_shards_takes_every_epoch_back(
     changed = SETTINGS | {"shards": 5}
     with house_on(
         cluster, sqlite_url, broker_url=broker, clock=hour_ago(), opened=False, **changed
-    ) as other:  # type: ignore[arg-type]  # passed on
+    ) as other:
         other.parts.sweep.reconcile(settle=timedelta(0))
         assert set(other.members()) == {message.id}
         other.submit("ben", send_in=2 * HOUR)

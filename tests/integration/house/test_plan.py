@@ -274,7 +274,24 @@ def test_nothing_stays_after_an_error(house: House, monkeypatch: pytest.MonkeyPa
     assert house.snapshot() == before
 
 
-def test_a_closed_shard_is_an_error(house: House) -> None:
+def test_what_others_book_meanwhile_is_not_seen(house: House) -> None:
+    def drafts() -> Iterator[Draft]:
+        yield from (draft("ada", 60 * number) for number in range(1_000))
+        house.submit("ada", send_at=FAR + HOUR + 2_000 * MINUTE)
+        yield from (draft("ada", 60 * number) for number in (10, 2_000))
+
+    house.submit("ada", send_at=FAR + HOUR + 1_500 * MINUTE)
+    plan = house.dispatcher.plan(drafts())
+    wanted = {"QuotaExceeded 1/minute", "QuotaExceeded 5/hour", "QuotaExceeded 10/day"}
+    assert set(plan.by_reason) <= wanted
+    assert plan.last_send_at == FAR + HOUR + 2_000 * MINUTE
+
+
+def test_a_closed_shard_is_an_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def booked(*_: object) -> None:
+        raise AssertionError("a part of a window was taken for all of it")
+
+    monkeypatch.setattr(Copies, "_copy_twins", booked)
     house.redis.delete(house.keys("ada").epoch)
     before = house.snapshot()
     with pytest.raises(ReservationsUnavailable, match="not complete"):

@@ -105,6 +105,17 @@ def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
     assert {each: found.refuses(each) for each in instants} == answers
 
 
+def test_times_exactly_as_far_apart_as_a_quota_is_long_block_nothing(build: Build) -> None:
+    house = build(quotas="3/hour")
+    terms = Terms.plain("ada")
+    for minutes in (0, 30, 60):
+        house.parts.windows.reserve(new_id(), terms=terms, send_at=FAR + timedelta(minutes=minutes))
+    found = house.dispatcher.timeline("ada", start=FAR - HOUR, length=3 * HOUR)
+    assert found.blocked == ()
+    assert max(fill.booked for fill in found.windows[0].quotas[0].fills) == 2
+    assert not refused(house, terms, FAR + timedelta(minutes=45))
+
+
 @pytest.mark.parametrize("shape", ["rolling", "calendar"])
 def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
     house = build(**SHAPES[shape])
@@ -158,8 +169,7 @@ def test_slots_begin_the_next_free_stretches(house: House) -> None:
     for minutes in (0, 10, 20, 30):
         house.submit(send_at=FAR + timedelta(minutes=minutes))
     found = house.dispatcher.timeline("ada", start=FAR, length=HOUR)
-    minutes = [(slot - FAR) // timedelta(minutes=1) for slot in found.slots]
-    assert minutes == [1, 11, 21, 31]
+    assert [(slot - FAR) // timedelta(minutes=1) for slot in found.slots] == [1, 11, 21, 31]
     assert found.slots[0] == house.dispatcher.next_slot(recipient="ada", after=FAR)
     for slot in found.slots:
         assert not found.refuses(slot)

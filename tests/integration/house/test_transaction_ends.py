@@ -225,7 +225,7 @@ def test_an_abandoned_session_is_left_to_the_sweep(
         del session
         gc.collect()
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
-    assert not [each for each in caplog.records if each.name.startswith("dispatcher")]
+    assert not [each for each in caplog.records if each.name.startswith("dispatcher.store")]
     assert len(house.members()) == 1
     wait_until(lambda: house.reconciled().members() == {})
     house.submit(send_at=SOON)
