@@ -68,11 +68,12 @@ class Hours:
         return self.spans == ((0, _WEEK),)
 
     @property
-    def complement(self) -> Hours:
-        """The rest of the week."""
+    def complement(self) -> Hours | None:
+        """The rest of the week; None when there is none."""
         edges = [0, *(edge for span in self.spans for edge in span), _WEEK]
         pairs = zip(edges[::2], edges[1::2], strict=True)
-        return Hours(tuple(pair for pair in pairs if pair[0] < pair[1]))
+        rest = tuple(pair for pair in pairs if pair[0] < pair[1])
+        return Hours(rest) if rest else None
 
     def inside(self, zone: str, start_ms: int, end_ms: int) -> list[Interval]:
         """Return the intervals in which the clocks of a zone show a time inside the spans.

@@ -150,8 +150,13 @@ class Bulk:
         moved, gave_up = [], []
         for order in orders:
             answer = answers[order.place]
-            if not isinstance(answer, Place):
-                found[order.place] = self._again(requests[order.place], order.message_id)
+            request = requests[order.place]
+            if isinstance(answer, Blocked) and request.latest_ms == request.asked_ms:
+                self._give_up(request, order.message_id)
+                found[order.place] = answer
+                gave_up.append(order.place)
+            elif not isinstance(answer, Place):
+                found[order.place] = self._again(request, order.message_id)
                 gave_up.append(order.place)
             elif answer.at_ms != order.asked_ms:
                 found[order.place] = answer
@@ -198,9 +203,7 @@ class Bulk:
 
     def _again(self, request: Request, message_id: UUID) -> Booking | DispatcherError:
         """Give up what is booked and let the message go from shard to shard on its own."""
-        self._windows.withdraw(
-            Booking(message_id, request.terms, from_ms(request.asked_ms), request.submit)
-        )
+        self._give_up(request, message_id)
         try:
             return self._windows.reserve(
                 request.message_id,
@@ -211,6 +214,10 @@ class Bulk:
             )
         except (NoPlace, IdempotencyConflict) as error:
             return error
+
+    def _give_up(self, request: Request, message_id: UUID) -> None:
+        at = from_ms(request.asked_ms)
+        self._windows.withdraw(Booking(message_id, request.terms, at, request.submit))
 
     def _answer(self, request: Request, found: _Found) -> Booking | DispatcherError:
         if isinstance(found, Place):

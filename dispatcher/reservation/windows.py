@@ -241,7 +241,7 @@ class Windows:
         first, *others = self.groups(terms)
         place, why = asked, None
         for _ in range(_MOST_ROUNDS):
-            # Before a shift, learn why the time asked for does not fit: a later shard may refuse all.
+            # Before a shift, learn why the time asked for does not fit: a later shard may refuse it.
             found = book(first, place, latest_ms if why or not others else place.at_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
                 why, start = found, place._replace(at_ms=found.until_ms)

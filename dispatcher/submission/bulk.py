@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
@@ -30,6 +30,7 @@ from dispatcher.submission.cases import (
     batches,
     cases_of,
     judge,
+    renewed,
     requests_of,
     settle,
     undecided,
@@ -104,15 +105,19 @@ class BulkSubmission:
         """
         tally = Tally()
         for cases in batches(drafts):
-            results = tally.add(self._finish(self._prepare(cases)))
+            self._finish(self._prepare(cases))
+            while again := renewed(cases):
+                self._finish(self._prepare(again))
+            results = tally.add(cases)
             if progress is not None:
                 progress(tally.progress(total))
             yield from results
 
     def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
         """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
-        tally = Tally()
-        results = tally.add(self._finish(self._prepare(cases_of(drafts), atomic=True)))
+        tally, cases = Tally(), cases_of(drafts)
+        self._finish(self._prepare(cases, atomic=True))
+        results = tally.add(cases)
         if progress is not None:
             progress(tally.progress(len(results)))
         return results
@@ -131,13 +136,13 @@ class BulkSubmission:
         if not (atomic and _refused(cases)):
             self._reserve(prepared)
         if atomic and _refused(cases):
-            self._withdraw([case.request for case, _, _ in prepared.booked if case.request])
+            self._withdraw(_places(prepared.booked))
             prepared.booked.clear()
             _none_of(cases)
         return prepared
 
-    def _finish(self, prepared: _Prepared) -> list[Case]:
-        """Store and enqueue what was booked; return the cases, now all decided."""
+    def _finish(self, prepared: _Prepared) -> None:
+        """Store and enqueue what was booked; all cases are decided then."""
         stored = self._add(prepared)
         took = self._clock.monotonic() - prepared.started
         if stored and took > self._settings.settle.total_seconds():
@@ -145,7 +150,6 @@ class BulkSubmission:
         self._handover.enqueue(
             *(each.result for each in stored if isinstance(each.result, Message))
         )
-        return prepared.cases
 
     def _reserve(self, prepared: _Prepared) -> None:
         """Book what is not decided yet."""
@@ -182,8 +186,7 @@ class BulkSubmission:
                 continue
             except StoreUnavailable as error:
                 if not error.refused:
-                    later = [each.request for each, _, _ in booked[place + 1 :] if each.request]
-                    self._withdraw(later)
+                    self._withdraw(_places(booked[place + 1 :]))
                     raise
                 case.refuse(error)
                 continue
@@ -210,7 +213,7 @@ class BulkSubmission:
             except StoreUnavailable as error:
                 # The messages may be stored: reconcile finds out whether they need their places.
                 raise OutcomeUnknown(error.reason, ids[0]) from error
-        self._withdraw([case.request for case, _, _ in booked if case.request])
+        self._withdraw(_places(booked))
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
     def _look_again(self, stored: Sequence[Case]) -> None:
@@ -230,6 +233,15 @@ class BulkSubmission:
             self._bulk.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning("the places of %d messages are freed later: %s", len(requests), error)
+
+
+def _places(booked: Iterable[Booked]) -> list[Request]:
+    """Return requests under the ids that are booked, which may be those of twins."""
+    return [
+        replace(case.request, message_id=booking.message_id)
+        for case, _, booking in booked
+        if case.request is not None
+    ]
 
 
 def _twins(booked: Sequence[Booked]) -> bool:

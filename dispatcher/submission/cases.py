@@ -15,7 +15,6 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     InvalidDraft,
-    InvalidValue,
     StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, new_id
@@ -94,6 +93,20 @@ def settle(cases: Sequence[Case], bookings: Sequence[Booking | DispatcherError])
     return booked
 
 
+def renewed(cases: list[Case]) -> list[Case]:
+    """Replace the cases that share a refusal by new ones, and return those.
+
+    The first draft with a key was refused, so the key is free, and the next one is judged on its
+    own, as it would be in another batch.
+    """
+    found: list[Case] = []
+    for place, case in enumerate(cases):
+        if case.same_as is not None and isinstance(case.same_as.result, Rejection):
+            cases[place] = Case(case.number, case.draft)
+            found.append(cases[place])
+    return found
+
+
 def requests_of(cases: Iterable[Case]) -> list[Request]:
     """Return the requests of cases that need a place."""
     return [each.request for each in cases if each.request is not None]
@@ -139,7 +152,7 @@ def _schedule(cases: Iterable[Case], settings: Settings, now: datetime) -> None:
             continue
         try:
             case.valid = schedule(case.draft, settings=settings, now=now)
-        except InvalidValue as error:
+        except InvalidDraft as error:
             case.refuse(error)
 
 
@@ -190,8 +203,6 @@ def _result(case: Case) -> Result:
     elif case.valid.fingerprint != twin.valid.fingerprint and isinstance(twin.result, Message):
         key = case.valid.idempotency_key or ""
         return Rejection(case.number, case.draft, IdempotencyConflict(key, twin.result.id))
-    elif isinstance(twin.result, Rejection):
-        result = Rejection(case.number, case.draft, twin.result.error)
     else:
         result = twin.result
     if result is None:

@@ -17,6 +17,7 @@ from dispatcher.submission.cases import (
     Tally,
     batches,
     judge,
+    renewed,
     requests_of,
     settle,
     undecided,
@@ -54,6 +55,8 @@ class Planning:
         with self._copies() as copies:
             for cases in batches(drafts):
                 self._decide(cases, copies)
+                while again := renewed(cases):
+                    self._decide(again, copies)
                 rejections += [each for each in tally.add(cases) if isinstance(each, Rejection)]
                 if progress is not None:
                     progress(tally.progress(total))

@@ -199,7 +199,7 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
     except InvalidValue as refused:
         raise InvalidDraft(refused.field, refused.problem, refused.accepted) from None
     quiet = hours[1].complement if hours[1] else hours[0]
-    return str(quiet) if quiet and quiet.spans else NO_HOURS
+    return str(quiet) if quiet else NO_HOURS
 
 
 def read_hours(text: str) -> Hours | None:

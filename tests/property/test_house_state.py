@@ -60,20 +60,21 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         self.house.moved.set_wall(FAR)
         self.model = HouseModel(self.house, {"memory": (QUIET,)}, to_ms(FAR))
 
-    @rule(ask=asks)
-    def submit(self, ask: Ask) -> None:
-        expected = self.model.expected(ask)
-        try:
-            message = self.house.parts.submission.submit(ask.draft(self.model.start))
-        except DispatcherError as error:
-            self.check_error(ask, error, expected)
-            return
-        self.check_message(ask, message, expected)
+    @rule(some=st.lists(asks, min_size=1, max_size=4))
+    def submit(self, some: list[Ask]) -> None:
+        for ask in some:
+            expected = self.model.expected(ask)
+            try:
+                message = self.house.parts.submission.submit(ask.draft(self.model.start))
+            except DispatcherError as error:
+                self.check_error(ask, error, expected)
+            else:
+                self.check_message(ask, message, expected)
 
-    @rule(first=asks, offset=st.sampled_from([0, 1, STEP]))
-    def submit_twice(self, first: Ask, offset: int) -> None:
-        self.submit(first._replace(key="twice"))
-        self.submit(first._replace(key="twice", offset=first.offset + offset))
+    @rule(ask=asks, later=st.sampled_from([0, 0, 1]))
+    def submit_twice(self, ask: Ask, later: int) -> None:
+        first = ask._replace(key=str(new_id()))
+        self.submit([first, first._replace(offset=first.offset + later)])
 
     @rule(some=st.lists(asks, min_size=1, max_size=6), atomic=st.booleans())
     def submit_many(self, some: list[Ask], atomic: bool) -> None:
