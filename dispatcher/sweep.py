@@ -25,6 +25,7 @@ MARKER_SPARE = timedelta(seconds=10)
 """How long a rebuild may pause between two pages, or die, before another one takes over."""
 _BATCH = 1_000
 _MOST_BATCHES = 20
+_TIDY_KEYS = 500
 _ROWS_AT_ONCE = 5_000
 """How many reservations a rebuild reads from the store and restores at once."""
 _SHARDS_AT_ONCE = 4
@@ -108,9 +109,9 @@ class Sweep:
         """Make Redis agree with the store.
 
         Rebuild what Redis lost; look up reservations that were not confirmed within the grace;
-        free the places of cancelled and expired messages. ``settle`` is how long to let submits
-        that are under way finish before a rebuild reads the store (default: the setting). Raises
-        ReservationsUnavailable and StoreUnavailable.
+        free the places of cancelled and expired messages; forget what no quota counts any more.
+        ``settle`` is how long to let submits that are under way finish before a rebuild reads the
+        store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
         """
         rebuild = self._windows.begin()
         rebuilt = 0
@@ -119,6 +120,7 @@ class Sweep:
         restored = self._restore_stragglers()
         confirmed, orphans, corrected = self._settle_unconfirmed()
         released = _in_batches(self._release_unneeded)
+        self._windows.tidy(keys_at_once=_TIDY_KEYS)
         return Reconciled(rebuilt, restored + corrected, confirmed, released + orphans)
 
     def rebuild(

@@ -22,5 +22,4 @@ if at and tonumber(at) == tonumber(ARGV[3]) then
   return 0
 end
 redis.call('ZADD', KEYS[1], ARGV[3], ARGV[2])
-redis.call('PERSIST', KEYS[1])
 return 1

@@ -14,7 +14,6 @@ end
 local now = now_ms()
 for place = 3, #KEYS do
   redis.call('ZADD', KEYS[place], ARGV[2], ARGV[1])
-  redis.call('PERSIST', KEYS[place])
   redis.call('ZADD', KEYS[1], now, ARGV[1] .. KEYS[place])
 end
 return 1

@@ -40,7 +40,6 @@ end
 local now = now_ms()
 for _, window in ipairs(windows) do
   redis.call('ZADD', window, found, ARGV[2])
-  redis.call('PERSIST', window)
   redis.call('ZADD', KEYS[1], now, ARGV[2] .. window)
 end
 return {'held', found}

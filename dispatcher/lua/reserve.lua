@@ -21,8 +21,7 @@
 --       Ends early with {'closed'} when the shard is not complete: rebuild first; and after a
 --       'searching' or an 'unsure', because what follows must not overtake that message.
 --
--- Idempotent by message id: called again, it answers with what is booked. A window that is booked
--- in never expires by itself; tidy.lua sets the expiry anew once the store has the message.
+-- Idempotent by message id: called again, it answers with what is booked.
 
 -- @include rule.lua
 -- @include booking.lua
@@ -105,7 +104,6 @@ while ARGV[position] do
       if at then
         for _, window in ipairs(missing) do
           redis.call('ZADD', window, at, id)
-          redis.call('PERSIST', window)
         end
       end
     end

@@ -13,10 +13,10 @@ from redis.client import Pipeline
 
 from dispatcher.lua import source
 from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import PermitKeys, ShardKeys, kind_of, shard_of
+from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
-from dispatcher.reservation.windows import KEEP_MS
+from dispatcher.reservation.tidy import KEEP_MS, Tidy
 from dispatcher.reservation.wipe import Wipe
 from dispatcher.scope import Scope
 from dispatcher.sendtime import from_ms, to_ms
@@ -105,7 +105,7 @@ class Upkeep:
         self._restore = client.register_script(source("restore"))
         self._orphan = client.register_script(source("release_orphan"))
         self._confirm = client.register_script(source("confirm"))
-        self._tidy = client.register_script(source("tidy"))
+        self._tidy = Tidy(client, fence)
         self._open = client.register_script(source("open"))
         self._mark_checked = client.register_script(source("mark_checked"))
 
@@ -235,10 +235,16 @@ class Upkeep:
                 if each.message_id not in send_at:
                     names, words = [each.window, each.keys.pending], [each.member, each.before_ms]
                     self._orphan(keys=names, args=words, client=pipeline)
-            for window, keys in {(each.window, each.keys) for each in found}:
-                reach = f"reach:{kind_of(window)}"
-                self._tidy(keys=[window, keys.epoch], args=[KEEP_MS, reach], client=pipeline)
+            self._tidy.windows({(each.window, each.keys) for each in found}, pipeline)
             return sum(pipeline.execute()[: len(known)])
+
+    def tidy(self, *, keys_at_once: int) -> int:
+        """Forget what no quota counts any more in the windows among the next so many keys.
+
+        Goes on where the last call ended. Return how many members were forgotten.
+        """
+        with translated():
+            return self._tidy.some(keys_at_once=keys_at_once)
 
     def release(self, rows: Sequence[Reserved]) -> None:
         """Give back the places of messages that the store knows to need none."""
@@ -260,8 +266,7 @@ class Upkeep:
                 window, member = keys.window(scope.name, scope.kind), row.message_id.bytes
                 pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)
                 pipeline.zadd(keys.pending, {member + window.encode(): now}, nx=True)
-                pipeline.persist(window)
-            return sum(pipeline.execute()[::3])
+            return sum(pipeline.execute()[::2])
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
         """Return the shards opened longer ago than that whose stragglers were not looked for."""

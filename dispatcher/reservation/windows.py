@@ -22,9 +22,6 @@ from dispatcher.sendtime import from_ms, to_ms
 
 log = logging.getLogger(__name__)
 
-KEEP_MS = 86_400_000
-"""How much longer than the longest quota a reservation is kept: room for clocks that are wrong."""
-
 _MOST_ROUNDS = 1_000
 
 
@@ -241,7 +238,7 @@ class Windows:
         first, *others = self.groups(terms)
         place, why = asked, None
         for _ in range(_MOST_ROUNDS):
-            # Before a shift, learn why the time asked for does not fit: a later shard may refuse it.
+            # Before a shift, learn why the time asked for does not fit: others may refuse it.
             found = book(first, place, latest_ms if why or not others else place.at_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
                 why, start = found, place._replace(at_ms=found.until_ms)

@@ -170,7 +170,7 @@ class BulkSubmission:
         for case, valid, booking in booked:
             message = self._submission.message(valid, booking, created_at)
             case.result = message
-            at = self._handover.enqueue_at(message.send_at)
+            at = self._handover.enqueue_at(message.send_at, now=created_at)
             additions.append(Addition(message, at, valid.fingerprint))
         if prepared.atomic:
             self._add_all(booked, additions)

@@ -28,18 +28,19 @@ class Handover:
         self._messages = messages
         self._queue = queue
 
-    def enqueue_at(self, due_at: datetime) -> datetime:
+    def enqueue_at(self, due_at: datetime, *, now: datetime | None = None) -> datetime:
         """Return when the sweep is to hand over a message that is due then.
 
         One that is near is handed over by its submit; the sweep looks after it once its grace is
         over.
         """
-        near = self._is_near(due_at)
+        near = due_at - (now or self._clock.now()) <= self._settings.horizon
         return due_at + (self._settings.enqueue_grace if near else -self._settings.horizon)
 
     def enqueue(self, *stored: Message) -> None:
         """Enqueue those of the messages that are near."""
-        near = [each for each in stored if self._is_near(each.next_attempt_at)]
+        near_until = self._clock.now() + self._settings.horizon
+        near = [each for each in stored if each.next_attempt_at <= near_until]
         if not near:
             return
         try:
@@ -49,9 +50,6 @@ class Handover:
         except QueueUnavailable as error:
             log.warning("%d messages are enqueued later: %s", len(near), error)
             self._leave_to_sweep([each.id for each in near])
-
-    def _is_near(self, due_at: datetime) -> bool:
-        return due_at - self._clock.now() <= self._settings.horizon
 
     def _leave_to_sweep(self, message_ids: Sequence[UUID]) -> None:
         try:

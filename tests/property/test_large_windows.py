@@ -244,7 +244,7 @@ def plans(gap: int) -> st.SearchStrategy[Plan]:
 
 
 @settings(
-    max_examples=examples(25),
+    max_examples=examples(15),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

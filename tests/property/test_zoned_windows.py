@@ -253,7 +253,7 @@ def url(redis_session: RedisServer) -> str:
     return redis_session.url
 
 
-@settings(property_test, max_examples=examples(150))
+@settings(property_test, max_examples=examples(90))
 @given(scene=scenes([PLAIN]))
 def test_one_scope_answers_as_the_clocks_say(url: str, scene: Scene) -> None:
     ada = (plain("ada"),)
@@ -270,7 +270,7 @@ def scopes(recipient: str, tenant: str | None = None) -> tuple[Scope, ...]:
     return counted((PLAIN, *KINDS), scope=recipient, channel=CHANNEL, scopes=named)
 
 
-@settings(property_test, max_examples=examples(100))
+@settings(property_test, max_examples=examples(60))
 @given(scene=scenes([PLAIN, *KINDS]))
 def test_several_scopes_answer_as_the_clocks_say(url: str, scene: Scene) -> None:
     lone, rich = scopes("ada"), scopes("ada", "acme")
@@ -294,7 +294,7 @@ def open_for(minutes: int, day: int | None, start: int) -> tuple[Item, ...]:
     return ((others, 0, 1440), (frozenset({day}), end, start)) if others else ()
 
 
-@settings(property_test, max_examples=examples(40))
+@settings(property_test, max_examples=examples(20))
 @given(
     where=zoned,
     quiet=st.builds(

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from dispatcher import InvalidDraft
+from dispatcher import InvalidDraft, InvalidSettings, Settings
 from tests.support.callers import callers_engine, order, orders, remind
 from tests.support.house import House
 
@@ -109,3 +109,10 @@ def test_a_draft_is_judged_before_the_session(house: House, engine: Engine) -> N
         with pytest.raises(InvalidDraft, match="recipient"):
             remind(house, connection, " ")
         assert not connection.in_transaction()
+
+
+def test_a_transaction_grace_below_the_settle_time_is_refused() -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        Settings.load(transaction_grace=1)
+    assert caught.value.field == "settle"
+    assert "transaction_grace" in caught.value.problem

@@ -9,12 +9,9 @@ import pytest
 
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from dispatcher.reservation.upkeep import Reserved
-from dispatcher.reservation.windows import KEEP_MS
-from dispatcher.scope import plain
-from tests.support.reserving import Reserving, ms, pending, times_of
+from dispatcher.reservation.tidy import KEEP_MS
+from tests.support.reserving import Reserving, pending, times_of
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -88,52 +85,50 @@ def test_a_reservation_waits_for_the_store_to_confirm_it(opened: Opened) -> None
     assert pending(real.client, real.keys("ann")) == {booking.message_id}
 
 
-def expiry(real: Reserving, scope: str) -> int | None:
-    """Return when a window expires, ms since 1970, None for never (Redis 6 has no PEXPIRETIME)."""
-    seconds, micros = real.client.time()
-    left = real.client.pttl(real.keys(scope).window(scope))
-    return seconds * 1_000 + micros // 1_000 + left if left >= 0 else None
-
-
 def confirm(real: Reserving) -> None:
     """Do what the sweep does when the store knows everything."""
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     assert real.upkeep.confirm(found, times_of(real, found)) == 0
 
 
-def test_a_window_expires_only_after_its_last_member_counts_no_more(opened: Opened) -> None:
-    real = opened(Quota(1, 1_000), Quota(5, 60_000))
-    keep = 60_000 + KEEP_MS
-    last = NOON + timedelta(days=300)
-    for instant in (NOON, last, NOON + MINUTE):
-        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=instant)
-        assert expiry(real, "ann") is None, "the store has not confirmed it"
-    confirm(real)
-    assert expiry(real, "ann") == pytest.approx(ms(last) + keep, abs=50)
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=last + MINUTE)
-    assert expiry(real, "ann") is None
-
-
-def test_a_place_put_back_later_than_all_others_keeps_its_window(opened: Opened) -> None:
+def test_a_window_never_expires_by_itself(opened: Opened) -> None:
     real = opened()
-    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    confirm(real)
-    late = NOON + timedelta(days=300)
-    assert real.upkeep.put_back([Reserved(new_id(), (plain("ann"),), late)]) == 1
-    assert expiry(real, "ann") is None
-    confirm(real)
-    assert expiry(real, "ann") == pytest.approx(ms(late) + 60_000 + KEEP_MS, abs=50)
+    for confirmed in (True, False):
+        real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON + confirmed * MINUTE)
+        if confirmed:
+            confirm(real)
+        assert real.client.pttl(real.keys("ann").window("ann")) == -1
 
 
-def test_a_repeated_booking_waits_for_its_confirmation_again_and_keeps_the_expiry(
-    opened: Opened,
-) -> None:
+def test_a_repeated_booking_waits_for_its_confirmation_again(opened: Opened) -> None:
     real = opened()
     booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     confirm(real)
     real.windows.reserve(booking.message_id, terms=Terms.plain("ann"), send_at=NOON)
-    assert expiry(real, "ann") is not None
     assert pending(real.client, real.keys("ann")) == {booking.message_id}
+
+
+def test_windows_that_nobody_books_in_are_tidied_in_turn(opened: Opened) -> None:
+    real = opened()
+    seconds, _ = real.client.time()
+    old = seconds * 1_000 - 60_000 - KEEP_MS - 5_000
+    for number in range(50):
+        keys = real.keys(f"old {number}")
+        real.client.zadd(keys.window(f"old {number}"), {new_id().bytes: old})
+    kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    forgotten = sum(real.upkeep.tidy(keys_at_once=10) for _ in range(30))
+    assert forgotten == 50
+    assert [*real.client.scan_iter(match="*:window:*")] == [real.keys("ann").window("ann").encode()]
+    assert set(real.members("ann")) == {kept.message_id}
+
+
+def test_a_window_with_much_to_forget_is_trimmed_in_bounded_steps(opened: Opened) -> None:
+    real = opened()
+    window = real.keys("ann").window("ann")
+    real.client.zadd(window, {new_id().bytes: number for number in range(1_500)})
+    assert real.upkeep.tidy(keys_at_once=1_000) == 1_000
+    assert real.upkeep.tidy(keys_at_once=1_000) == 500
+    assert not real.client.exists(window)
 
 
 def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:

@@ -1,0 +1,48 @@
+"""Forgetting what no quota can count any more.
+
+Windows do not expire by themselves: an expiry would cost each small window half its weight again,
+and every booking a command that takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import redis
+
+from dispatcher.lua import source
+from dispatcher.redis_keys import ShardKeys, all_of, kind_of, start_of
+from dispatcher.reservation.fence import Fence
+
+KEEP_MS = 86_400_000
+"""How much longer than the longest quota a reservation is kept: room for clocks that are wrong."""
+
+_MOST_FORGOTTEN = 1_000
+
+
+class Tidy:
+    """Trims windows, a few at a time."""
+
+    def __init__(self, client: redis.Redis, fence: Fence) -> None:
+        self._client = client
+        self._namespace = fence.namespace
+        self._keys = {keys.contents.encode(): keys for keys in fence.keys}
+        self._script = client.register_script(source("tidy"))
+        self._cursor = 0
+
+    def windows(self, found: Iterable[tuple[bytes, ShardKeys]], pipeline: Any) -> None:
+        """Trim these windows when ``pipeline`` is executed."""
+        for window, keys in found:
+            words: list[int | str] = [KEEP_MS, f"reach:{kind_of(window)}", _MOST_FORGOTTEN]
+            self._script(keys=[window, keys.epoch], args=words, client=pipeline)
+
+    def some(self, *, keys_at_once: int) -> int:
+        """Trim the windows among the next ``keys_at_once`` keys or so; return members forgotten."""
+        self._cursor, names = self._client.scan(
+            self._cursor, match=all_of(self._namespace), count=keys_at_once
+        )
+        pipeline = self._client.pipeline(transaction=False)
+        found = [(name, self._keys.get(start_of(name))) for name in cast("list[bytes]", names)]
+        self.windows([(name, keys) for name, keys in found if keys is not None], pipeline)
+        return sum(pipeline.execute())
