@@ -197,7 +197,8 @@ class Sweep:
         unchecked = self._windows.unchecked(older_than=grace)
         if not unchecked:
             return 0
-        created = (min(unchecked.values()) - grace, max(unchecked.values()) + grace)
+        longest = max(grace, self._settings.transaction_grace)
+        created = (min(unchecked.values()) - longest, max(unchecked.values()) + grace)
         restored = 0
         for page in self._store.places(memory=self._windows.memory, batch=_BATCH, created=created):
             restored += self._windows.put_back(self._reserved(page))

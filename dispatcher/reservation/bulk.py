@@ -86,12 +86,18 @@ class Bulk:
             self._judge_again(requests, found, freed)
         return [self._answer(*each) for each in zip(requests, found, strict=True)]
 
-    def withdraw(self, requests: Iterable[Request]) -> None:
-        """Give back whatever was booked for these messages."""
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Give back whatever was booked for these messages, but not what twins rely on."""
+        groups = [self._windows.groups(each.terms) for each in requests]
+        freed = self._shards.release_many(
+            (each[0], request.message_id, request.submit)
+            for request, each in zip(requests, groups, strict=True)
+        )
         self._shards.release_many(
-            (group, request.message_id, request.submit if number == 0 else None)
-            for request in requests
-            for number, group in enumerate(self._windows.groups(request.terms))
+            (group, request.message_id, None)
+            for request, each, free in zip(requests, groups, freed, strict=True)
+            if free
+            for group in each[1:]
         )
 
     def _book_in_order(self, requests: Sequence[Request], orders: Iterable[Order]) -> list[_Found]:

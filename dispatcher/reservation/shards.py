@@ -91,8 +91,8 @@ class Shards:
             replies = pipeline.execute()
         return [self._answers(*each) for each in zip(batches, replies, strict=True)]
 
-    def release_many(self, places: Iterable[tuple[Group, UUID, Submit | None]]) -> None:
-        """Give places back."""
+    def release_many(self, places: Iterable[tuple[Group, UUID, Submit | None]]) -> list[bool]:
+        """Give places back; tell which are free: those that no twin needs."""
         pipeline = self._client.pipeline(transaction=False)
         for group, message_id, submit in places:
             names = [group.keys.pending]
@@ -101,7 +101,7 @@ class Shards:
             words: list[bytes | str] = [message_id.bytes, submit.token if submit else ""]
             self._release(keys=[*names, *group.windows], args=words, client=pipeline)
         with translated():
-            pipeline.execute()
+            return [bool(freed) for freed in pipeline.execute()]
 
     def move(
         self, group: Group, message_id: UUID, *, hold: bytes, asked_ms: int, latest_ms: int

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -16,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatcher.errors import QuotaExceeded
-from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
+from tests.support.limits import little_at_once
 from tests.support.reserving import Reserving, pending, reserving
 from tests.support.servers import RedisServer
 
@@ -189,29 +188,6 @@ class WindowsMachine(RuleBasedStateMachine):
         assert model.is_broken([*in_the_way, asked], (named.count, named.length_ms))
         beside = self.members if members is None else members
         assert to_ms(refusal.next_slot) == model.next_slot(beside, asked, self.rule)
-
-
-LIMITS = {
-    "MOST_READ, MOST_LEAPS": "{}, 3",
-    "SHORT": "1",
-    "LEAST_SCAN, MOST_SCAN": "1, 2",
-}
-"""What bounds the work of one call, so small that hardly any judgement ends in one."""
-
-
-def little_at_once(most_read: int) -> Callable[[str], str]:
-    """Return what reads our scripts with those limits."""
-
-    def read(name: str) -> str:
-        text = source(name)
-        if name in {"reserve", "move", "next_slot", "check"}:
-            for names, values in LIMITS.items():
-                changed = f"local {names} = {values.format(most_read)}\n"
-                text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)
-                assert times == 1
-        return text
-
-    return read
 
 
 @pytest.mark.timeout(600)

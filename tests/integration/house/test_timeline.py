@@ -25,6 +25,7 @@ from tests.integration.house.conftest import Build
 from tests.support.house import FAR, House
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HOUR_MS, DAY_MS, NEAR_MS = 3_600_000, 86_400_000, 47 * 3_600_000
 BERLIN = "Europe/Berlin"
 SPRING = datetime(2100, 3, 27, 12, tzinfo=UTC)
 """The day before the clocks of Berlin go forward."""
@@ -48,13 +49,9 @@ def database_url(tmp_path: Path, sqlite_template: Path) -> str:
 def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int) -> None:
     """Book places at random, a third of them close together."""
     roll = random.Random(seed)  # noqa: S311 - not for secrets
-    near = start + 20 * HOUR
     for n in range(many):
-        at = start + timedelta(
-            milliseconds=roll.randrange(-(DAY // timedelta(milliseconds=1)), 2 * 86_400_000)
-        )
-        if n % 3 == 0:
-            at = near + timedelta(milliseconds=roll.randrange(7_200_000))
+        stretch = (-DAY_MS, 3 * DAY_MS) if n % 3 else (NEAR_MS, NEAR_MS + 2 * HOUR_MS)
+        at = start + timedelta(milliseconds=roll.randrange(*stretch))
         try:
             house.parts.windows.reserve(new_id(), terms=terms, send_at=at)
         except NoPlace:
@@ -237,9 +234,13 @@ def test_nothing_is_told_of_windows_that_are_not_complete(house: House) -> None:
     house.submit(send_at=FAR + HOUR)
     shard = house.keys("ada")
     house.redis.delete(ShardKeys(shard.namespace, shard.shard).epoch)
-    with pytest.raises(ReservationsUnavailable) as refusal:
-        house.dispatcher.timeline("ada")
-    assert refusal.value.retry_after == timedelta(seconds=1)
+    for look in (
+        lambda: house.dispatcher.timeline("ada"),
+        lambda: house.parts.contents.members(shard, shard.window("ada"), 0, 1, at_most=1),
+    ):
+        with pytest.raises(ReservationsUnavailable) as refusal:
+            look()
+        assert refusal.value.retry_after == timedelta(seconds=1)
 
 
 def test_looking_changes_nothing(house: House) -> None:

@@ -32,6 +32,7 @@ from tests.support.doubles import Between
 from tests.support.house import House
 
 MINUTE = timedelta(minutes=1)
+SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 
 each_way = pytest.mark.parametrize("way", WAYS)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -212,8 +213,8 @@ def test_a_message_that_the_database_refuses_leaves_the_transaction_usable(
         order(caller)
         for key in (None, "key"):
             with pytest.raises(StoreUnavailable, match="answered") as caught:
-                remind(house, caller, idempotency_key=key, body={"text": "secret"})
-            assert "secret" not in "".join(format_exception(caught.value))
+                remind(house, caller, idempotency_key=key, body={"text": SECRET})
+            assert SECRET not in "".join(format_exception(caught.value))
         order(caller, 2)
         caller.commit()
     assert ordered(engine) == [1, 2]

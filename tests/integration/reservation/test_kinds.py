@@ -11,14 +11,16 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import shard_of
 from dispatcher.reservation import Booking, Reserved, Submit, Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
-from tests.support.reserving import SHARDS, Reserving, calls_of, ms
+from tests.support.proxy import Proxy
+from tests.support.reserving import SHARDS, Reserving, calls_of, ms, reserving
+from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -196,15 +198,31 @@ def test_a_refusal_in_any_shard_leaves_nothing_in_any(
     assert stands_at(real, booking, slot)
 
 
+@pytest.mark.parametrize("nth", [2, 3])
+def test_a_booking_that_a_later_shard_does_not_answer_is_given_back(
+    real: Reserving, redis_server: RedisServer, nth: int
+) -> None:
+    before = real.dump()
+    with Proxy(redis_server.socket) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}"
+        with reserving(url, KINDS[PLAIN], further=without_plain(), retries=1) as through:
+            message_id = new_id()
+            proxy.drop_reply(message_id.bytes, nth=nth, times=2)
+            with pytest.raises(ReservationsUnavailable):
+                through.windows.reserve(message_id, terms=terms(tenant=ACME), send_at=NOON)
+            assert proxy.dropped == 2
+            assert real.dump() == before
+
+
 def test_the_next_slot_fits_every_scope(real: Reserving) -> None:
-    """Each leap over what one scope blocks ends where the next one blocks."""
-    fill(real, terms().scopes[0], NOON)  # until 12:01
+    """Where the leap over what one shard blocks ends, another one blocks."""
+    own = terms().scopes[0]
+    fill(real, own, NOON)  # until 12:01
     fill(real, TENANT, *[NOON + MINUTE - HOUR + SECOND] * 4)  # until 12:01:01
     fill(real, WHOLE, *[NOON + MINUTE + SECOND] * 3)  # until 12:01:02
-    fill(real, terms().scopes[0], NOON + 2 * MINUTE)  # 12:01 to 12:03, both ends free
-    fill(real, terms().scopes[1], *[NOON - HOUR + 4 * MINUTE] * 2)  # until 12:04
-    fill(real, WHOLE, *[NOON + 4 * MINUTE + SECOND / 2] * 3)  # until 12:04:01.5
-    slot = NOON + 4 * MINUTE + 1.5 * SECOND
+    fill(real, own, NOON + 2 * MINUTE)  # from 12:01 to 12:03
+    fill(real, WHOLE, *[NOON + 3 * MINUTE - SECOND / 2] * 3)  # until 12:03:00.5
+    slot = NOON + 3 * MINUTE + SECOND / 2
     before = real.dump()
     assert real.windows.next_slot(terms(tenant=ACME), NOON + SECOND) == slot
     assert real.dump() == before

@@ -24,6 +24,7 @@ from dispatcher.reservation import Reserved, Terms
 from dispatcher.scope import plain
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
+from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
 from tests.support.reserving import NAMESPACE, SHARDS, Reserving, calls_of, reserving
 from tests.support.servers import RedisServer
@@ -160,6 +161,54 @@ def test_such_a_time_takes_more_than_one_call(real: Reserving) -> None:
         for_booking = calls_of(real.client, lambda: real.windows.release(book(real, MIDDLE), ADA))
     assert calls > 3
     assert for_booking > 6
+
+
+@pytest.mark.parametrize("most_read", [0, 5, 40])
+def test_small_windows_are_judged_the_same_way_when_one_call_may_do_little(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, most_read: int
+) -> None:
+    monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(most_read))
+    roll = random.Random(most_read)  # noqa: S311 - not for secrets
+    slow: list[int] = []
+    for number in range(60):
+        count, step = roll.randint(5, 40), roll.randint(2, 6)
+        rule = [(count, (count - 1) * step)]
+        if roll.random() < 0.3:
+            rule.append((count - 3, (count - 4) * step))
+        ranks = [roll.randrange(3 * count) for _ in range(roll.randint(0, 5))]
+        times = sorted(moved_earlier(range(BASE, BASE + 3 * count * step, step), *ranks, by=1))
+        quotas = [Quota(*each) for each in rule]
+        with reserving(redis_server.url, quotas, namespace=f"small {number}", shards=1) as real:
+            real.open()
+            key = real.keys("ada").window("ada")
+            real.client.zadd(key, dict(zip(MEMBERS, times, strict=False)))
+            _watch(real, monkeypatch, slow)
+            for _ in range(6):
+                members = sorted(real.places(plain("ada")).values())
+                asked = BASE + roll.randrange(3 * count * step)
+                slot = model.next_slot_by_runs(members, asked, rule)
+                assert to_ms(real.windows.next_slot(ADA, from_ms(asked))) == slot
+                latest = roll.choice([asked, slot - 1, slot, slot + 3 * count * step])
+                if slot > max(asked, latest):
+                    with pytest.raises(QuotaExceeded) as refused:
+                        book(real, asked, latest=latest)
+                    assert to_ms(refused.value.next_slot) == slot
+                else:
+                    message_id = book(real, asked, latest=latest)
+                    assert real.places(plain("ada"))[message_id.bytes] == slot
+                assert all(len(member) == 16 for member in real.places(plain("ada")))
+    assert len(slow) > 10, "judged in several calls"
+
+
+def _watch(real: Reserving, monkeypatch: pytest.MonkeyPatch, slow: list[int]) -> None:
+    """Note each judgement that takes more than one call."""
+    judge = real.windows.shards._checked
+
+    def checked(group: Any, message_id: UUID, at_ms: int, hold: bytes) -> Any:
+        slow.append(at_ms)
+        return judge(group, message_id, at_ms, hold)
+
+    monkeypatch.setattr(real.windows.shards, "_checked", checked)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -1,0 +1,30 @@
+"""Scripts that may do so little in one call that also small windows take several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from dispatcher.lua import source
+
+LIMITS = {
+    "MOST_READ, MOST_LEAPS": "{}, 3",
+    "SHORT": "1",
+    "LEAST_SCAN, MOST_SCAN": "1, 2",
+}
+"""What bounds the work of one call, so small that hardly any judgement ends in one."""
+
+
+def little_at_once(most_read: int) -> Callable[[str], str]:
+    """Return what reads our scripts with those limits."""
+
+    def read(name: str) -> str:
+        text = source(name)
+        if name in {"reserve", "move", "next_slot", "check"}:
+            for names, values in LIMITS.items():
+                changed = f"local {names} = {values.format(most_read)}\n"
+                text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)
+                assert times == 1
+        return text
+
+    return read
