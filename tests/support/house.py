@@ -28,6 +28,10 @@ from tests.support.servers import RedisServer
 BROKER_DB = 1
 FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
+_USE_CASES = (
+    "submission", "joined", "bulk", "planning", "handover", "changes", "delivery", "sweep",
+    "outlook", "verification",
+)  # fmt: skip
 BODY = {"text": "See you at nine"}
 
 
@@ -95,7 +99,7 @@ class House(AbstractContextManager["House"]):
 
     def swap(self, name: str, part: object) -> None:
         """Put a double in the place of a part; the use cases are wired again."""
-        for built in ("submission", "changes", "handover", "delivery", "sweep"):
+        for built in _USE_CASES:
             vars(self.parts).pop(built, None)
         vars(self.parts)[name] = part
 
