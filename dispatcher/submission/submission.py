@@ -168,7 +168,15 @@ class Submission:
             self._reserve_again(message, booking)
         except NoPlace:
             if self._taken_back(message):
+                self._free(message, booking)
                 raise
+
+    def _free(self, message: Message, booking: Booking) -> None:
+        """Give back what other scopes still hold of a message that lost its place in one."""
+        try:
+            self._windows.release(message.id, booking.terms)
+        except ReservationsUnavailable as error:
+            log.warning("message %s: its place is freed later: %s", message.id, error)
 
     def _taken_back(self, message: Message) -> bool:
         try:

@@ -36,7 +36,7 @@ from tests.support.all_windows import (
 from tests.support.clock import MovableClock
 from tests.support.house import FAR, House, house_on
 from tests.support.house_asks import QUIET, SETTINGS, asks, named, offsets, rooms
-from tests.support.house_checks import HouseChecks, agree
+from tests.support.house_checks import HouseChecks
 from tests.support.house_model import FAR_AWAY, Accepted, Ask, HouseModel, Orphan
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples
@@ -125,28 +125,12 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             wanted |= {"on_conflict": "shift", "latest": from_ms(latest)}
         if accepted.expires is not None:
             latest = min(latest, accepted.expires - 1)
-        wish = accepted.wish
         try:
             message = self.house.dispatcher.reschedule(message_id, **wanted)
-        except TooLate:
-            assert accepted.cancelled
-        except NoPlace as refused:
-            assert self.model.slot(wish, asked, latest, message_id) is NoPlace
-            self.model.ledger.check(wish, asked, refused, without=message_id)
-        except ReservationsUnavailable:
-            assert self.model.is_closed(wish)
-        except InvalidSendTime:
-            assert asked < self.model.now or asked >= (accepted.expires or FAR_AWAY)
+        except DispatcherError as error:
+            self.check_not_moved(message_id, asked, latest, error)
         else:
-            at = to_ms(message.send_at)
-            if asked == accepted.at:
-                assert at == asked
-            else:
-                assert not self.model.is_closed(wish)
-                assert at == self.model.slot(wish, asked, latest, message_id)
-                self.model.ledger.book(wish.scopes, message_id, at)
-            accepted.at = at
-            assert agree(message, accepted)
+            self.check_moved(message, asked, latest)
 
     @rule(ask=asks)
     def look_for_a_slot(self, ask: Ask) -> None:

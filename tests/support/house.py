@@ -141,6 +141,10 @@ class House(AbstractContextManager["House"]):
         query = select(*(messages.c[name] for name in names)).where(messages.c.id == message.id)
         return self._all(query)[0]
 
+    def column_names(self) -> list[str]:
+        """The columns of a message in the store."""
+        return [column.name for column in messages.columns]
+
     def change(self, these: Iterable[Message], **values: Any) -> None:
         """Write into the rows of messages, past the dispatcher."""
         ids = [message.id for message in these]
@@ -196,6 +200,10 @@ class House(AbstractContextManager["House"]):
             key = name.decode()
             found[key.split(":window:", 1)[1]] = window(self.redis, key)
         return found
+
+    def pending_key(self, shard: int) -> str:
+        """The key of a shard's pending reservations."""
+        return ShardKeys(self.settings.namespace, shard).pending
 
     def pending(self) -> set[UUID]:
         """Reservations that the store has not confirmed."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from dispatcher.errors import BatchRefused, DispatcherError, NoPlace
+from dispatcher.errors import (
+    BatchRefused,
+    DispatcherError,
+    InvalidSendTime,
+    NoPlace,
+    ReservationsUnavailable,
+    TooLate,
+)
 from dispatcher.message import Message, Rejection
 from dispatcher.sendtime import to_ms
 from dispatcher.submission import Result
-from tests.support.house_model import Accepted, Ask, Expected, HouseModel
+from tests.support.house_model import FAR_AWAY, Accepted, Ask, Expected, HouseModel
 from tests.support.zoned_model import is_quiet
 
 
@@ -38,6 +45,33 @@ class HouseChecks:
         assert isinstance(error, expected)
         if isinstance(error, NoPlace):
             self.model.ledger.check(self.model.wish(ask), self.model.start + ask.offset, error)
+
+    def check_moved(self, message: Message, asked: int, latest: int) -> None:
+        accepted, at = self.model.stored[message.id], to_ms(message.send_at)
+        assert not accepted.cancelled
+        if asked == accepted.at:
+            assert at == asked
+        else:
+            assert not self.model.is_closed(accepted.wish)
+            assert at == self.model.slot(accepted.wish, asked, latest, message.id)
+            self.model.ledger.book(accepted.wish.scopes, message.id, at)
+        accepted.at = at
+        assert agree(message, accepted)
+
+    def check_not_moved(
+        self, message_id: UUID, asked: int, latest: int, error: DispatcherError
+    ) -> None:
+        accepted = self.model.stored[message_id]
+        if isinstance(error, TooLate):
+            assert accepted.cancelled
+        elif isinstance(error, ReservationsUnavailable):
+            assert self.model.is_closed(accepted.wish)
+        elif isinstance(error, InvalidSendTime):
+            assert asked < self.model.now or asked >= (accepted.expires or FAR_AWAY)
+        else:
+            assert isinstance(error, NoPlace)
+            assert self.model.slot(accepted.wish, asked, latest, message_id) is NoPlace
+            self.model.ledger.check(accepted.wish, asked, error, without=message_id)
 
     def check_none_of_many(self, results: list[Result], expected: list[Expected]) -> None:
         """A batch of which all or none was to be accepted, and was not."""

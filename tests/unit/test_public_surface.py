@@ -46,7 +46,7 @@ def test_every_error_a_caller_may_meet_is_public() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["submit", "get", "attempts", "find", "cancel", "next_slot", "close"]
+    "method", [name for name in vars(dispatcher.Dispatcher) if not name.startswith("_")]
 )
 def test_every_method_of_the_front_door_is_documented(method: str) -> None:
     assert inspect.getdoc(getattr(dispatcher.Dispatcher, method))

@@ -18,12 +18,12 @@ from tests.support.house import House
 MESSAGE_FIELDS = {
     "id", "status", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at",
     "expires_at", "attempt_count", "max_attempts", "idempotency_key", "created_at",
-    "finished_at", "last_error",
+    "finished_at", "last_error", "scopes", "zone", "quiet_hours",
 }  # fmt: skip
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
 COMMANDS = [
-    "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "cancel", "next-slot",
-    "version",
+    "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
+    "cancel", "next-slot", "import", "timeline", "windows", "version",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")

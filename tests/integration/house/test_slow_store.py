@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from uuid import UUID
 
 import pytest
@@ -14,6 +15,7 @@ from dispatcher.sendtime import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
+from tests.support.reserving import window
 
 SOON = FAR + timedelta(minutes=1)
 
@@ -65,6 +67,32 @@ def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) 
     assert caught.value.conflicting == (taken[0].id,)
     assert [row[0] for row in house.rows()] == [taken[0].id]
     assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize("beside", [True, False], ids=["one shard", "two shards"])
+def test_a_place_that_another_took_in_one_scope_is_given_back_in_the_others(
+    build: Build, key: str | None, beside: bool
+) -> None:
+    """Though the sweep has confirmed those by then, so that reconcile does not look again."""
+    channels = {"memory": {"transport": "memory", "quotas": "1/second"}}
+    house, other = build(channels=channels), build(channels=channels)
+    keys = house.keys("@channel.memory")
+    whole = keys.window("memory", "channel.memory")
+    mine = next(f"name {n}" for n in count() if (house.keys(f"name {n}") == keys) is beside)
+    taken: list[Message] = []
+
+    def lose() -> None:
+        house.redis.delete(whole, keys.pending, house.keys(mine).pending)
+        taken.append(other.submit("bob", send_at=SOON))
+
+    slow_store(house, after=lose)
+    with pytest.raises(QuotaExceeded) as caught:
+        house.submit(mine, send_at=SOON, idempotency_key=key)
+    assert caught.value.scope == "channel.memory"
+    assert caught.value.conflicting == (taken[0].id,)
+    assert house.all_members() == {"bob": {taken[0].id: to_ms(SOON)}}
+    assert window(house.redis, whole) == {taken[0].id: to_ms(SOON)}
 
 
 def test_with_a_key_the_row_that_lost_its_place_stays_as_cancelled(build: Build) -> None:

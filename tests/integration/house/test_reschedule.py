@@ -1,0 +1,280 @@
+"""Reschedule and update: message and reservation move together, and the row settles every race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from dispatcher import (
+    InvalidDraft,
+    InvalidSendTime,
+    Message,
+    MessageNotFound,
+    QuietHours,
+    QuotaExceeded,
+    Status,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import new_id
+from dispatcher.sendtime import to_ms
+from tests.integration.house.conftest import Build
+from tests.support.doubles import Between, at_once, once, raising
+from tests.support.house import FAR, House
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+LATER = FAR + HOUR
+
+
+@pytest.fixture
+def message(house: House) -> Message:
+    return house.submit(send_at=LATER)
+
+
+def between(house: House, part: str, **hooks: Any) -> None:
+    """Let something happen before or after a call that ``changes`` makes."""
+    changes = vars(house.parts.changes)
+    changes[part] = Between(changes[part], **hooks)
+
+
+def settled(house: House) -> bool:
+    """Whether nothing is held, and the windows are what the store says."""
+    return house.places() == house.all_members()
+
+
+def test_message_and_reservation_move(house: House, message: Message) -> None:
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved == house.again(message)
+    assert (moved.send_at, moved.next_attempt_at) == (LATER + HOUR, LATER + HOUR)
+    assert house.columns(moved, "enqueue_at")[0] == moved.send_at - house.settings.horizon
+    assert house.members() == {message.id: to_ms(LATER + HOUR)}
+    assert house.submit(send_at=LATER).send_at == LATER, "the old place is free at once"
+
+
+def test_its_own_place_is_not_in_its_way(house: House, message: Message) -> None:
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + MINUTE / 2)
+    assert moved.send_at == LATER + MINUTE / 2
+    assert settled(house)
+
+
+def test_a_refused_move_changes_nothing(house: House, message: Message) -> None:
+    other = house.submit(send_at=LATER + HOUR)
+    before = house.snapshot()
+    refusals: list[tuple[type[Exception], dict[str, Any]]] = [
+        (QuotaExceeded, {"send_at": LATER + HOUR + MINUTE / 2}),
+        (InvalidSendTime, {"send_at": FAR - HOUR}),
+        (InvalidSendTime, {"send_at": "2099"}),
+        (InvalidSendTime, {}),
+        (InvalidSendTime, {"send_at": LATER, "expires_at": LATER}),
+        (InvalidDraft, {"send_at": LATER, "on_conflict": "ask"}),
+        (InvalidSendTime, {"send_at": "2100-06-01T10:00", "zone": "Europe/Nowhere"}),
+    ]
+    for kind, asked in refusals:
+        with pytest.raises(kind) as refused:
+            house.dispatcher.reschedule(message.id, **asked)
+        if isinstance(refused.value, QuotaExceeded):
+            assert refused.value.conflicting == (other.id,)
+        assert house.snapshot() == before
+
+
+def test_a_shift_finds_the_first_time_that_fits(house: House, message: Message) -> None:
+    house.submit(send_at=LATER + HOUR)
+    moved = house.dispatcher.reschedule(
+        message.id, send_at=LATER + HOUR - MINUTE / 2, on_conflict="shift"
+    )
+    assert moved.send_at == LATER + HOUR + MINUTE
+    assert settled(house)
+
+
+def test_a_message_keeps_its_zone_its_hours_and_its_expiry(house: House) -> None:
+    message = house.submit(
+        send_at="2100-01-02T10:00", zone="Asia/Tokyo", send_window="09:00-17:00",
+        expires_at="2100-01-03T12:00",
+    )  # fmt: skip
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at="2100-01-02T18:00")
+    moved = house.dispatcher.reschedule(message.id, send_at=refused.value.next_slot)
+    assert moved.send_at.isoformat() == "2100-01-03T00:00:00+00:00"
+    with pytest.raises(InvalidSendTime, match="expires_at"):
+        house.dispatcher.reschedule(message.id, send_at="2100-01-03T12:00")
+    moved = house.dispatcher.reschedule(
+        message.id, send_at="2100-01-04T10:00", expires_at="2100-01-05T10:00"
+    )
+    assert moved.expires_at is not None
+    assert moved.expires_at.isoformat() == "2100-01-05T01:00:00+00:00"
+
+
+def test_several_scopes_move_together(build: Build) -> None:
+    house = build(
+        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
+        scopes={"tenant": {"quotas": ["1/minute"]}},
+    )
+    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
+    house.submit("ben", send_at=LATER + HOUR)
+    with pytest.raises(QuotaExceeded) as refused:
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert refused.value.scope == "channel.memory"
+    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR, on_conflict="shift")
+    house.submit("cleo", send_at=LATER, scopes={"tenant": "acme"})
+    assert house.again(message).send_at == LATER + HOUR + MINUTE
+
+
+def test_what_comes_near_is_enqueued(slow: House) -> None:
+    now = slow.clock.now()
+    message = slow.submit(send_at=now + 5 * HOUR)
+    slow.dispatcher.reschedule(message.id, send_at=now + MINUTE / 6)
+    assert slow.broker.llen("dispatcher") == 1
+
+
+@pytest.mark.parametrize(
+    "status", [each for each in Status if each is not Status.SCHEDULED], ids=str
+)
+def test_what_is_being_sent_or_has_ended_stays(slow: House, status: Status) -> None:
+    message = slow.submit()
+    if status is Status.SENT:
+        slow.deliver(message)
+    elif status is Status.SENDING:
+        slow.parts.delivery._claims.claim([message.id])
+    else:
+        slow.dispatcher.cancel(message.id)
+        slow.change([message], status=status.value)
+    before = slow.snapshot()
+    calls: list[Callable[[], object]] = [
+        lambda: slow.dispatcher.reschedule(message.id, send_in=HOUR),
+        lambda: slow.dispatcher.update(message.id, body={"other": 1}),
+    ]
+    for call in calls:
+        with pytest.raises(TooLate) as refused:
+            call()
+        assert refused.value.status == status
+    assert slow.snapshot() == before
+
+
+def test_an_unknown_message_cannot_move(house: House) -> None:
+    with pytest.raises(MessageNotFound):
+        house.dispatcher.reschedule(new_id(), send_at=LATER)
+    with pytest.raises(MessageNotFound):
+        house.dispatcher.update(new_id(), body={})
+
+
+def test_update_changes_the_body_alone(house: House, message: Message) -> None:
+    updated = house.dispatcher.update(message.id, body={"text": "half past nine"})
+    assert updated == house.again(message)
+    assert updated.body == {"text": "half past nine"}
+    assert settled(house)
+    with pytest.raises(InvalidDraft):
+        house.dispatcher.update(message.id, body={"n": float("inf")})
+
+
+def test_a_worker_that_claims_first_wins(slow: House) -> None:
+    message = slow.submit()
+    claim = once(lambda: slow.parts.delivery._claims.claim([message.id]))
+    between(slow, "_windows", after={"move": claim})
+    with pytest.raises(TooLate) as refused:
+        slow.dispatcher.reschedule(message.id, send_in=HOUR)
+    assert refused.value.status == "sending"
+    assert slow.members() == {message.id: to_ms(message.send_at)}, "nothing is held"
+
+
+def test_a_task_for_the_old_time_sends_nothing(slow: House) -> None:
+    message = slow.submit()
+    slow.dispatcher.reschedule(message.id, send_in=3 * HOUR)
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+
+
+def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
+    between(house, "_windows", after={"move": once(lambda: house.dispatcher.cancel(message.id))})
+    with pytest.raises(TooLate):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.all_members() == {}
+
+
+def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
+    house = build()
+    message = house.submit(send_at=LATER)
+    answers = at_once(
+        [
+            lambda n=n: house.dispatcher.reschedule(message.id, send_at=LATER + n * HOUR)
+            for n in range(1, 9)
+        ]
+    )
+    assert all(isinstance(each, Message) for each in answers)
+    assert settled(house)
+
+
+def test_a_process_that_dies_after_the_row_changed_is_healed(
+    house: House, message: Message
+) -> None:
+    between(house, "_windows", before={"take": raising(KeyboardInterrupt())})
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).send_at == LATER + HOUR
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=LATER + HOUR)
+    past_the_grace(house)
+    assert settled(house)
+
+
+def test_a_process_that_dies_before_the_row_changed_is_healed(
+    house: House, message: Message
+) -> None:
+    between(house, "_messages", before={"move": raising(KeyboardInterrupt())})
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).send_at == LATER
+    past_the_grace(house)
+    assert settled(house)
+    assert house.submit(send_at=LATER + HOUR).send_at == LATER + HOUR
+
+
+def test_a_store_that_breaks_leaves_the_old_time_or_the_new_one(
+    house: House, message: Message
+) -> None:
+    for when in ("before", "after"):
+        between(house, "_messages", **{when: {"move": raising(StoreUnavailable("broke"))}})
+        with pytest.raises(StoreUnavailable):
+            house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+        assert house.again(message).send_at == (LATER if when == "before" else LATER + HOUR)
+        past_the_grace(house)
+        assert settled(house)
+
+
+def test_windows_rebuilt_meanwhile_take_the_message_again(house: House, message: Message) -> None:
+    def lose() -> None:
+        house.redis.flushall()
+        house.open()
+
+    between(house, "_messages", after={"move": once(lose)})
+    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert settled(house)
+
+
+def test_a_place_taken_while_the_windows_were_rebuilt_refuses_the_move(
+    house: House, message: Message
+) -> None:
+    taken: list[Message] = []
+
+    def lose_and_take() -> None:
+        house.redis.flushall()
+        house.open()
+        taken.append(house.submit(send_at=LATER + HOUR))
+
+    between(house, "_messages", before={"move": once(lose_and_take)})
+    with pytest.raises(QuotaExceeded) as refused:
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert refused.value.conflicting == (taken[0].id,)
+    assert house.again(message).send_at == LATER
+    assert settled(house)
+
+
+def past_the_grace(house: House) -> None:
+    """Reconcile as if the grace were over."""
+    for shard in range(house.settings.shards):
+        pending = house.pending_key(shard)
+        for member in cast("list[bytes]", house.redis.zrange(pending, 0, -1)):
+            house.redis.zincrby(pending, -120_000, member)
+    house.open()
