@@ -196,12 +196,11 @@ def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
 def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
     house = build()
     message = house.submit(send_at=LATER)
-    answers = at_once(
-        [
-            lambda n=n: house.dispatcher.reschedule(message.id, send_at=LATER + n * HOUR)
-            for n in range(1, 9)
-        ]
-    )
+
+    def to(hours: int) -> Callable[[], Message]:
+        return lambda: house.dispatcher.reschedule(message.id, send_at=LATER + hours * HOUR)
+
+    answers = at_once([to(hours) for hours in range(1, 9)])
     assert all(isinstance(each, Message) for each in answers)
     assert settled(house)
 
