@@ -271,6 +271,9 @@ class Windows:
                 raise
             if isinstance(found, Blocked):
                 return found
+            if found.at_ms != place.at_ms:  # booked before, and lost in the first shard since
+                self._try_to(lambda: undo(place))
+                raise ReservationsUnavailable("its places in two shards disagree; try again")
         return None
 
     def _next_slot(self, groups: Sequence[Group], start_ms: int, mover: UUID | None = None) -> int:
