@@ -181,11 +181,13 @@ class Bulk:
         """Move what is booked in the shards before ``level`` to where that one had room."""
         places = {place: each for place in moved if isinstance(each := found[place], Place)}
         for earlier in range(level):
-            self._shards.release_many(
+            freed = self._shards.release_many(
                 (groups[place][earlier], each.message_id,
                  requests[place].submit if earlier == 0 else None)
                 for place, each in places.items()
             )  # fmt: skip
+            if not all(freed):
+                raise ReservationsUnavailable("another submit with the same key is under way")
         for earlier in range(level):
             answers = self._book_in_order(
                 requests,
@@ -197,7 +199,10 @@ class Bulk:
             )  # fmt: skip
             for place, each in list(places.items()):
                 if answers[place] != each:
-                    found[place] = self._again(requests[place], each.message_id)
+                    # Its key is released already, so no twin can need what is left of it.
+                    left = [(group, each.message_id, None) for group in groups[place]]
+                    self._shards.release_many(left)
+                    found[place] = self._alone(requests[place])
                     del places[place]
 
     def _judge_again(self, requests: Sequence[Request], found: list[_Found], freed: _Freed) -> None:
@@ -210,6 +215,9 @@ class Bulk:
     def _again(self, request: Request, message_id: UUID) -> Booking | DispatcherError:
         """Give up what is booked and let the message go from shard to shard on its own."""
         self._give_up(request, message_id)
+        return self._alone(request)
+
+    def _alone(self, request: Request) -> Booking | DispatcherError:
         try:
             return self._windows.reserve(
                 request.message_id,

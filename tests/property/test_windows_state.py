@@ -19,7 +19,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
-from tests.support import model
+from tests.support import model, soak
 from tests.support.limits import little_at_once
 from tests.support.reserving import Reserving, pending, reserving
 from tests.support.servers import RedisServer
@@ -192,7 +192,7 @@ class WindowsMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("most_read", "examples"), [(None, 1_000), (0, 100), (9, 100)], ids=["as it is", "0", "9"]
+    ("most_read", "examples"), [(None, 300), (0, 60), (9, 60)], ids=["as it is", "0", "9"]
 )
 def test_windows_do_what_the_model_does(
     redis_server: RedisServer,
@@ -209,7 +209,7 @@ def test_windows_do_what_the_model_does(
 
     case = Machine.TestCase
     case.settings = settings(
-        max_examples=examples,
+        max_examples=soak.examples(examples),
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dispatcher.hours import Hours
 from dispatcher.quota import UNIT_MS, CalendarQuota, CalendarUnit, Quota
 from dispatcher.redis_keys import shard_of
 from dispatcher.reservation.terms import AnyQuota
@@ -81,6 +82,10 @@ def steps_of(scale: int) -> st.SearchStrategy[list[Step]]:
     return st.lists(step, min_size=1, max_size=12)
 
 
+def leave_some_time(quiet: list[Item]) -> bool:
+    return not quiet or not Hours.parse(Wish((), items=tuple(quiet)).text).covers_week
+
+
 def scenes(kinds: Sequence[str]) -> st.SearchStrategy[Scene]:
     """Return stories in which the quotas of every kind are of about the same length."""
     return st.sampled_from(UNITS).flatmap(
@@ -91,7 +96,7 @@ def scenes(kinds: Sequence[str]) -> st.SearchStrategy[Scene]:
             zoned,
             st.sampled_from(sorted(CHANGES)),
             st.fixed_dictionaries({kind: quotas_near(unit) for kind in kinds}),
-            st.lists(items, max_size=2),
+            st.lists(items, max_size=2).filter(leave_some_time),
             steps_of(SCALES_MS[unit]),
         )
     )

@@ -62,6 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def call(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["dispatcher", *arguments])
         monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("TERM", "xterm")
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
