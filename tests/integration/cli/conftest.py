@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dispatcher import cli
+from dispatcher.cli import show
 from dispatcher.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
@@ -62,7 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def call(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["dispatcher", *arguments])
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(show.out, "_width", 200)  # where COLUMNS was set before the import
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
