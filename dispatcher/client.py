@@ -237,7 +237,7 @@ class Dispatcher:
         ``expires_at`` stays unless it is given. Its old place is free once this returns. A refused
         move changes nothing.
 
-        Raises InvalidSendTime, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
+        Raises InvalidDraft, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
         TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the
         new one.
         """

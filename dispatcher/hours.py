@@ -17,6 +17,7 @@ from dispatcher.errors import InvalidValue
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR, _DAY = 60, 24 * 60
+_MOST_ITEMS = 32  # so that no script has to look through many of them
 _WEEK = 7 * _DAY
 _MINUTE_MS = 60_000
 _WEEK_MS = _WEEK * _MINUTE_MS
@@ -57,7 +58,10 @@ class Hours:
         """
         if not isinstance(text, str):
             raise InvalidValue(field, f"a {type(text).__name__}", _ACCEPTED)
-        read = [span for item in text.split(";") for span in _read_item(item.strip(), field)]
+        items = text.split(";")
+        if len(items) > _MOST_ITEMS:
+            raise InvalidValue(field, f"{len(items)} items", f"at most {_MOST_ITEMS}")
+        read = [span for item in items for span in _read_item(item.strip(), field)]
         within = [(start, min(end, _WEEK)) for start, end in read]
         wrapped = [(0, end - _WEEK) for _, end in read if end > _WEEK]
         return cls(tuple(_merged(sorted(within + wrapped))))

@@ -227,6 +227,13 @@ class Settings(BaseSettings):
         zones.rules(self.zone)
         limits = [limit for channel in self.channels.values() for limit in channel.limits]
         quotas = [quota for each in self.quotas_of.values() for quota in each]
+        for each in quotas:
+            if isinstance(each, Quota):
+                _require(
+                    timedelta(milliseconds=each.length_ms) <= self.max_horizon,
+                    "quotas", f"{each} is longer than max_horizon {self.max_horizon}",
+                    "a quota whose length a message can be submitted ahead",
+                )  # fmt: skip
         longest = max(
             each.longest_ms if isinstance(each, CalendarQuota) else each.length_ms
             for each in (*quotas, *limits)

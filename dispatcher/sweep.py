@@ -162,7 +162,7 @@ class Sweep:
         if shards is None:
             return list(known)
         for shard in shards:
-            if shard not in known:
+            if not isinstance(shard, int) or shard not in known:
                 raise InvalidValue("shards", f"there is no shard {shard}", f"0 to {known[-1]}")
         return sorted(set(shards))
 

@@ -107,8 +107,10 @@ class Intake:
     @property
     def how_to_go_on(self) -> str:
         """What to do when it could not be finished."""
-        if self._is_whole or self._keeps:
+        if self._keeps:
             return "Nothing was accepted; run it again."
+        if self._is_whole:
+            return "All rows were accepted or none: look before you run it again."
         text = f"Of the rows up to line {self._read} some may be accepted. "
         if self.answered:
             text = f"The rows up to line {self.answered} were answered, o{text[1:]}"

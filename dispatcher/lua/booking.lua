@@ -3,7 +3,10 @@
 -- Look for a place at `asked`, or else for the first one after it, up to `latest`. Returns the
 -- time, or nil and the reply to give.
 local function find_place(windows, sets, sky, asked, latest)
-  local open = sky_above(sky, asked)
+  local open, covered = sky_above(sky, asked)
+  if asked >= covered then
+    return nil, {'searching', asked, 0, 0}
+  end
   local by
   if open == asked then
     local furthest

@@ -14,8 +14,16 @@ if ARGV[2] ~= '' then
   first = 3
   local held = redis.call('HDEL', KEYS[2], 'by:' .. ARGV[2]) == 1
   local others = redis.call('HLEN', KEYS[2]) - 2  -- beside id and fingerprint
-  if not held or others > 0 then
+  if held and others > 0 then
     return 0
+  end
+  if not held then
+    for place = first, #KEYS do
+      if redis.call('ZSCORE', KEYS[place], ARGV[1]) then
+        return 0
+      end
+    end
+    return 1  -- given back before: only the reply was lost
   end
   redis.call('DEL', KEYS[2])
 end

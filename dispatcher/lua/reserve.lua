@@ -117,7 +117,9 @@ while ARGV[position] do
       if twins then
         redis.call('HSET', twins, 'id', id, 'fingerprint', fingerprint,
           'by:' .. ARGV[position + 6], 1)
-        redis.call('PEXPIRE', twins, ARGV[2])
+        if redis.call('PTTL', twins) < tonumber(ARGV[2]) then
+          redis.call('PEXPIRE', twins, ARGV[2])
+        end
       end
       reply = {'booked', at, id}
     end

@@ -199,9 +199,13 @@ class Bulk:
             )  # fmt: skip
             for place, each in list(places.items()):
                 if answers[place] != each:
-                    # Its key is released already, so no twin can need what is left of it.
-                    left = [(group, each.message_id, None) for group in groups[place]]
-                    self._shards.release_many(left)
+                    own, *others = groups[place]
+                    submit = requests[place].submit if earlier else None
+                    if not all(self._shards.release_many([(own, each.message_id, submit)])):
+                        raise ReservationsUnavailable(
+                            "another submit with the same key is under way"
+                        )
+                    self._shards.release_many((group, each.message_id, None) for group in others)
                     found[place] = self._alone(requests[place])
                     del places[place]
 

@@ -19,6 +19,8 @@ KEEP_MS = 86_400_000
 """How much longer than the longest quota a reservation is kept: room for clocks that are wrong."""
 
 _MOST_FORGOTTEN = 1_000
+_FOR_EVER = -1
+_PLAN_LIFE_MS = 600_000
 
 
 class Tidy:
@@ -45,4 +47,12 @@ class Tidy:
         pipeline = self._client.pipeline(transaction=False)
         found = [(name, self._keys.get(start_of(name))) for name in cast("list[bytes]", names)]
         self.windows([(name, keys) for name, keys in found if keys is not None], pipeline)
-        return sum(pipeline.execute())
+        forgotten: int = sum(pipeline.execute())
+        self._end_plans([name for name, keys in found if keys is None and b"}:plan:" in name])
+        return forgotten
+
+    def _end_plans(self, names: list[bytes]) -> None:
+        """Give what a killed plan left behind a life that ends."""
+        for name in names:
+            if self._client.pttl(name) == _FOR_EVER:
+                self._client.pexpire(name, _PLAN_LIFE_MS)

@@ -83,10 +83,13 @@ class Windows:
         latest: datetime | None = None,
         submit: Submit | None = None,
         pending_ahead: timedelta = timedelta(0),
+        is_stored: bool = False,
     ) -> Booking:
         """Book ``send_at``, or with ``latest`` the first time up to it that fits.
 
-        ``pending_ahead`` is how much longer than usual the store may take to confirm it. Raises
+        ``pending_ahead`` is how much longer than usual the store may take to confirm it. With
+        ``is_stored`` the store has the message: what it holds in some shard is not given back when
+        another one refuses or does not answer. Raises
         QuotaExceeded or QuietHours when nothing fits, IdempotencyConflict when a twin under way
         asks for something else, ReservationsUnavailable when the windows cannot be trusted; in
         each case nothing is booked.
@@ -105,6 +108,8 @@ class Windows:
             )
 
         def undo(place: Place) -> None:
+            if is_stored:
+                return
             if not self.withdraw(Booking(place.message_id, terms, send_at, submit)):
                 raise ReservationsUnavailable("another submit with the same key is under way")
 

@@ -44,11 +44,11 @@ class BulkMessages:
         self._database = database
         self._copies = database.url.get_backend_name() == "postgresql"
 
-    def add(self, additions: Sequence[Addition]) -> bool:
-        """Store all of these messages or none; tell whether they are stored for certain.
+    def add(self, additions: Sequence[Addition]) -> bool | None:
+        """Store all of these messages or none; tell whether they are stored.
 
-        False after any failure: some key may be taken, or the line broke and nobody knows. The
-        caller then adds them one by one, which finds out.
+        False where the database refused, because some key is taken, say: nothing is stored. None
+        where the line broke and nobody knows. Adding them one by one then finds out about each.
         """
         if not additions:
             return True
@@ -59,7 +59,7 @@ class BulkMessages:
                 self._insert(additions)
         except StoreUnavailable as error:
             log.warning("%d messages are stored one by one: %s", len(additions), error)
-            return False
+            return False if error.refused else None
         return True
 
     def has(self, message_ids: Sequence[UUID]) -> bool:

@@ -77,7 +77,8 @@ def copy(engine: Engine, table: str, columns: Sequence[str], lines: Iterable[str
                 connection.invalidate()
             # Its text may quote the row.
             answered = error.sqlstate or type(error).__name__
-            raise StoreUnavailable(f"the database answered {answered}") from None
+            refused = bool(error.sqlstate)  # else the line broke, and the rows may be stored
+            raise StoreUnavailable(f"the database answered {answered}", refused=refused) from None
 
 
 def connect(arguments: list[Any], parameters: dict[str, Any]) -> BoundedConnection:

@@ -30,6 +30,7 @@ from dispatcher.submission.cases import (
     batches,
     cases_of,
     judge,
+    refuse_conflicts,
     renewed,
     requests_of,
     settle,
@@ -135,6 +136,8 @@ class BulkSubmission:
         prepared = _Prepared(cases, started, atomic)
         if not (atomic and _refused(cases)):
             self._reserve(prepared)
+        if atomic:
+            refuse_conflicts(cases)
         if atomic and _refused(cases):
             self._withdraw(_places(prepared.booked))
             prepared.booked.clear()
@@ -146,7 +149,7 @@ class BulkSubmission:
         stored = self._add(prepared)
         took = self._clock.monotonic() - prepared.started
         if stored and took > self._settings.settle.total_seconds():
-            self._look_again(stored)
+            self._look_again(stored, keep=prepared.atomic)
         self._handover.enqueue(
             *(each.result for each in stored if isinstance(each.result, Message))
         )
@@ -175,18 +178,24 @@ class BulkSubmission:
         if prepared.atomic:
             self._add_all(booked, additions)
             return [case for case, _, _ in booked]
-        if not _twins(booked) and self._store.add(additions):
+        done = False if _twins(booked) else self._store.add(additions)
+        if done:
             return [case for case, _, _ in booked]
+        return self._add_each(booked, perhaps_stored=done is None)
+
+    def _add_each(self, booked: Sequence[Booked], *, perhaps_stored: bool) -> list[Case]:
+        """Store one by one what could not be stored together."""
         stored = []
         for place, (case, valid, booking) in enumerate(booked):
             try:
-                message = self._submission.add(valid, booking)
+                message = self._submission.add(valid, booking, perhaps_stored=perhaps_stored)
             except IdempotencyConflict as error:
                 case.refuse(error)
                 continue
             except StoreUnavailable as error:
                 if not error.refused:
-                    self._withdraw(_places(booked[place + 1 :]))
+                    if not perhaps_stored:
+                        self._withdraw(_places(booked[place + 1 :]))
                     raise
                 case.refuse(error)
                 continue
@@ -202,10 +211,12 @@ class BulkSubmission:
     ) -> None:
         """Store all or none, and make sure which."""
         ids = [each.message.id for each in additions]
+        done: bool | None = False
         for _ in range(_TRIES):
             if _twins(booked):
                 break
-            if self._store.add(additions):
+            done = self._store.add(additions)
+            if done:
                 return
             try:
                 if self._store.has(ids):
@@ -213,10 +224,12 @@ class BulkSubmission:
             except StoreUnavailable as error:
                 # The messages may be stored: reconcile finds out whether they need their places.
                 raise OutcomeUnknown(error.reason, ids[0]) from error
+        if done is None:
+            raise OutcomeUnknown("the line to the database broke again and again", ids[0])
         self._withdraw(_places(booked))
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
-    def _look_again(self, stored: Sequence[Case]) -> None:
+    def _look_again(self, stored: Sequence[Case], *, keep: bool) -> None:
         """Make sure that the places are still ours, because storing took long."""
         for case in stored:
             if isinstance(case.result, Message) and case.valid and case.request:
@@ -224,7 +237,7 @@ class BulkSubmission:
                     case.result.id, case.valid.terms, case.result.send_at, case.request.submit
                 )
                 try:
-                    self._submission.look_again(case.result, booking)
+                    self._submission.look_again(case.result, booking, keep=keep)
                 except DispatcherError as error:
                     case.refuse(error)
 

@@ -107,6 +107,18 @@ def renewed(cases: list[Case]) -> list[Case]:
     return found
 
 
+def refuse_conflicts(cases: Iterable[Case]) -> None:
+    """Refuse the cases whose key an earlier one of the batch has for other content."""
+    for case in cases:
+        twin = case.same_as
+        if twin is None or case.valid is None or twin.valid is None or twin.request is None:
+            continue
+        if case.valid.fingerprint != twin.valid.fingerprint:
+            key = case.valid.idempotency_key or ""
+            case.refuse(IdempotencyConflict(key, twin.request.message_id))
+            case.same_as = None
+
+
 def requests_of(cases: Iterable[Case]) -> list[Request]:
     """Return the requests of cases that need a place."""
     return [each.request for each in cases if each.request is not None]

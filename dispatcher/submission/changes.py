@@ -85,10 +85,13 @@ class Changes:
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
         )
-        message = self._messages.update(message_id, body=clean)
-        if message.status is not Status.SCHEDULED and message.body != clean:
-            raise TooLate(message_id, message.status)
-        return message
+        for _ in range(_TRIES):
+            message = self._messages.update(message_id, body=clean)
+            if message.body == clean:
+                return message
+            if message.status is not Status.SCHEDULED:
+                raise TooLate(message_id, message.status)
+        raise StoreUnavailable("others changed the message again and again")
 
     def reschedule(self, message_id: UUID, wish: Wish) -> Message:
         """Move a scheduled message to another time, judged as if it had no place yet.
@@ -131,9 +134,18 @@ class Changes:
             raise
         if moved is None:
             self._drop(moving)
-        elif not self._taken(moving):
-            self._settle_again(message, moved, moving, valid)
+        else:
+            if not self._taken(moving):
+                self._settle_again(message, moved, moving, valid)
+            self._not_cancelled(message.id)
         return moved
+
+    def _not_cancelled(self, message_id: UUID) -> None:
+        """Free the new place of a message that was cancelled while it moved; raise TooLate."""
+        now = self._messages.get(message_id)
+        if now.status is Status.CANCELLED:
+            self.cancel(message_id)
+            raise TooLate(message_id, now.status)
 
     def _change_row(self, message: Message, send_at: datetime, valid: ValidDraft) -> Message | None:
         moved = self._messages.move(

@@ -41,6 +41,8 @@ class Outlook:
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
         check_text("scope", scope)
+        if kind is not None and not isinstance(kind, str):
+            raise InvalidDraft("kind", f"a {type(kind).__name__}", "a kind of the settings")
         if kind is not None and (channel is not None or scopes is not None):
             raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
         terms = terms_for(
@@ -59,6 +61,8 @@ class Outlook:
             begins = sendtime.parse(start, zone=zone, field="start")
             farthest = self._settings.max_horizon
             sendtime.check_not_too_far(begins, now=now, farthest=farthest, field="start")
+            if begins < sendtime.from_ms(0):
+                raise InvalidSendTime("start", f"{begins.isoformat()}", "a time from 1970 on")
         accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", f"{length}", accepted)

@@ -19,6 +19,7 @@ NO_HOURS = "none"
 """What a message says that has no quiet hours, whatever its channel has."""
 
 _MILLISECOND = timedelta(milliseconds=1)
+_FIRST = sendtime.from_ms(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class ValidDraft:
 
     ``send_at`` is the instant asked for and ``latest`` the last one it may be shifted to, None
     when it may not. ``terms`` are what its time is judged by, ``zone`` and ``quiet_hours`` what the
-    caller brought of them. ``fingerprint`` is a digest of everything the caller asked for,
+    caller brought of them. ``fingerprint`` is a digest of what the caller asked for,
     None without an idempotency key; two submits with one key must agree in it.
     """
 
@@ -145,7 +146,9 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
     latest = farthest
     if draft.latest is not None:
         latest = min(_other_time(draft, draft.latest, "latest"), farthest)
-    return latest if expires_at is None else min(latest, expires_at - _MILLISECOND)
+    if expires_at is None or expires_at < _FIRST:
+        return latest  # an expiry that is past is refused with the order of the times
+    return min(latest, expires_at - _MILLISECOND)
 
 
 def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:

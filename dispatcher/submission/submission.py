@@ -128,10 +128,12 @@ class Submission:
             quiet_hours=draft.quiet_hours,
         )
 
-    def add(self, draft: ValidDraft, booking: Booking) -> Message:
+    def add(self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False) -> Message:
         """Store a booked draft and return what is stored, which may be its twin.
 
-        Where nothing of it is stored, its place is given back.
+        Where nothing of it is stored, its place is given back. ``perhaps_stored`` tells that it
+        was tried before, and that nobody knows what came of it: then the place stays unless the
+        database answers, and OutcomeUnknown is raised.
         """
         message = self.message(draft, booking)
         try:
@@ -145,7 +147,9 @@ class Submission:
                 self.withdraw(booking)
         except OutcomeUnknown:
             raise  # the message may be stored: reconcile finds out whether its place is needed
-        except (StoreUnavailable, IdempotencyConflict):
+        except (StoreUnavailable, IdempotencyConflict) as error:
+            if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
+                raise OutcomeUnknown(error.reason, message.id) from error
             self.withdraw(booking)
             raise
         return stored
@@ -157,17 +161,21 @@ class Submission:
         except ReservationsUnavailable as error:
             log.warning("message %s: its place is freed later: %s", booking.message_id, error)
 
-    def look_again(self, message: Message, booking: Booking) -> None:
+    def look_again(self, message: Message, booking: Booking, *, keep: bool = False) -> None:
         """Make sure that the place is still ours, because storing the message took long.
 
         The sweep may have given it up meanwhile, or rebuilt the windows before the message was in
         the store. Raises QuotaExceeded when another message has the place; then this one is taken
-        back, unless it is already being sent.
+        back, unless it is already being sent, or to be kept.
         """
         try:
             self._reserve_again(message, booking)
+        except IdempotencyConflict as error:
+            log.warning("message %s: its place is restored later: %s", message.id, error)
         except NoPlace:
-            if self._taken_back(message):
+            if keep:
+                log.warning("message %s: kept without a place of its own", message.id)
+            elif self._taken_back(message):
                 self._free(message, booking)
                 raise
 
@@ -196,6 +204,7 @@ class Submission:
                     terms=booking.terms,
                     send_at=message.send_at,
                     submit=booking.submit,
+                    is_stored=True,
                 )
             except ReservationsUnavailable as error:
                 reason = error

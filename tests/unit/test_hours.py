@@ -268,3 +268,8 @@ def test_an_unknown_zone_is_refused() -> None:
     for ask in (hours.inside, hours.outside):
         with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
             ask("Mars/Olympus", 0, 1)
+
+
+def test_a_list_that_never_ends_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="at most 32"):
+        Hours.parse(";".join(["10:00-11:00"] * 33))

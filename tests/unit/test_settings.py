@@ -51,6 +51,7 @@ def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
         ("retention", {"retention": "25 hours"}),
         ("channels", {"channels": {}}),
         ("quotas", {"quotas": []}),
+        ("quotas", {"quotas": ["1/11 day"], "max_horizon": "10 days"}),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

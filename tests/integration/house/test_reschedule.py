@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -268,6 +269,37 @@ def test_a_place_taken_while_the_windows_were_rebuilt_refuses_the_move(
     assert refused.value.conflicting == (taken[0].id,)
     assert house.again(message).send_at == LATER
     assert settled(house)
+
+
+def test_a_cancel_after_the_row_moved_frees_the_new_place_too(
+    house: House, message: Message
+) -> None:
+    between(house, "_windows", before={"take": once(lambda: house.dispatcher.cancel(message.id))})
+    with pytest.raises(TooLate):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.all_members() == {}
+
+
+def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
+    message = slow.submit()
+    real = slow.parts.changes._messages
+    tries: list[None] = []
+
+    class Interrupted:
+        def update(self, message_id: UUID, *, body: Any) -> Message:
+            tries.append(None)
+            return real.update(message_id, body=body) if len(tries) > 1 else message
+
+    vars(slow.parts.changes)["_messages"] = Interrupted()
+    assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}
+    assert len(tries) == 2
+
+
+def test_an_expiry_at_the_beginning_of_time_is_refused(house: House, message: Message) -> None:
+    with pytest.raises(InvalidSendTime):
+        house.dispatcher.reschedule(
+            message.id, send_at=LATER, on_conflict="shift", expires_at="0001-01-01T00:00Z"
+        )
 
 
 def past_the_grace(house: House) -> None:

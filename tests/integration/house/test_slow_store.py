@@ -11,7 +11,9 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, QuotaExceeded, Status
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
+from dispatcher.submission import terms_for
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
@@ -151,3 +153,28 @@ def test_a_message_whose_second_look_found_redis_closed_gets_its_place_from_the_
     assert house.members() == {}
     house.open()
     assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+def test_a_second_look_that_one_shard_does_not_answer_frees_nothing_in_the_others(
+    build: Build,
+) -> None:
+    house = build(scopes={"tenant": {"quotas": ["5/minute"]}})
+    scopes = {"tenant": "acme"}
+    further = next(
+        group.keys for group in house.parts.windows.groups(_terms(house, scopes))
+        if group.keys != house.keys("ada")
+    )  # fmt: skip
+    slow_store(house, lambda: house.redis.delete(further.epoch))
+    message = house.submit(send_at=SOON, scopes=scopes)
+    assert house.members() == {message.id: to_ms(SOON)}
+    house.open()
+    assert house.members() == {message.id: to_ms(SOON)}
+
+
+def _terms(house: House, scopes: dict[str, str]) -> Terms:
+    for number in range(100):
+        found = terms_for(house.settings, scope="ada", channel="memory", scopes=scopes)
+        if len(house.parts.windows.groups(found)) > 1:
+            return found
+        scopes["tenant"] = f"acme {number}"
+    raise AssertionError

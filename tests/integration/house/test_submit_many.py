@@ -16,6 +16,7 @@ from dispatcher import (
     InvalidDraft,
     InvalidSendTime,
     Message,
+    OutcomeUnknown,
     Progress,
     QuotaExceeded,
     Rejection,
@@ -150,10 +151,17 @@ def test_all_or_none_refuses_all_because_of_one(house: House) -> None:
 
 def test_all_or_none_that_cannot_be_stored_leaves_nothing(house: House) -> None:
     before = house.snapshot()
-    fail(house, *[StoreUnavailable("down") for _ in range(9)])
-    with pytest.raises(StoreUnavailable):
+    fail(house, *[StoreUnavailable("no", refused=True) for _ in range(9)])
+    with pytest.raises(StoreUnavailable, match="nothing was stored"):
         house.dispatcher.submit_many(drafts(3), atomic=True)
     assert house.snapshot() == before
+
+
+def test_all_or_none_of_which_nobody_knows_keeps_its_places(house: House) -> None:
+    fail(house, *[StoreUnavailable("the line broke") for _ in range(9)])
+    with pytest.raises(OutcomeUnknown):
+        house.dispatcher.submit_many(drafts(3), atomic=True)
+    assert len(house.all_members()) == 3, "reconcile decides, once the grace is over"
 
 
 def test_interrupted_and_run_again_it_ends_as_if_run_once(house: House) -> None:
@@ -270,3 +278,32 @@ def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
     assert errors(results) == [None, QuotaExceeded, None]
     assert house.places() == house.all_members()
     assert set(house.members("to 1")) == {taken[0].id}
+
+
+def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
+    """The rows were stored, the line broke, and the database stays away."""
+    store = house.parts.bulk._store
+    hidden = "_copy" if house.url.startswith("postgresql") else "_insert"
+    real = getattr(store, hidden)
+
+    def lose_the_reply(*asked: Any) -> None:
+        real(*asked)
+        raise StoreUnavailable("the line broke")
+
+    setattr(store, hidden, lose_the_reply)
+    submission = vars(house.parts.bulk)["_submission"]
+    away = raising(*[StoreUnavailable("away") for _ in range(9)])
+    vars(submission)["_messages"] = Between(vars(submission)["_messages"], before={"add": away})
+    with pytest.raises(OutcomeUnknown):
+        house.dispatcher.submit_many(drafts(3))
+    assert len(house.rows()) == 3
+    assert house.places() == house.all_members()
+
+
+def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:
+    before = house.snapshot()
+    results = house.dispatcher.submit_many(
+        [draft("ada", idempotency_key="key"), draft("ben", idempotency_key="key")], atomic=True
+    )
+    assert errors(results) == [BatchRefused, IdempotencyConflict]
+    assert house.snapshot() == before

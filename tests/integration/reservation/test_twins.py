@@ -88,6 +88,23 @@ def test_twins_are_forgotten_in_time_and_then_only_the_store_decides(opened: Ope
     assert list(real.members("ann")) == [booking.message_id]
 
 
+def test_giving_back_again_after_a_lost_reply_answers_the_same(opened: Opened) -> None:
+    real = opened()
+    booking = book(real, Submit("key", "print"))
+    assert real.windows.withdraw(booking)
+    assert real.windows.withdraw(booking)
+
+
+def test_a_twin_does_not_shorten_the_life_that_another_gave(opened: Opened) -> None:
+    real = opened()
+    real.windows.reserve(
+        new_id(), terms=Terms.plain("ann"), send_at=NOON, submit=Submit("key", "print"),
+        pending_ahead=timedelta(minutes=10),
+    )  # fmt: skip
+    book(real, Submit("key", "print"))
+    assert real.client.pttl(real.keys("ann").twins("key")) > 600_000
+
+
 def test_a_submit_without_a_key_gives_back_what_it_booked(opened: Opened) -> None:
     real = opened()
     real.windows.withdraw(real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON))
