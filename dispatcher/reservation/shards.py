@@ -15,6 +15,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
+from dispatcher.redis_errors import reason
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.places import Blocked, Group, Order, Place, Submit, new_hold
 from dispatcher.reservation.terms import Rules, joined
@@ -34,6 +35,7 @@ class Shards:
     def __init__(self, client: redis.Redis, rules: Rules, *, twins_life_ms: int) -> None:
         self._client = client
         self._rules = rules
+        self._ready: dict[tuple[str, ...], tuple[bytes, ...]] = {}
         self._twins_life_ms = twins_life_ms
         self._reserve = client.register_script(source("reserve"))
         self._next_slot = client.register_script(source("next_slot"))
@@ -57,16 +59,14 @@ class Shards:
         """Book the time asked for, or the first one after it up to ``latest_ms``."""
 
         def attempt(start_ms: int, latest_ms: int, step: int, hold: bytes) -> list[Any]:
-            blocks, sky = self._table(group, start_ms, step)
             names = [group.keys.pending, group.keys.epoch]
             twin: tuple[str, str] = ("", "")
             if submit is not None:
                 names.append(group.keys.twins(submit.key))
                 twin = (submit.fingerprint, submit.token)
-            many = len(blocks)
             words = [
-                pending_ahead_ms, self._twins_life_ms + pending_ahead_ms, *joined(blocks, [sky]),
-                1, 2 + many, 1, 1, *range(1, many + 1),
+                pending_ahead_ms, self._twins_life_ms + pending_ahead_ms,
+                *self._terms_alone(group, start_ms, step),
                 message_id.bytes, start_ms, latest_ms, 1, hold, *twin,
             ]  # fmt: skip
             reply: list[Any] = self._call(self._reserve, [*names, *group.windows], words)[0]
@@ -156,6 +156,23 @@ class Shards:
         words = [message_id.bytes, submit.token if submit else ""]
         freed: int = self._call(self._release, [*names, *group.windows], words)
         return freed == 1
+
+    def _terms_alone(self, group: Group, start_ms: int, step: int) -> tuple[bytes, ...]:
+        """Return the judge table and the terms of one message, as the words that are sent.
+
+        They are kept where they never change: without calendar quotas and quiet hours.
+        """
+        kinds = tuple([scope.kind for scope in group.scopes])
+        ready = self._ready.get(kinds) if group.terms.quiet is None else None
+        if ready is not None:
+            return ready
+        blocks, sky = self._table(group, start_ms, step)
+        many = len(blocks)
+        words = [*joined(blocks, [sky]), 1, 2 + many, 1, 1, *range(1, many + 1)]
+        sent = tuple([str(word).encode() for word in words])
+        if group.terms.quiet is None and self._rules.never_change(kinds):
+            self._ready[kinds] = sent
+        return sent
 
     def _many(self, batch: Sequence[Order]) -> tuple[list[str], list[Any]]:
         """Return the keys and arguments of ``reserve.lua`` for a batch of one shard."""
@@ -292,8 +309,10 @@ class Shards:
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 
     def _call(self, script: Any, names: list[str], words: Sequence[Any]) -> Any:
-        with translated():
+        try:
             reply = script(keys=names, args=words)
+        except redis.RedisError as error:
+            raise ReservationsUnavailable(reason(error)) from error
         if isinstance(reply, list) and reply[0] in (b"closed", [b"closed"]):
             raise closed()
         return reply

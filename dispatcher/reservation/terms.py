@@ -61,6 +61,10 @@ class Rules:
         ordered += self._calendars[scope.kind]
         return ordered[place - 1]
 
+    def never_change(self, kinds: Iterable[str]) -> bool:
+        """Whether the quotas of these kinds are all rolling, so that no table depends on a time."""
+        return all(kind in self._fixed for kind in kinds)
+
     def table(
         self, terms: Terms, scopes: Sequence[Scope], at_ms: int, *, step: int = 0
     ) -> tuple[Sequence[Block], Block]:
