@@ -20,25 +20,14 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
 end
 local sets = judge_table(7)
 local windows = {unpack(KEYS, 2)}
-local own = {}
-for _, window in ipairs(windows) do
-  for _, member in ipairs({ARGV[2], ARGV[3]}) do
-    local score = redis.call('ZSCORE', window, member)
-    if score then
-      own[#own + 1] = {window, score, member}
-      redis.call('ZREM', window, member)
-    end
-  end
-end
 local resume
 if ARGV[4] ~= '0' then
   resume = {tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])}
 end
 local t = tonumber(ARGV[1])
-local furthest, by = judge(windows, sets, t, resume)
-for _, each in ipairs(own) do
-  redis.call('ZADD', unpack(each))
-end
+local furthest, by = without(windows, {ARGV[2], ARGV[3]}, function()
+  return judge(windows, sets, t, resume)
+end)
 if not furthest then
   return {'checking', unpack(by)}
 end

@@ -21,19 +21,9 @@ local at = redis.call('ZSCORE', windows[1], ARGV[2])
 if at then
   return {'held', tonumber(at)}
 end
-local own = {}
-for _, window in ipairs(windows) do
-  local score = redis.call('ZSCORE', window, ARGV[1])
-  if score then
-    own[#own + 1] = {window, score}
-    redis.call('ZREM', window, ARGV[1])
-  end
-end
-local found, reply = find_place(
-  windows, sets, skies[1], tonumber(ARGV[3]), tonumber(ARGV[4]))
-for _, each in ipairs(own) do
-  redis.call('ZADD', each[1], each[2], ARGV[1])
-end
+local found, reply = without(windows, {ARGV[1]}, function()
+  return find_place(windows, sets, skies[1], tonumber(ARGV[3]), tonumber(ARGV[4]))
+end)
 if not found then
   return reply
 end

@@ -16,20 +16,9 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
 end
 local sets, skies = judge_table(3)
 local windows = {unpack(KEYS, 2)}
-local own = {}
-if ARGV[2] ~= '' then
-  for _, window in ipairs(windows) do
-    local score = redis.call('ZSCORE', window, ARGV[2])
-    if score then
-      own[#own + 1] = {window, score}
-      redis.call('ZREM', window, ARGV[2])
-    end
-  end
-end
-local slot, found = leap(windows, sets, skies[1], tonumber(ARGV[1]))
-for _, each in ipairs(own) do
-  redis.call('ZADD', each[1], each[2], ARGV[2])
-end
+local slot, found = without(windows, {ARGV[2]}, function()
+  return leap(windows, sets, skies[1], tonumber(ARGV[1]))
+end)
 if found == 'fits' then
   return {'slot', slot}
 end
