@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import shard_of
@@ -61,6 +62,9 @@ def through(proxy: Proxy) -> Iterator[Reserving]:
     url = f"redis://127.0.0.1:{proxy.port}"
     with reserving(url, [Quota(1, 60_000)], further=FURTHER, retries=3, timeout=1.0) as real:
         real.open()
+        # The lines are broken at the n-th command: none of them may be a script that Redis lacks.
+        for name in ("reserve", "move", "take", "drop", "release"):
+            real.client.script_load(source(name))
         yield real
 
 
