@@ -20,7 +20,7 @@ from dispatcher.celery_app import create_app
 from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery
 from dispatcher.errors import InvalidSettings
-from dispatcher.limiters import Permits, reaches_ms
+from dispatcher.limiters import InHand, LogLimit, Permits, reaches_ms
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
 from dispatcher.reservation import (
@@ -164,6 +164,7 @@ class Parts:
             namespace=self.settings.namespace,
             scope_limits=self._scope_limits,
             channel_limits=self._channel_limits,
+            clock=self.clock,
         )
 
     @_built_once
@@ -269,6 +270,7 @@ class Parts:
             claims=Claims(self.database, ttl=self.settings.claim_ttl),
             permits=self.permits,
             transports=self.transports,
+            queue=self.queue,
         )
 
     @_built_once
@@ -313,8 +315,11 @@ class Parts:
         return [Limit(each.count, each.length_ms) for each in rolling]
 
     @property
-    def _channel_limits(self) -> dict[str, tuple[Limit, ...]]:
-        return {name: each.limits for name, each in self.settings.channels.items()}
+    def _channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:
+        return {
+            name: (*each.limits, InHand(each.concurrency)) if each.concurrency else each.limits
+            for name, each in self.settings.channels.items()
+        }
 
     def close(self) -> None:
         """Close what was opened."""

@@ -20,7 +20,15 @@ from pydantic_settings import NoDecode
 
 from dispatcher.errors import InvalidValue
 from dispatcher.hours import Hours
-from dispatcher.quota import CalendarQuota, Limit, Quota, parse_length, parse_quota
+from dispatcher.quota import (
+    CalendarLimit,
+    CalendarQuota,
+    Limit,
+    Quota,
+    parse_length,
+    parse_limit,
+    parse_quota,
+)
 
 
 def _read_length(value: object) -> object:
@@ -45,7 +53,7 @@ def _read_quota(value: object) -> object:
 
 
 def _read_limit(value: object) -> object:
-    return Limit.parse(value) if isinstance(value, str) else value
+    return parse_limit(value) if isinstance(value, str) else value
 
 
 Length = Annotated[
@@ -56,7 +64,8 @@ Length = Annotated[
 ]
 AnyQuota = Annotated[Quota | CalendarQuota, BeforeValidator(_read_quota), PlainSerializer(str)]
 Quotas = Annotated[tuple[AnyQuota, ...], NoDecode, BeforeValidator(_split)]
-Limits = tuple[Annotated[Limit, BeforeValidator(_read_limit), PlainSerializer(str)], ...]
+AnyLimit = Annotated[Limit | CalendarLimit, BeforeValidator(_read_limit), PlainSerializer(str)]
+Limits = tuple[AnyLimit, ...]
 
 
 def _read_hours(value: object, info: ValidationInfo) -> object:
@@ -86,6 +95,8 @@ class Channel(BaseModel):
     """Keyword arguments for the transport's class."""
     limits: Limits = ()
     """Limits on the hand-overs of the whole channel, beside those of each scope."""
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """How many of its messages may be in the hands of workers at a time, all workers together."""
     quotas: Quotas = ()
     """Quotas of the whole channel, such as its provider's allowance, judged at submit."""
     recipient_quotas: Quotas = ()

@@ -157,8 +157,9 @@ class Dispatcher:
         if atomic:
             return bulk.submit_all(list(every), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
-        results = bulk.submit_each(every, total=total, progress=progress)
-        return list(results) if isinstance(drafts, Sequence) else Unread(results)
+        if isinstance(drafts, Sequence):
+            return list(bulk.submit_each(every, total=total, progress=progress, ahead=True))
+        return Unread(bulk.submit_each(every, total=total, progress=progress))
 
     def plan(
         self,
@@ -233,9 +234,9 @@ class Dispatcher:
     ) -> Message:
         """Move a scheduled message to another time, judged as if it had no place yet. Return it.
 
-        The parameters are those of :meth:`submit`; ``zone`` defaults to the message's,
-        ``expires_at`` stays unless it is given. Its old place is free once this returns. A refused
-        move changes nothing.
+        The parameters are those of :meth:`submit`. ``zone`` defaults to the message's; one that is
+        given becomes the message's, and later moves are judged by it. ``expires_at`` stays unless
+        it is given. The old place is free once this returns. A refused move changes nothing.
 
         Raises InvalidDraft, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
         TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the

@@ -15,8 +15,10 @@
     ├── IdempotencyConflict       the key belongs to a message with other content
     ├── MessageNotFound
     ├── TooLate                   the message has left ``scheduled``
+    ├── LimitReached              a limiter gave no permit, or none in time
     ├── Unavailable               something outside did not answer; safe to try again
     │   ├── ReservationsUnavailable
+    │   │   └── TwinUnderWay      another submit with the same key holds the places
     │   ├── LimitersUnavailable
     │   ├── QueueUnavailable
     │   ├── EmbeddedUnavailable
@@ -195,6 +197,21 @@ class TooLate(DispatcherError):
         self.status = status
 
 
+class LimitReached(DispatcherError):
+    """A limiter gave no permit, or none in time. Nothing was taken.
+
+    ``limit`` is the one that refused, as text ("5/minute"), ``retry_after`` how long to wait
+    before asking again, and ``reset_at`` when nothing counts any more (aware UTC).
+    """
+
+    def __init__(self, *, limit: str, retry_after: timedelta, reset_at: datetime) -> None:
+        seconds = retry_after.total_seconds()
+        super().__init__(f"the limit {limit} is reached; try again in {seconds:g} s")
+        self.limit = limit
+        self.retry_after = retry_after
+        self.reset_at = reset_at
+
+
 class Unavailable(DispatcherError):
     """Something outside did not answer as it must. Trying again later is safe.
 
@@ -220,6 +237,18 @@ class ReservationsUnavailable(Unavailable):
     def __init__(self, reason: str, *, retry_after: timedelta | None = None) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+
+
+class TwinUnderWay(ReservationsUnavailable):
+    """Another submit with the same idempotency key has booked places and not stored them yet.
+
+    Raised only where scopes lie in several shards and this submit would have to move those places.
+    The other one ends soon; where its process died, its places are freed within
+    ``reconcile_grace`` and a sweep. Nothing was stored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("another submit with the same idempotency key is under way")
 
 
 class LimitersUnavailable(Unavailable):
@@ -271,11 +300,22 @@ class DeliveryError(DispatcherError):
 
 
 class TemporaryFailure(DeliveryError):
-    """The provider did not take the message now. ``retry_after`` is the least wait it asked for."""
+    """The provider did not take the message now. ``retry_after`` is the least wait it asked for.
 
-    def __init__(self, reason: str = "", retry_after: timedelta | None = None) -> None:
+    With ``closes_channel`` it asked that of everybody, as a 429 does: no worker hands it anything
+    on this channel until then.
+    """
+
+    def __init__(
+        self,
+        reason: str = "",
+        retry_after: timedelta | None = None,
+        *,
+        closes_channel: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+        self.closes_channel = closes_channel
 
 
 class PermanentFailure(DeliveryError):

@@ -95,15 +95,6 @@ class Hours:
             if max(from_ms, start_ms) < min(until_ms, end_ms)
         )
 
-    def outside(self, zone: str, start_ms: int, end_ms: int) -> list[Interval]:
-        """Return what :meth:`inside` leaves of ``start_ms`` until before ``end_ms``."""
-        edges = [start_ms]
-        for interval in self.inside(zone, start_ms, end_ms):
-            edges += interval
-        edges.append(end_ms)
-        pairs = zip(edges[::2], edges[1::2], strict=True)
-        return [(from_ms, until_ms) for from_ms, until_ms in pairs if from_ms < until_ms]
-
     def __str__(self) -> str:
         days_of: dict[Interval, list[int]] = {}
         for start, end in sorted(_items(self.spans)):

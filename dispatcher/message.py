@@ -205,8 +205,10 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     return value
 
 
-def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
-    """Return ``body`` if it is a JSON object within the limits. Raises InvalidDraft.
+def check_body(body: object, *, max_bytes: int, max_depth: int) -> tuple[Body, str]:
+    """Return ``body`` and its compact JSON if it is an object within the limits.
+
+    Raises InvalidDraft.
 
     ``max_bytes`` counts the UTF-8 bytes of its compact JSON, ``max_depth`` nested containers,
     the object itself included.
@@ -219,12 +221,13 @@ def check_body(body: object, *, max_bytes: int, max_depth: int) -> Body:
     else:
         clean = _Cleaner(accepted, most=max_bytes).clean(body, "body", max_depth)
     try:
-        size = len(dump_json(clean).encode())
+        text = dump_json(clean)
     except ValueError:
         raise InvalidDraft("body", "a number too long to write", accepted) from None
+    size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
         raise InvalidDraft("body", f"{size} bytes", accepted)
-    return cast(Body, clean)
+    return cast(Body, clean), text
 
 
 def _is_flat(body: Mapping[Any, object]) -> bool:

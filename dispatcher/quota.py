@@ -9,35 +9,22 @@ Europe/Berlin"``, counts within calendar periods instead of within any span of t
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import lru_cache
-from typing import ClassVar, Literal, Self, cast, get_args
-from zoneinfo import ZoneInfo
+from datetime import timedelta
+from typing import ClassVar, Self, TypeVar, cast
 
 from dispatcher import zones
 from dispatcher.errors import InvalidValue
+from dispatcher.periods import CALENDAR_UNITS, LONGEST_MS, UNIT_MS, CalendarUnit, bounds
 
-UNIT_MS = {
-    "second": 1_000,
-    "minute": 60_000,
-    "hour": 3_600_000,
-    "day": 86_400_000,
-    "week": 604_800_000,
-}
 MAX_LENGTH_MS = 366 * UNIT_MS["day"]
 
-CalendarUnit = Literal["minute", "hour", "day", "week", "month"]
-
 _MOST = 10_000_000
-_CALENDAR_UNITS = get_args(CalendarUnit)
 _LOCAL = "local"
 _CALENDAR_ACCEPTED = (
-    f"N/unit in ZONE with a unit of {', '.join(_CALENDAR_UNITS)}, N from 1 to {_MOST}, "
+    f"N/unit in ZONE with a unit of {', '.join(CALENDAR_UNITS)}, N from 1 to {_MOST}, "
     f"ZONE a name of the tz database or {_LOCAL!r}"
 )
-_LONGEST_MS = {**UNIT_MS, "month": 31 * UNIT_MS["day"]}
 _FARTHEST_BACK_MS = 26 * UNIT_MS["hour"]  # from UTC+14 to UTC-12
 _GRAMMAR = re.compile(r"\s*([0-9]{1,9})\s*/\s*(?:([0-9]{1,9})\s+)?([a-z]+?)s?\s*", re.ASCII)
 _IN_ZONE = re.compile(r"(.*?)\s+in(?:\s+(.*?))?\s*", re.ASCII)
@@ -57,6 +44,18 @@ def parse_length(text: str) -> timedelta:
         raise InvalidValue("length", f"{text!r} is too long", "less than 2 million years") from None
 
 
+def read_count(text: str) -> tuple[int, int, str] | None:
+    """Read ``"2/30 second"`` as count, multiple and unit, whatever the unit; None if it is not."""
+    match = _GRAMMAR.fullmatch(text)
+    return (int(match[1]), int(match[2] or 1), match[3]) if match else None
+
+
+def split_zone(text: str) -> tuple[str, str] | None:
+    """Split ``"10/day in Europe/Berlin"`` before and after its ``in``; None without one."""
+    match = _IN_ZONE.fullmatch(text)
+    return (match[1], match[2] or "") if match else None
+
+
 @dataclass(frozen=True, slots=True)
 class _CountPerLength:
     MOST: ClassVar[int]
@@ -72,10 +71,11 @@ class _CountPerLength:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``"5/hour"``. Raises InvalidValue for anything else."""
-        match = _GRAMMAR.fullmatch(text) if isinstance(text, str) else None
-        if match is None or match[3] not in UNIT_MS:
+        read = read_count(text) if isinstance(text, str) else None
+        if read is None or read[2] not in UNIT_MS:
             raise cls._refusal(f"cannot read {text!r}")
-        return cls(int(match[1]), int(match[2] or 1) * UNIT_MS[match[3]])
+        count, multiple, unit = read
+        return cls(count, multiple * UNIT_MS[unit])
 
     @classmethod
     def _refusal(cls, problem: str) -> InvalidValue:
@@ -117,7 +117,60 @@ class Limit(_CountPerLength):
 
 
 @dataclass(frozen=True, slots=True)
-class CalendarQuota:
+class _CountPerPeriod:
+    MOST: ClassVar[int] = _MOST
+    ACCEPTED: ClassVar[str] = _CALENDAR_ACCEPTED
+    FIELD: ClassVar[str]
+    count: int
+    unit: CalendarUnit
+    zone: str | None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= self.MOST:
+            raise self.refusal(f"a count of {self.count}")
+        if self.unit not in CALENDAR_UNITS:
+            raise self.refusal(f"{self.unit!r} is no calendar unit")
+        if self.zone is not None:
+            try:
+                zones.rules(self.zone)
+            except InvalidValue as refused:
+                raise self.refusal(refused.problem) from None
+
+    @classmethod
+    def read(cls, text: str, counted: str, zone: str) -> Self:
+        """Read what stands before and after ``in``. Raises InvalidValue."""
+        read = read_count(counted)
+        if read is None:
+            raise cls.refusal(f"cannot read {text!r}")
+        count, multiple, unit = read
+        if multiple != 1:
+            raise cls.refusal(
+                f"{text!r} asks for periods of {multiple} {unit}s, and a calendar does not say "
+                "where such a period begins"
+            )
+        # An unknown unit is refused by the class.
+        return cls(count, cast(CalendarUnit, unit), None if zone == _LOCAL else zone)
+
+    @classmethod
+    def refusal(cls, problem: str) -> InvalidValue:
+        """Return the error for what is none."""
+        return InvalidValue(cls.FIELD, problem, cls.ACCEPTED)
+
+    @property
+    def longest_ms(self) -> int:
+        """No period is longer: its usual length, for a month 31 days, and 26 hours.
+
+        A period grows by as much as the clocks go back within it, and since 1970 the offsets of
+        all zones have lain between 12 hours behind and 14 hours ahead of UTC.
+        """
+        return LONGEST_MS[self.unit] + _FARTHEST_BACK_MS
+
+    def __str__(self) -> str:
+        return f"{self.count}/{self.unit} in {self.zone or _LOCAL}"
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarQuota(_CountPerPeriod):
     """At most ``count`` promised times of one scope within one calendar period of a zone.
 
     ``zone`` is a name of the tz database; None, written ``local``, means the zone that a message
@@ -127,49 +180,37 @@ class CalendarQuota:
     Weeks begin on Monday. Raises InvalidValue.
     """
 
-    MOST: ClassVar[int] = _MOST
-    count: int
-    unit: CalendarUnit
-    zone: str | None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.count <= self.MOST:
-            raise _calendar_refusal(f"a count of {self.count}")
-        if self.unit not in _CALENDAR_UNITS:
-            raise _calendar_refusal(f"{self.unit!r} is no calendar unit")
-        if self.zone is not None:
-            try:
-                zones.rules(self.zone)
-            except InvalidValue as refused:
-                raise _calendar_refusal(refused.problem) from None
-
-    @property
-    def longest_ms(self) -> int:
-        """No period is longer: its usual length, for a month 31 days, and 26 hours.
-
-        A period grows by as much as the clocks go back within it, and since 1970 the offsets of
-        all zones have lain between 12 hours behind and 14 hours ahead of UTC.
-        """
-        return _LONGEST_MS[self.unit] + _FARTHEST_BACK_MS
+    FIELD = "quota"
+    __str__ = _CountPerPeriod.__str__
 
     def bounds(self, instant_ms: int, zone: str, periods: int) -> tuple[int, ...]:
         """Return where ``periods`` consecutive periods begin, and where the last of them ends.
 
-        In ms since 1970, strictly increasing; the first period is that of ``instant_ms``. The
-        caller says which zone: that of the quota or that of the message. Raises InvalidValue for
-        an unknown zone.
+        See :func:`dispatcher.periods.bounds`. The caller says which zone: that of the quota or
+        that of the message.
         """
-        stretch_ms = _LONGEST_MS[self.unit]
-        near = _bounds_along(self.unit, zone, instant_ms // stretch_ms)
-        first = bisect_right(near, instant_ms) - 1
-        found = near[first : first + periods + 1]
-        while len(found) <= periods:
-            near = _bounds_along(self.unit, zone, found[-1] // stretch_ms)
-            found += near[bisect_right(near, found[-1]) :]
-        return found[: periods + 1]
+        return bounds(self.unit, zone, instant_ms, periods)
 
-    def __str__(self) -> str:
-        return f"{self.count}/{self.unit} in {self.zone or _LOCAL}"
+
+@dataclass(frozen=True, slots=True)
+class CalendarLimit(_CountPerPeriod):
+    """At most ``count`` hand-overs within one calendar period of ``zone``. Raises InvalidValue.
+
+    Periods are those of :class:`CalendarQuota`.
+    """
+
+    FIELD = "limit"
+    ACCEPTED = _CALENDAR_ACCEPTED.removesuffix(f" or {_LOCAL!r}")
+    __str__ = _CountPerPeriod.__str__
+
+    def __post_init__(self) -> None:
+        if self.zone is None:
+            raise self.refusal(f"a zone of {_LOCAL!r}, and a channel is nowhere")
+        _CountPerPeriod.__post_init__(self)
+
+    def bounds(self, instant_ms: int, periods: int) -> tuple[int, ...]:
+        """Return where ``periods`` consecutive periods begin, and where the last of them ends."""
+        return bounds(self.unit, self.zone or "UTC", instant_ms, periods)
 
 
 def parse_quota(text: str) -> Quota | CalendarQuota:
@@ -177,77 +218,29 @@ def parse_quota(text: str) -> Quota | CalendarQuota:
 
     Without ``in ZONE`` the quota counts within any span of that length. Raises InvalidValue.
     """
-    zoned = _IN_ZONE.fullmatch(text) if isinstance(text, str) else None
+    return _parsed(text, Quota, CalendarQuota)
+
+
+def parse_limit(text: str) -> Limit | CalendarLimit:
+    """Read ``"100/second"`` or ``"50000/day in Europe/Berlin"``. Raises InvalidValue."""
+    return _parsed(text, Limit, CalendarLimit)
+
+
+L = TypeVar("L", bound=_CountPerLength)
+C = TypeVar("C", bound=_CountPerPeriod)
+
+
+def _parsed(text: str, by_length: type[L], by_period: type[C]) -> L | C:
+    zoned = split_zone(text) if isinstance(text, str) else None
     if zoned is not None:
-        return _parse_calendar(text, zoned[1], zoned[2] or "")
+        return by_period.read(text, *zoned)
     try:
-        return Quota.parse(text)
+        return by_length.parse(text)
     except InvalidValue as refused:
-        match = _GRAMMAR.fullmatch(text) if isinstance(text, str) else None
-        if match is not None and match[3] == "month":
-            raise _calendar_refusal(
+        read = read_count(text) if isinstance(text, str) else None
+        if read is not None and read[2] == "month":
+            raise by_period.refusal(
                 f"{text!r} names no zone, and months have no length but in a calendar"
             ) from None
-        accepted = f"{refused.accepted}; or {_CALENDAR_ACCEPTED}"
-        raise InvalidValue("quota", refused.problem, accepted) from None
-
-
-def _calendar_refusal(problem: str) -> InvalidValue:
-    return InvalidValue("quota", problem, _CALENDAR_ACCEPTED)
-
-
-def _parse_calendar(text: str, counted: str, zone: str) -> CalendarQuota:
-    match = _GRAMMAR.fullmatch(counted)
-    if match is None:
-        raise _calendar_refusal(f"cannot read {text!r}")
-    if int(match[2] or 1) != 1:
-        raise _calendar_refusal(
-            f"{text!r} asks for periods of {match[2]} {match[3]}s, and a calendar does not say "
-            "where such a period begins"
-        )
-    # An unknown unit is refused by the class.
-    unit = cast(CalendarUnit, match[3])
-    return CalendarQuota(int(match[1]), unit, None if zone == _LOCAL else zone)
-
-
-@lru_cache(maxsize=1 << 14)
-def _bounds_along(unit: CalendarUnit, zone: str, stretch: int) -> tuple[int, ...]:
-    """Return the consecutive bounds from at or before a stretch of UTC to at or after its end.
-
-    Stretches are as long as a period usually is at most, and numbered from 1970 on.
-    """
-    rules = zones.rules(zone)
-    start_ms, end_ms = (number * _LONGEST_MS[unit] for number in (stretch, stretch + 1))
-    found: tuple[int, ...] = _period_shown(unit, rules, start_ms)
-    while found[-1] < end_ms:
-        found += _period_shown(unit, rules, found[-1])[1:]
-    return found
-
-
-def _period_shown(unit: CalendarUnit, rules: ZoneInfo, instant_ms: int) -> tuple[int, int]:
-    """Return the bounds of the period that the clocks show at an instant.
-
-    After they went back it may be one before that of the instant; at a bound it never is.
-    """
-    begins = _beginning(unit, zones.wall_at(instant_ms, rules))
-    if unit == "month":
-        ends = (begins + timedelta(days=31)).replace(day=1)
-    else:
-        ends = begins + timedelta(milliseconds=UNIT_MS[unit])
-    return _begun_ms(begins, rules), _begun_ms(ends, rules)
-
-
-def _beginning(unit: CalendarUnit, wall: datetime) -> datetime:
-    if unit == "minute":
-        return wall.replace(second=0, microsecond=0)
-    if unit == "hour":
-        return wall.replace(minute=0, second=0, microsecond=0)
-    midnight = wall.replace(hour=0, minute=0, second=0, microsecond=0)
-    if unit == "week":
-        return midnight - timedelta(days=midnight.weekday())
-    return midnight.replace(day=1) if unit == "month" else midnight
-
-
-def _begun_ms(wall: datetime, rules: ZoneInfo) -> int:
-    # Offsets are whole seconds, and so are these instants.
-    return int(zones.first_instant(wall, rules).timestamp()) * 1_000
+        accepted = f"{refused.accepted}; or {by_period.ACCEPTED}"
+        raise InvalidValue(refused.field, refused.problem, accepted) from None

@@ -11,7 +11,7 @@ class EvictingServer(redis.ResponseError):
     """The server forgets keys when it is full, reservations among them."""
 
 
-_KINDS: tuple[tuple[type[redis.RedisError], str], ...] = (
+_KINDS: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.OutOfMemoryError, "Redis is out of memory"),
     (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
     (redis.exceptions.ReadOnlyError, "Redis is a read-only replica"),
@@ -19,13 +19,14 @@ _KINDS: tuple[tuple[type[redis.RedisError], str], ...] = (
     (redis.exceptions.NoPermissionError, "Redis refused the credentials"),
     (redis.exceptions.TimeoutError, "Redis did not answer in time"),
     (redis.exceptions.ConnectionError, "Redis cannot be reached"),
+    (redis.exceptions.RedisClusterException, "the cluster of Redis cannot be reached"),
 )
 # Old servers put the code of a command that failed in a script behind words of their own.
 _CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
 _CODES = {"OOM": "Redis is out of memory", "READONLY": "Redis is a read-only replica"}
 
 
-def reason(error: redis.RedisError) -> str:
+def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> str:
     """Return why Redis did not do what was asked."""
     if isinstance(error, EvictingServer):
         return str(error)

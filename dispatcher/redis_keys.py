@@ -95,6 +95,10 @@ class PermitKeys(_PartKeys):
         """ZSET of one channel's permits."""
         return f"{self.contents}:channel:{channel}"
 
+    def closing(self, channel: str) -> str:
+        """When a channel opens again: STRING, ms."""
+        return f"{self.tag}:closing:{channel}"
+
 
 @dataclass(frozen=True)
 class PlanKeys(ShardKeys):
@@ -134,6 +138,32 @@ class PlanKeys(ShardKeys):
         return f"{self._start}:twins:{digest_of(idempotency_key)}"
 
 
+@dataclass(frozen=True)
+class LimiterKeys:
+    """The keys of limiters. Those of one caller's key share a hash tag; with ``tag`` all do.
+
+    Neither ``prefix`` nor ``tag`` nor the name of a limit has a colon, a brace or an ``@``, so no
+    two of these names are the same, whatever callers' keys hold.
+    """
+
+    prefix: str
+    tag: str | None = None
+
+    def hash_tag(self, key: str) -> str:
+        """Return what the names of all keys for a caller's key begin with."""
+        return f"{{{self.prefix}:{key}}}" if self.tag is None else f"{{{self.prefix}@{self.tag}}}"
+
+    def state(self, name: str, key: str) -> str:
+        """Name what the limit of that label counts for a caller's key."""
+        start = f"{self.hash_tag(key)}:{name}"
+        return start if self.tag is None else f"{start}:{key}"
+
+    def permits(self, digest: str, key: str) -> tuple[str, str]:
+        """Name the HASHes of remembered permits; field: permit id, value: how many and when."""
+        start = f"{self.hash_tag(key)}:permits:{digest}"
+        return f"{start}:0", f"{start}:1"
+
+
 def shard_of(scope: str, shards: int) -> int:
     """Return the shard of ``scope``: CRC-32 of its UTF-8 bytes, modulo ``shards``."""
     return zlib.crc32(scope.encode()) % shards
@@ -147,6 +177,12 @@ def digest_of(idempotency_key: str) -> str:
 def all_of(namespace: str) -> str:
     """Glob that matches every key of a namespace (whose characters mean nothing in a glob)."""
     return f"{{{namespace}:*"
+
+
+def line_of(log: str) -> str:
+    """Return the name of the ZSET of those who wait for a log; member: message id, score: ms."""
+    tag, brace, rest = log.partition("}")
+    return f"{tag}{brace}:line{rest}"
 
 
 def epoch_of(tag: str) -> str:

@@ -8,6 +8,7 @@ and against further scopes that it names, each of a kind, such as a tenant.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 PLAIN = ""
@@ -27,11 +28,13 @@ class Scope(NamedTuple):
         return f"{self.kind}:{self.name}" if self.kind else self.name
 
 
+@lru_cache(maxsize=1 << 10)
 def of_scope_on(channel: str) -> str:
     """Return the kind of a message's scope on one channel."""
     return f"recipient.{channel}"
 
 
+@lru_cache(maxsize=1 << 10)
 def of_channel(channel: str) -> str:
     """Return the kind of a channel as a whole."""
     return f"channel.{channel}"
@@ -49,12 +52,14 @@ def counted(
 
     The first ones share the home of ``scope``.
     """
-    near = (PLAIN, of_scope_on(channel))
-    found = [Scope(kind, scope, scope) for kind in near if kind in kinds]
-    whole = of_channel(channel)
+    found = [Scope(PLAIN, scope, scope)] if PLAIN in kinds else []
+    near, whole = of_scope_on(channel), of_channel(channel)
+    if near in kinds:
+        found.append(Scope(near, scope, scope))
     if whole in kinds:
         found.append(Scope(whole, channel, f"@{whole}"))
-    for kind, name in sorted((scopes or {}).items()):
-        if kind in kinds:
-            found.append(Scope(kind, name, f"@{kind}:{name}"))
+    if scopes:
+        for kind, name in sorted(scopes.items()):
+            if kind in kinds:
+                found.append(Scope(kind, name, f"@{kind}:{name}"))
     return tuple(found)

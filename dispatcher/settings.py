@@ -32,7 +32,7 @@ from pydantic_settings import (
 from dispatcher import scope, zones
 from dispatcher.channel import AnyQuota, Channel, Kind, Length, Quotas
 from dispatcher.errors import InvalidSettings, InvalidValue
-from dispatcher.quota import CalendarQuota, Quota
+from dispatcher.quota import Limit, Quota
 
 PREFIX = "DISPATCHER_"
 _CONFIG = f"{PREFIX}CONFIG"
@@ -235,7 +235,7 @@ class Settings(BaseSettings):
                     "a quota whose length a message can be submitted ahead",
                 )  # fmt: skip
         longest = max(
-            each.longest_ms if isinstance(each, CalendarQuota) else each.length_ms
+            each.length_ms if isinstance(each, Quota | Limit) else each.longest_ms
             for each in (*quotas, *limits)
         )
         _require(

@@ -202,7 +202,7 @@ class Sweep:
         restored = 0
         for page in self._store.places(memory=self._windows.memory, batch=_BATCH, created=created):
             restored += self._windows.put_back(self._reserved(page))
-        self._windows.mark_checked(list(unchecked))
+        self._windows.mark_checked(unchecked)
         return restored
 
     def _settle_unconfirmed(self) -> tuple[int, int, int]:

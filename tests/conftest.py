@@ -13,9 +13,12 @@ import redis
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.store import Database, migrate
+from tests.support.figures import pytest_terminal_summary, report
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
+
+__all__ = ["pytest_terminal_summary", "report"]
 
 
 @pytest.fixture(scope="session")

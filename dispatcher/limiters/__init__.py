@@ -1,11 +1,65 @@
-"""What guards the actual sends: one algorithm a file, each with its script.
+"""Limiters: every algorithm of the field, exact, in one round trip.
 
-A limiter answers "may this go now?" with a :class:`Decision`. Time is always Redis ``TIME``.
-``permits`` says which limits guard a delivery.
+They need nothing but a client of ``redis`` or ``redis.asyncio``::
+
+    from dispatcher.limiters import FixedWindow
+
+    limiter = FixedWindow(5, "minute").on(redis.Redis())
+    if limiter.acquire("ada"):
+        ...
+
+A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIME``.
+``docs/limiters.md`` says which algorithm to use when.
+
+``Permits`` are the limits that guard this package's own deliveries (``permits``, ``permit_log``).
 """
 
-from dispatcher.limiters.base import Decision
+from dispatcher.limiters.async_limiter import AsyncLimiter
+from dispatcher.limiters.base import Decision, State
+from dispatcher.limiters.binding import Algorithm, Limits
+from dispatcher.limiters.concurrency import Concurrency
+from dispatcher.limiters.cool_down import CoolDown
+from dispatcher.limiters.counter_per_key import CounterPerKey
+from dispatcher.limiters.fixed_window import FixedWindow
+from dispatcher.limiters.gcra import GCRA
+from dispatcher.limiters.groups import Request
+from dispatcher.limiters.limiter import Limiter
+from dispatcher.limiters.permit_log import (
+    InHand,
+    LogLimit,
+    PermitAnswer,
+    PermitLog,
+    PermitRequest,
+)
 from dispatcher.limiters.permits import Permit, Permits, reaches_ms
-from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
+from dispatcher.limiters.sliding_counter import SlidingCounter
+from dispatcher.limiters.sliding_list import SlidingList
+from dispatcher.limiters.sliding_log import SlidingLog
+from dispatcher.limiters.text import parse
 
-__all__ = ["Decision", "Permit", "PermitRequest", "Permits", "SlidingLog", "reaches_ms"]
+__all__ = [
+    "GCRA",
+    "Algorithm",
+    "AsyncLimiter",
+    "Concurrency",
+    "CoolDown",
+    "CounterPerKey",
+    "Decision",
+    "FixedWindow",
+    "InHand",
+    "Limiter",
+    "Limits",
+    "LogLimit",
+    "Permit",
+    "PermitAnswer",
+    "PermitLog",
+    "PermitRequest",
+    "Permits",
+    "Request",
+    "SlidingCounter",
+    "SlidingList",
+    "SlidingLog",
+    "State",
+    "parse",
+    "reaches_ms",
+]

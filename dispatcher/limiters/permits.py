@@ -9,8 +9,14 @@ from uuid import UUID
 
 import redis
 
-from dispatcher.limiters.base import Decision
-from dispatcher.limiters.sliding_log import PermitRequest, SlidingLog
+from dispatcher.clock import Clock
+from dispatcher.limiters.permit_log import (
+    InHand,
+    LogLimit,
+    PermitAnswer,
+    PermitLog,
+    PermitRequest,
+)
 from dispatcher.quota import Limit
 from dispatcher.redis_keys import PermitKeys
 
@@ -18,13 +24,13 @@ _SCOPES = "scopes"
 
 
 def reaches_ms(
-    scope_limits: Sequence[Limit], channel_limits: Mapping[str, Sequence[Limit]]
+    scope_limits: Sequence[LogLimit], channel_limits: Mapping[str, Sequence[LogLimit]]
 ) -> dict[str, int]:
     """Return how far back each kind of log must reach, in ms: the length of its longest limit."""
     kinds = {_SCOPES: scope_limits} | {
         _channel(name): some for name, some in channel_limits.items()
     }
-    return {name: max(each.length_ms for each in some) for name, some in kinds.items() if some}
+    return {name: max(map(_reach_ms, some)) for name, some in kinds.items() if some}
 
 
 class Permit(NamedTuple):
@@ -47,20 +53,24 @@ class Permits:
         client: redis.Redis,
         *,
         namespace: str,
-        scope_limits: Sequence[Limit],
-        channel_limits: Mapping[str, Sequence[Limit]],
+        scope_limits: Sequence[LogLimit],
+        channel_limits: Mapping[str, Sequence[LogLimit]],
+        clock: Clock,
     ) -> None:
         self._keys = PermitKeys(namespace)
-        self._log = SlidingLog(client, epoch_key=self._keys.epoch)
+        self._log = PermitLog(client, epoch_key=self._keys.epoch, clock=clock)
         self._scope_limits = scope_limits
         self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back hand-overs still matter."""
 
-    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[Decision]:
-        """Ask for permits in order; one granted must be used within ``hold`` or given back."""
-        limits: dict[str, Sequence[Limit]] = {}
+    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
+        """Ask for permits in order; one granted must be used within ``hold`` or given back.
+
+        One that is refused comes back after ``retry_after``, when its turn has come.
+        """
+        limits: dict[str, Sequence[LogLimit]] = {}
         reaches: dict[str, str] = {}
         for permit in wanted:
             log = self._keys.scope(permit.scope)
@@ -70,7 +80,13 @@ class Permits:
                 limits[log] = self._channel_limits[permit.channel]
                 reaches[log] = _channel(permit.channel)
         requests = [self._request(each) for each in wanted]
-        return self._log.acquire(requests, limits, hold=hold, reaches=reaches)
+        # A scope has no herd, and a message that was cancelled must not keep its next one waiting.
+        lined = {log for log, reach in reaches.items() if reach != _SCOPES}
+        return self._log.acquire(requests, limits, hold=hold, reaches=reaches, lined=lined)
+
+    def close(self, channel: str, length: timedelta) -> None:
+        """Let nobody hand over anything on a channel for so long, because its provider asked."""
+        self._log.close(self._keys.closing(channel), length)
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
         """Note when permits were used: each with the time since its hand-over ended."""
@@ -100,7 +116,13 @@ class Permits:
         if permit.channel in self._channel_limits:
             logs.append(self._keys.channel(permit.channel))
         permit_id = permit.message_id.bytes + permit.token.to_bytes(4, "big")
-        return PermitRequest(permit_id, tuple(logs))
+        return PermitRequest(permit_id, tuple(logs), self._keys.closing(permit.channel))
+
+
+def _reach_ms(limit: LogLimit) -> int:
+    if isinstance(limit, InHand):
+        return 0
+    return limit.length_ms if isinstance(limit, Limit) else limit.longest_ms
 
 
 def _channel(name: str) -> str:

@@ -33,6 +33,19 @@ local function find_place(windows, sets, sky, asked, latest)
   return nil, {word, slot, by[1], by[2], unpack(by[3])}
 end
 
+-- The time of a hold that stands in all these windows; nil when one of them lost it.
+local function hold_in_all(windows, hold)
+  local at
+  for _, window in ipairs(windows) do
+    local score = redis.call('ZSCORE', window, hold)
+    if not score or (at and tonumber(score) ~= at) then
+      return nil
+    end
+    at = tonumber(score)
+  end
+  return at
+end
+
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)

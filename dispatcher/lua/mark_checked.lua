@@ -1,9 +1,12 @@
 -- Remember that the messages stored while a shard was being rebuilt were looked for.
 --
 -- KEYS  1 epoch HASH
--- Reply 1, or 0 when the epoch is gone; then nothing was written
+-- ARGV  1 when the shard was opened after that rebuild, ms
+-- Reply 1, or 0 when the epoch is gone or of another rebuild; then nothing was written
+--
+-- Idempotent.
 
-if redis.call('EXISTS', KEYS[1]) == 0 then
+if redis.call('HGET', KEYS[1], 'opened_at_ms') ~= ARGV[1] then
   return 0
 end
 redis.call('HSET', KEYS[1], 'checked', 1)

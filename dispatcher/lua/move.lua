@@ -7,7 +7,7 @@
 --       5... judge table (rule.lua), one rule set for each window and one sky
 -- Reply {'closed'}, {'held', at ms}, or 'refused', 'searching', 'unsure' as reserve.lua
 --
--- Idempotent by hold.
+-- Idempotent by hold. One that some window has lost counts for nothing, and all is judged anew.
 
 -- @include rule.lua
 -- @include booking.lua
@@ -17,11 +17,11 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
 end
 local sets, skies = judge_table(5)
 local windows = {unpack(KEYS, 3)}
-local at = redis.call('ZSCORE', windows[1], ARGV[2])
+local at = hold_in_all(windows, ARGV[2])
 if at then
-  return {'held', tonumber(at)}
+  return {'held', at}
 end
-local found, reply = without(windows, {ARGV[1]}, function()
+local found, reply = without(windows, {ARGV[1], ARGV[2]}, function()
   return find_place(windows, sets, skies[1], tonumber(ARGV[3]), tonumber(ARGV[4]))
 end)
 if not found then

@@ -9,10 +9,11 @@
 --       1 if its messages have extra words, place of the sky, place of the rule set of each window;
 --       then of each message: id (16 bytes), time asked for in ms, latest time to book in ms
 --       (= asked: book that time or nothing), place of its terms; extra words: hold ('' or a
---       member that hold.lua put at the time asked for, which needs no judging), fingerprint (''
---       without idempotency key), token of this submit
+--       member that hold.lua put at the time asked for, which needs no judging where it still
+--       stands in every window), fingerprint ('' without idempotency key), token of this submit
 -- Reply a list of one reply for each message, in order:
---       {'booked', at ms, id}                              id is the twin's when one was there first
+--       at ms                                              booked
+--       {'booked', at ms, id}                              a twin was there first, with that id
 --       {'refused', slot ms, scope, quota, id, id, ...}    1-based places; 0, 0: quiet hours
 --       {'searching', from ms, scope, quota, id, ...}      too far for one call: ask again from there
 --       {'unsure', at ms}                                  judging that time takes more than one call
@@ -46,7 +47,7 @@ for place = 1, different do
 end
 local key = 3
 local now
-local replies = {}
+local replies, stop = {}, false
 
 while ARGV[position] do
   local id, mine = ARGV[position], terms[tonumber(ARGV[position + 3])]
@@ -89,7 +90,7 @@ while ARGV[position] do
       if not at then
         asked, latest = tonumber(ARGV[position + 1]), tonumber(ARGV[position + 2])
       end
-      if hold ~= '' and tonumber(redis.call('ZSCORE', windows[1], hold)) == asked then
+      if hold ~= '' and hold_in_all(missing, hold) == asked then
         at = asked
         for _, window in ipairs(windows) do
           redis.call('ZREM', window, hold)
@@ -97,8 +98,11 @@ while ARGV[position] do
         end
       else
         at, reply = find_place(missing, rules, mine.sky, asked, latest)
-        if reply and reply[3] then
-          reply[3] = places[reply[3]] or 0
+        if reply then
+          stop = reply[1] ~= 'refused'
+          if reply[3] then
+            reply[3] = places[reply[3]] or 0
+          end
         end
       end
       if at then
@@ -121,12 +125,12 @@ while ARGV[position] do
           redis.call('PEXPIRE', twins, ARGV[2])
         end
       end
-      reply = {'booked', at, id}
+      reply = id == ARGV[position] and at or {'booked', at, id}
     end
   end
 
   replies[#replies + 1] = reply
-  if reply[1] == 'searching' or reply[1] == 'unsure' then
+  if stop then
     break
   end
   position = position + words

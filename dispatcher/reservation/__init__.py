@@ -5,18 +5,20 @@ message; ``plan`` books in copies; ``fence`` distrusts a server it has not met; 
 windows from the store and looks after reservations that nobody confirmed.
 """
 
-from dispatcher.reservation.bulk import Bulk, Request
+from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.places import Submit
+from dispatcher.reservation.places import Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.plan import Answered, Copies
+from dispatcher.reservation.posting import Posting
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, Timelines
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
-from dispatcher.reservation.windows import Booking, Moving, Windows
+from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "Answered",
+    "Booked",
     "Booking",
     "Bulk",
     "Contents",
@@ -25,6 +27,8 @@ __all__ = [
     "Fill",
     "Held",
     "Moving",
+    "Place",
+    "Posting",
     "QuotaTimeline",
     "Rebuild",
     "Request",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis_keys import ShardKeys, shard_of
 from dispatcher.reservation.terms import AnyQuota, Terms
 from dispatcher.scope import Scope
 
@@ -33,6 +35,33 @@ class Group(NamedTuple):
         return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
 
 
+def own_shard(terms: Terms, shards: Sequence[ShardKeys]) -> ShardKeys:
+    """Return the shard of a message's own scope."""
+    return shards[shard_of(terms.scopes[0].home, len(shards))]
+
+
+def grouped(terms: Terms, shards: Sequence[ShardKeys]) -> list[Group]:
+    """Return the scopes of ``terms`` by shard, in the order in which they are booked.
+
+    All messages take the windows that they share in the same order, so that of two that want the
+    same last places one gets them. So what lies in the message's own shard by chance is judged
+    with its own scope only where no other shard comes before.
+    """
+    home, own = terms.scopes[0].home, own_shard(terms, shards)
+    if len(terms.scopes) == 1:
+        return [Group(own, terms, terms.scopes)]
+    near = [scope for scope in terms.scopes if scope.home == home]
+    far: dict[ShardKeys, list[Scope]] = {}
+    for scope in terms.scopes:
+        if scope.home != home:
+            far.setdefault(shards[shard_of(scope.home, len(shards))], []).append(scope)
+    ordered = sorted(far, key=lambda keys: keys.shard)
+    if ordered and ordered[0] == own:
+        near += far[ordered.pop(0)]
+    others = [Group(keys, terms, tuple(far[keys])) for keys in ordered]
+    return [Group(own, terms, tuple(near)), *others]
+
+
 class Place(NamedTuple):
     """Where a message was booked, or held. The id is a twin's when a twin booked first."""
 
@@ -40,15 +69,49 @@ class Place(NamedTuple):
     at_ms: int
 
 
-class Order(NamedTuple):
-    """One of many messages to book in one shard; ``place`` tells the caller which it is."""
+class Request(NamedTuple):
+    """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``."""
 
-    place: int
-    group: Group
     message_id: UUID
+    terms: Terms
     asked_ms: int
     latest_ms: int
-    submit: Submit | None
+    submit: Submit | None = None
+
+
+class Batch(NamedTuple):
+    """Messages to book in one shard, one after the other.
+
+    ``scopes`` are, for each, those that lie in the shard.
+    """
+
+    keys: ShardKeys
+    requests: Sequence[Request]
+    scopes: Sequence[tuple[Scope, ...]]
+
+    def group(self, place: int) -> Group:
+        """Return the scopes of one of the messages."""
+        return Group(self.keys, self.requests[place].terms, self.scopes[place])
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """A place in the windows. ``message_id`` is the twin's when a twin booked first."""
+
+    message_id: UUID
+    terms: Terms
+    send_at: datetime
+    submit: Submit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A place held for a message that still has another. Take it or drop it."""
+
+    message_id: UUID
+    terms: Terms
+    send_at: datetime
+    hold: bytes
 
 
 class Blocked(NamedTuple):

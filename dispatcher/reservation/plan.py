@@ -17,10 +17,11 @@ from dispatcher.errors import DispatcherError, ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.redis_keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.reservation.answers import translated
-from dispatcher.reservation.bulk import Bulk, Request
+from dispatcher.reservation.bulk import Booked, Bulk
+from dispatcher.reservation.places import Request
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.terms import Rules
-from dispatcher.reservation.windows import Booking, Windows
+from dispatcher.reservation.windows import Windows
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,8 @@ class Copies(AbstractContextManager["Copies"]):
         self._has_answered = False
         self._renewed = clock.monotonic()
 
-    def reserve(self, requests: Sequence[Request]) -> list[Booking | DispatcherError]:
-        """Return for each request the booking it would get, or why it would have none, in order.
+    def reserve(self, requests: Sequence[Request]) -> list[Booked | DispatcherError]:
+        """Return for each request when it would be booked, or why it would not be, in order.
 
         Later requests, also of later calls, see the bookings of earlier ones.
         """

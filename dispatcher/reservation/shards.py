@@ -17,16 +17,20 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.redis_errors import reason
 from dispatcher.reservation.answers import translated
-from dispatcher.reservation.places import Blocked, Group, Order, Place, Submit, new_hold
-from dispatcher.reservation.terms import Rules, joined
+from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, new_hold
+from dispatcher.reservation.posted import Posted
+from dispatcher.reservation.terms import Rules
+from dispatcher.reservation.words import ENDLESS, Words
 
 CLOSED = "the windows are not complete; the sweep rebuilds them from the store"
 RETRY_AFTER = timedelta(seconds=1)
 """When to ask again while windows are closed: a rebuild takes the settle time and some more."""
-_ENDLESS = "no slot was found in a bounded search"
 _MOST_CALLS = 10_000
 
-_Attempt = Callable[[int, int, int, bytes], list[Any]]
+Answer = int | Place | Blocked | IdempotencyConflict
+"""When a message is booked, in ms; or the place of its twin, or why it has none."""
+_Reply = int | list[Any]
+_Attempt = Callable[[int, int, int, bytes], _Reply]
 
 
 class Shards:
@@ -35,7 +39,7 @@ class Shards:
     def __init__(self, client: redis.Redis, rules: Rules, *, twins_life_ms: int) -> None:
         self._client = client
         self._rules = rules
-        self._ready: dict[tuple[str, ...], tuple[bytes, ...]] = {}
+        self._words = Words(rules, twins_life_ms)
         self._twins_life_ms = twins_life_ms
         self._reserve = client.register_script(source("reserve"))
         self._next_slot = client.register_script(source("next_slot"))
@@ -58,7 +62,7 @@ class Shards:
     ) -> Place | Blocked:
         """Book the time asked for, or the first one after it up to ``latest_ms``."""
 
-        def attempt(start_ms: int, latest_ms: int, step: int, hold: bytes) -> list[Any]:
+        def attempt(start_ms: int, latest_ms: int, step: int, hold: bytes) -> _Reply:
             names = [group.keys.pending, group.keys.epoch]
             twin: tuple[str, str] = ("", "")
             if submit is not None:
@@ -66,29 +70,27 @@ class Shards:
                 twin = (submit.fingerprint, submit.token)
             words = [
                 pending_ahead_ms, self._twins_life_ms + pending_ahead_ms,
-                *self._terms_alone(group, start_ms, step),
+                *self._words.alone(group, start_ms, step),
                 message_id.bytes, start_ms, latest_ms, 1, hold, *twin,
             ]  # fmt: skip
-            reply: list[Any] = self._call(self._reserve, [*names, *group.windows], words)[0]
-            if reply[0] == b"conflict":
+            reply: _Reply = self._call(self._reserve, [*names, *group.windows], words)[0]
+            if isinstance(reply, list) and reply[0] == b"conflict":
                 raise IdempotencyConflict(submit.key if submit else "", UUID(bytes=reply[1]))
             return reply
 
         return self._searched(group, Place(message_id, asked_ms), latest_ms, attempt)
 
-    def book_many(
-        self, batches: Sequence[Sequence[Order]]
-    ) -> list[list[Place | Blocked | IdempotencyConflict | None]]:
-        """Book batches of orders, each batch in one shard, in order; return what came of each.
+    def post_many(self, batches: Sequence[Batch]) -> Posted:
+        """Send what books batches, each in one shard and in order; :meth:`answers` waits for it."""
+        return Posted(self._client, self._reserve, [self._words.many(batch) for batch in batches])
 
-        An answer list is shorter than its batch where the next order takes more than one call.
+    def answers(self, batches: Sequence[Batch], posted: Posted) -> list[list[Answer]]:
+        """Return what came of the messages of each batch that was posted.
+
+        A list is shorter than its batch where the next message takes more than one call.
         """
-        pipeline = self._client.pipeline(transaction=False)
-        for batch in batches:
-            names, words = self._many(batch)
-            self._reserve(keys=names, args=words, client=pipeline)
         with translated():
-            replies = pipeline.execute()
+            replies = posted.replies()
         return [self._answers(*each) for each in zip(batches, replies, strict=True)]
 
     def release_many(self, places: Iterable[tuple[Group, UUID, Submit | None]]) -> list[bool]:
@@ -108,10 +110,10 @@ class Shards:
     ) -> Place | Blocked:
         """Hold another place for a message that has one, judged as if its own were free."""
 
-        def attempt(start_ms: int, latest_ms: int, step: int, held: bytes) -> list[Any]:
+        def attempt(start_ms: int, latest_ms: int, step: int, held: bytes) -> _Reply:
             del held  # once the place is held, the script answers with it
-            blocks, sky = self._table(group, start_ms, step)
-            words = [message_id.bytes, hold, start_ms, latest_ms, *joined(blocks, [sky])]
+            table = self._words.table(group, start_ms, step)
+            words = [message_id.bytes, hold, start_ms, latest_ms, *table]
             names = [group.keys.pending, group.keys.epoch, *group.windows]
             reply: list[Any] = self._call(self._move, names, words)
             return reply
@@ -125,8 +127,8 @@ class Shards:
         """
         own = mover.bytes if mover else b""
         for step in range(_MOST_CALLS):
-            blocks, sky = self._table(group, start_ms, step)
-            words = [start_ms, own, *joined(blocks, [sky])]
+            table = self._words.table(group, start_ms, step)
+            words = [start_ms, own, *table]
             reply = self._call(self._next_slot, [group.keys.epoch, *group.windows], words)
             start_ms = reply[1]
             if reply[0] == b"slot":
@@ -136,7 +138,7 @@ class Shards:
                 if blocked is None:
                     return start_ms
                 start_ms = blocked.until_ms
-        raise ReservationsUnavailable(_ENDLESS)
+        raise ReservationsUnavailable(ENDLESS)
 
     def take(self, group: Group, message_id: UUID, hold: bytes) -> bool:
         """Make a hold the place of its message; tell whether it still stood everywhere."""
@@ -157,61 +159,20 @@ class Shards:
         freed: int = self._call(self._release, [*names, *group.windows], words)
         return freed == 1
 
-    def _terms_alone(self, group: Group, start_ms: int, step: int) -> tuple[bytes, ...]:
-        """Return the judge table and the terms of one message, as the words that are sent.
-
-        They are kept where they never change: without calendar quotas and quiet hours.
-        """
-        kinds = tuple([scope.kind for scope in group.scopes])
-        ready = self._ready.get(kinds) if group.terms.quiet is None else None
-        if ready is not None:
-            return ready
-        blocks, sky = self._table(group, start_ms, step)
-        many = len(blocks)
-        words = [*joined(blocks, [sky]), 1, 2 + many, 1, 1, *range(1, many + 1)]
-        sent = tuple([str(word).encode() for word in words])
-        if group.terms.quiet is None and self._rules.never_change(kinds):
-            self._ready[kinds] = sent
-        return sent
-
-    def _many(self, batch: Sequence[Order]) -> tuple[list[str], list[Any]]:
-        """Return the keys and arguments of ``reserve.lua`` for a batch of one shard."""
-        keys = batch[0].group.keys
-        names: list[str] = [keys.pending, keys.epoch]
-        orders: list[Any] = []
-        sets: dict[Any, int] = {}
-        skies: dict[Any, int] = {}
-        terms: dict[tuple[int, ...], int] = {}
-        for _, group, message_id, asked_ms, latest_ms, submit in batch:
-            blocks, sky = self._table(group, asked_ms, 0)
-            places = [sets.setdefault(block, len(sets) + 1) for block in blocks]
-            mine = (int(submit is not None), skies.setdefault(sky, len(skies) + 1), *places)
-            number = terms.setdefault(mine, len(terms) + 1)
-            orders += (message_id.bytes, asked_ms, latest_ms, number)
-            if submit is not None:
-                names.append(keys.twins(submit.key))
-                orders += (b"", submit.fingerprint, submit.token)
-            names += group.windows
-        words = [0, self._twins_life_ms, *joined(list(sets), list(skies)), len(terms)]
-        for each in terms:
-            words += (len(each), *each)
-        return names, words + orders
-
-    def _answers(
-        self, batch: Sequence[Order], replies: list[Any]
-    ) -> list[Place | Blocked | IdempotencyConflict | None]:
-        if replies[0] == [b"closed"]:
+    def _answers(self, batch: Batch, replies: list[Any]) -> list[Answer]:
+        if replies[:1] == [[b"closed"]]:
             raise closed()
-        found: list[Place | Blocked | IdempotencyConflict | None] = []
-        for order, reply in zip(batch, replies, strict=False):
-            word = reply[0]
-            if word == b"booked":
-                ours = reply[2] == order.message_id.bytes
-                found.append(Place(order.message_id if ours else UUID(bytes=reply[2]), reply[1]))
-            elif word == b"refused":
-                found.append(self._blocked(order.group, reply))
-            elif word == b"conflict":
-                key = order.submit.key if order.submit else ""
+        found: list[Answer] = []
+        for place, reply in enumerate(replies):
+            if isinstance(reply, int):
+                found.append(reply)
+            elif reply[0] == b"booked":
+                found.append(Place(UUID(bytes=reply[2]), reply[1]))
+            elif reply[0] == b"refused":
+                found.append(self._blocked(batch.group(place), reply))
+            elif reply[0] == b"conflict":
+                submit = batch.requests[place].submit
+                key = submit.key if submit else ""
                 found.append(IdempotencyConflict(key, UUID(bytes=reply[1])))
         return found
 
@@ -228,10 +189,11 @@ class Shards:
         message_id, start_ms = asked
         for step in range(_MOST_CALLS):
             reply = attempt(start_ms, max(start_ms, latest_ms), step, b"")
+            if isinstance(reply, int):
+                return Place(message_id, reply)
             word, at_ms = reply[0], reply[1]
             if word == b"booked":
-                found = message_id if reply[2] == message_id.bytes else UUID(bytes=reply[2])
-                return Place(found, at_ms)
+                return Place(UUID(bytes=reply[2]), at_ms)
             if word == b"held":
                 return Place(message_id, at_ms)
             if word == b"unsure":
@@ -250,7 +212,7 @@ class Shards:
                 start_ms = at_ms
             if start_ms > latest_ms:
                 return why._replace(until_ms=start_ms, is_slot=False)
-        raise ReservationsUnavailable(_ENDLESS)
+        raise ReservationsUnavailable(ENDLESS)
 
     def _book_slowly(
         self, group: Group, message_id: UUID, at_ms: int, attempt: _Attempt, hold: bytes | None
@@ -266,7 +228,9 @@ class Shards:
             if blocked is not None:
                 return blocked
             reply = attempt(at_ms, at_ms, 0, own)
-            if reply[0] not in {b"booked", b"held"}:  # lost meanwhile, by a rebuild
+            if isinstance(reply, int):
+                return Place(message_id, reply)
+            if reply[0] not in {b"booked", b"held"}:  # lost meanwhile: rebuilt or reconciled
                 raise closed()
             keep = hold is not None
             if reply[0] == b"held":
@@ -280,8 +244,7 @@ class Shards:
         self, group: Group, message_id: UUID | None, at_ms: int, hold: bytes
     ) -> Blocked | None:
         """Judge one time in as many calls as it takes; None when it fits."""
-        blocks, sky = self._table(group, at_ms, 0)
-        table = joined(blocks, [sky])
+        table = self._words.table(group, at_ms, 0)
         own = message_id.bytes if message_id else b""
         place: list[int] = [0, 0, 0]
         while True:
@@ -292,12 +255,6 @@ class Shards:
             if reply[0] == b"blocked":
                 return self._blocked(group, reply)._replace(is_slot=False)
             place = reply[1:]
-
-    def _table(self, group: Group, at_ms: int, step: int) -> tuple[Sequence[Any], Any]:
-        try:
-            return self._rules.table(group.terms, group.scopes, at_ms, step=step)
-        except OverflowError:
-            raise ReservationsUnavailable(_ENDLESS) from None
 
     def _blocked(self, group: Group, reply: list[Any]) -> Blocked:
         word, until_ms, place, number, *members = reply

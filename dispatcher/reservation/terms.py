@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple, Self
 
 from dispatcher.hours import Hours
 from dispatcher.quota import CalendarQuota, Quota
@@ -20,8 +20,7 @@ _FIRST_DAYS, _MOST_DAYS = 3, 64
 _CLEAR_SKY: Block = (1, _NO_END)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """What a message's time must meet: room in every scope, outside its recipient's quiet hours.
 
     ``scopes`` is not empty and each of a kind that has quotas; ``zone`` is the recipient's.
@@ -32,7 +31,7 @@ class Terms:
     quiet: Hours | None = None
 
     @classmethod
-    def plain(cls, scope: str) -> Terms:
+    def plain(cls, scope: str) -> Self:
         """Return the terms of a message that counts against one scope and has no quiet hours."""
         return cls((plain(scope),))
 

@@ -14,7 +14,8 @@ from uuid import UUID
 from dispatcher import zones
 from dispatcher.errors import InvalidValue
 from dispatcher.hours import Interval
-from dispatcher.quota import UNIT_MS, CalendarQuota, CalendarUnit, Quota
+from dispatcher.periods import UNIT_MS, CalendarUnit
+from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.reservation.blocked import (
     Filled,
     blocked_by_periods,

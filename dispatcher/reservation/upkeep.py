@@ -257,7 +257,11 @@ class Upkeep:
             pipeline.execute()
 
     def put_back(self, rows: Sequence[Reserved]) -> int:
-        """Add reservations that are missing in open windows; return how many were."""
+        """Add reservations that are missing; return how many were.
+
+        Also in shards that are closed: a rebuild that has read the store may have missed them.
+        What it has yet to wipe, it reads.
+        """
         with translated():
             now = self._now_ms()
             pipeline = self._client.pipeline(transaction=False)
@@ -269,7 +273,10 @@ class Upkeep:
             return sum(pipeline.execute()[::2])
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
-        """Return the shards opened longer ago than that whose stragglers were not looked for."""
+        """Return the shards opened longer ago than that whose stragglers were not looked for.
+
+        Each comes with the time at which it was opened.
+        """
         with translated():
             before = self._now_ms() - older_than // timedelta(milliseconds=1)
             pipeline = self._client.pipeline(transaction=False)
@@ -282,12 +289,15 @@ class Upkeep:
             if opened and not checked and int(opened) <= before
         }
 
-    def mark_checked(self, shards: Sequence[ShardKeys]) -> None:
-        """Remember that the stragglers of these shards were looked for."""
+    def mark_checked(self, shards: Mapping[ShardKeys, datetime]) -> None:
+        """Remember that the stragglers of these shards were looked for.
+
+        A shard that was opened anew since :meth:`unchecked` returned it has other stragglers.
+        """
         with translated():
             pipeline = self._client.pipeline(transaction=False)
-            for keys in shards:
-                self._mark_checked(keys=[keys.epoch], client=pipeline)
+            for keys, opened_at in shards.items():
+                self._mark_checked(keys=[keys.epoch], args=[to_ms(opened_at)], client=pipeline)
             pipeline.execute()
 
     def _keys(self, scope: Scope) -> ShardKeys:

@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import redis
 
-from dispatcher.errors import NoPlace, QuietHours, QuotaExceeded, ReservationsUnavailable
-from dispatcher.redis_keys import ShardKeys, shard_of
-from dispatcher.reservation.places import Blocked, Group, Place, Submit, new_hold
+from dispatcher.errors import (
+    NoPlace,
+    QuietHours,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    TwinUnderWay,
+)
+from dispatcher.redis_keys import ShardKeys
+from dispatcher.reservation.places import (
+    Blocked,
+    Booking,
+    Group,
+    Moving,
+    Place,
+    Submit,
+    grouped,
+    new_hold,
+    own_shard,
+)
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.sendtime import from_ms, to_ms
@@ -23,26 +38,6 @@ from dispatcher.sendtime import from_ms, to_ms
 log = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Booking:
-    """A place in the windows. ``message_id`` is the twin's when a twin booked first."""
-
-    message_id: UUID
-    terms: Terms
-    send_at: datetime
-    submit: Submit | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A place held for a message that still has another. Take it or drop it."""
-
-    message_id: UUID
-    terms: Terms
-    send_at: datetime
-    hold: bytes
 
 
 class Windows:
@@ -53,10 +48,10 @@ class Windows:
     within less than W of each other would, with t, be N+1 within less than W; for a calendar
     quota when N lie in the calendar period of t (``lua/rule.lua``; docs/reservation.md).
 
-    Scopes of several shards are booked one shard after the other, those of the message's own scope
-    first, the others in the order of their shards, and given back when a later one refuses; until
-    then others count them. A process that dies between two shards leaves places without a message,
-    which reconcile releases.
+    Scopes of several shards are booked one shard after the other, those with the home of the
+    message's own scope first, the others in the order of their shards, and given back when a later
+    one refuses; until then others count them. A process that dies between two shards leaves places
+    without a message, which reconcile releases.
 
     Calls are idempotent by message id and raise ReservationsUnavailable whenever Redis cannot be
     trusted to answer.
@@ -111,7 +106,7 @@ class Windows:
             if is_stored:
                 return
             if not self.withdraw(Booking(place.message_id, terms, send_at, submit)):
-                raise ReservationsUnavailable("another submit with the same key is under way")
+                raise TwinUnderWay
 
         home = terms.scopes[0].home
         latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
@@ -192,16 +187,7 @@ class Windows:
 
     def groups(self, terms: Terms) -> list[Group]:
         """Return the scopes of ``terms`` by shard, in the order in which they are booked."""
-        if len(terms.scopes) == 1:
-            return [Group(self._keys_of(terms.scopes[0].home), terms, terms.scopes)]
-        by_shard: dict[ShardKeys, list[int]] = {}
-        for place, scope in enumerate(terms.scopes):
-            by_shard.setdefault(self._keys_of(scope.home), []).append(place)
-        first = self._keys_of(terms.scopes[0].home)
-        return [
-            Group(keys, terms, tuple(terms.scopes[place] for place in by_shard[keys]))
-            for keys in sorted(by_shard, key=lambda keys: (keys != first, keys.shard))
-        ]
+        return grouped(terms, self._keys)
 
     def refusal(
         self, terms: Terms, asked_ms: int, blocked: Blocked, mover: UUID | None = None
@@ -290,8 +276,9 @@ class Windows:
                 return start_ms
         raise ReservationsUnavailable("no slot was found in a bounded search")
 
-    def _keys_of(self, home: str) -> ShardKeys:
-        return self._keys[shard_of(home, len(self._keys))]
+    def home_of(self, terms: Terms) -> ShardKeys:
+        """Return the shard in which a message is booked first: that of its own scope."""
+        return own_shard(terms, self._keys)
 
     @staticmethod
     def _try_to(undo: Callable[[], None]) -> None:

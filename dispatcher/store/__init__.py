@@ -1,13 +1,14 @@
 """The truth: messages and attempts in SQL.
 
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
-submit, ``joined`` for those who do so in their own transaction, ``claims`` for those who deliver,
-``upkeep`` for the sweep, ``standings`` for those who compare. ``schema`` describes the tables that
-the migrations build.
+submit, ``joined`` for those who do so in their own transaction, whose database ``identity`` tells
+from others, ``claims`` for those who deliver, ``upkeep`` for the sweep, ``standings`` for those who
+compare. ``schema`` describes the tables that the migrations build.
 """
 
-from dispatcher.store.bulk import Addition, BulkMessages
+from dispatcher.store.bulk import BulkMessages
 from dispatcher.store.claims import Claim, Claims, Failure, Result
+from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.joined import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, bindparam, delete, insert, literal, or_, select, update
+from sqlalchemy import Connection, insert, literal, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
+from dispatcher.store.changes import (
+    AGAIN,
+    EXPIRED,
+    FAILED,
+    OUTCOME,
+    SENT,
+    SNOOZED,
+    UNDONE_ATTEMPT,
+    Row,
+)
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
 from dispatcher.store.schema import attempts, messages
-
-_NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +166,24 @@ class Claims:
         ended = [each for each in failures if each.wait is None]
 
         def work(connection: Connection) -> None:
-            if results:
-                connection.execute(_SENT, [_key(each.claim) for each in results])
-            if ended:
-                rows = [_key(each.claim) | {"b_error": each.error} for each in ended]
-                connection.execute(_FAILED, rows)
-            if again:
-                rows = [
-                    _key(each.claim) | _waits(each.wait, enqueue_in) | {"b_error": each.error}
-                    for each in again
-                ]
-                connection.execute(_AGAIN, rows)
-                connection.execute(_EXPIRED, [_key(each.claim) for each in again])
+            SENT.run(connection, [_key(each.claim) for each in results])
+            FAILED.run(connection, [_key(each.claim) | {"error": each.error} for each in ended])
+            rows = [
+                _key(each.claim) | _waits(each.wait, enqueue_in) | {"error": each.error}
+                for each in again
+            ]
+            AGAIN.run(connection, rows)
+            EXPIRED.run(connection, [_key(each.claim) for each in again])
             outcomes = [
                 _key(each.claim)
-                | {"b_outcome": Outcome.SENT.value, "b_error": None, "b_receipt": each.receipt}
+                | {"outcome": Outcome.SENT.value, "error": None, "receipt": each.receipt}
                 for each in results
             ] + [
                 _key(each.claim)
-                | {"b_outcome": each.outcome.value, "b_error": each.error, "b_receipt": None}
+                | {"outcome": each.outcome.value, "error": each.error, "receipt": None}
                 for each in failures
             ]
-            if outcomes:
-                connection.execute(_OUTCOME, outcomes)
+            OUTCOME.run(connection, outcomes)
 
         self._database.transact(work)
 
@@ -192,13 +194,14 @@ class Claims:
 
         The sweep hands them over ``enqueue_in`` after that, unless the caller publishes them.
         """
-        rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in snoozed]
+        given = list(snoozed)
+        rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in given]
         if not rows:
             return
 
         def work(connection: Connection) -> None:
-            connection.execute(_SNOOZED, rows)
-            connection.execute(_UNDONE_ATTEMPT, rows)
+            SNOOZED.run(connection, rows)
+            UNDONE_ATTEMPT.run(connection, [_key(claim) for claim, _ in given])
 
         self._database.transact(work)
 
@@ -207,81 +210,10 @@ def _seconds_left(expires_at: datetime | None, now: datetime) -> float | None:
     return (expires_at - now).total_seconds() if expires_at else None
 
 
-def _key(claim: Claim) -> dict[str, Any]:
-    return {"b_id": claim.message.id, "b_token": claim.token}
+def _key(claim: Claim) -> Row:
+    return {"id": claim.message.id, "token": claim.token}
 
 
-def _waits(wait: timedelta | None, enqueue_in: timedelta) -> dict[str, float]:
+def _waits(wait: timedelta | None, enqueue_in: timedelta) -> Row:
     seconds = wait.total_seconds() if wait else 0.0
-    return {"b_wait": seconds, "b_enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
-
-
-_NOW = database_now()
-_OURS = (messages.c.id == bindparam("b_id"), messages.c.claim_token == bindparam("b_token"))
-_SENDING = messages.c.status == Status.SENDING.value
-
-_SENT = (
-    update(messages)
-    .where(*_OURS, or_(_SENDING, messages.c.status == Status.SCHEDULED.value))
-    .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
-)
-_FAILED = (
-    update(messages)
-    .where(*_OURS, _SENDING)
-    .values(
-        status=Status.FAILED.value,
-        finished_at=_NOW,
-        last_error=bindparam("b_error"),
-        **_NO_CLAIM,
-    )
-)
-_AGAIN = (
-    update(messages)
-    .where(*_OURS, _SENDING)
-    .values(
-        status=Status.SCHEDULED.value,
-        next_attempt_at=later(_NOW, bindparam("b_wait")),
-        enqueue_at=later(_NOW, bindparam("b_enqueue")),
-        last_error=bindparam("b_error"),
-        **_NO_CLAIM,
-    )
-)
-_EXPIRED = (
-    update(messages)
-    .where(
-        *_OURS,
-        messages.c.status == Status.SCHEDULED.value,
-        messages.c.expires_at <= messages.c.next_attempt_at,
-    )
-    .values(status=Status.EXPIRED.value, finished_at=_NOW)
-)
-_SNOOZED = (
-    update(messages)
-    .where(*_OURS, _SENDING)
-    .values(
-        status=Status.SCHEDULED.value,
-        attempt_count=messages.c.attempt_count - 1,
-        next_attempt_at=later(_NOW, bindparam("b_wait")),
-        enqueue_at=later(_NOW, bindparam("b_enqueue")),
-        **_NO_CLAIM,
-    )
-)
-_UNDONE_ATTEMPT = delete(attempts).where(
-    attempts.c.message_id == bindparam("b_id"),
-    attempts.c.token == bindparam("b_token"),
-    attempts.c.finished_at.is_(None),
-)
-_OUTCOME = (
-    update(attempts)
-    .where(
-        attempts.c.message_id == bindparam("b_id"),
-        attempts.c.token == bindparam("b_token"),
-        or_(attempts.c.finished_at.is_(None), attempts.c.outcome == Outcome.UNKNOWN.value),
-    )
-    .values(
-        finished_at=_NOW,
-        outcome=bindparam("b_outcome"),
-        error=bindparam("b_error"),
-        receipt=bindparam("b_receipt"),
-    )
-)
+    return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}

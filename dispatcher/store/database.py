@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from uuid import UUID
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Connection,
+    Uuid,
+    any_,
+    create_engine,
+    event,
+    literal,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -28,6 +39,17 @@ _BUSY_SECONDS = 5.0
 # Deadlock, serialization failure: the database undid the transaction and says so.
 _UNDONE = frozenset({"40P01", "40001"})
 _TRIES = 3
+
+
+class Unanswered(Exception):
+    """A statement that was run past SQLAlchemy went wrong.
+
+    ``perhaps_done`` tells that the line broke, so that it may have been done.
+    """
+
+    def __init__(self, *, perhaps_done: bool) -> None:
+        super().__init__("perhaps done" if perhaps_done else "not done")
+        self.perhaps_done = perhaps_done
 
 
 class Database:
@@ -66,6 +88,15 @@ class Database:
     def close(self) -> None:
         """Close the pooled connections."""
         self.engine.dispose()
+
+    def one_of(self, column: Column[UUID], ids: Sequence[UUID]) -> ColumnElement[bool]:
+        """Return the condition that ``column`` is one of ``ids``.
+
+        On PostgreSQL that is one parameter: a long list takes longer to write than to look for.
+        """
+        if self.url.get_backend_name() == "postgresql":
+            return column == any_(literal(list(ids), ARRAY(Uuid())))
+        return column.in_(ids)
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` with each statement committed on its own."""

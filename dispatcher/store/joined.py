@@ -24,6 +24,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Message
 from dispatcher.store.database import Database, unavailable
+from dispatcher.store.identity import Identity
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
 from dispatcher.store.schema import messages
 
@@ -131,6 +132,7 @@ class JoinedMessages:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._identity = Identity(database)
 
     def join(
         self, session: Joinable, on_end: Callable[[Sequence[T], bool], None]
@@ -138,7 +140,8 @@ class JoinedMessages:
         """Return the transaction that ``session`` is in; begin one if it is in none.
 
         ``on_end`` is called when it has ended, however it did (:class:`Watch`). Raises
-        InvalidDraft for what cannot be joined, StoreUnavailable where no transaction begins.
+        InvalidDraft for what cannot be joined, also where the database surely is another one
+        (:class:`Identity`), StoreUnavailable where no transaction begins.
         """
         connection = _connection_of(session)
         ours, theirs = self._database.engine.dialect.name, connection.dialect.name
@@ -151,6 +154,8 @@ class JoinedMessages:
                 raise InvalidDraft(
                     "session", "commits each statement by itself", "one that is not in AUTOCOMMIT"
                 )
+            if self._identity.differs(connection):
+                raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
             return JoinedTransaction(connection, _watch(connection, on_end))
         except InvalidRequestError as error:
             raise _unusable(error) from None

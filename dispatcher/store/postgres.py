@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg import sql
 from psycopg.abc import RV, PQGen
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.database import translated
+from dispatcher.store.database import Unanswered, translated
 
 STATEMENT_SECONDS = 10
 _ANSWER_SECONDS = STATEMENT_SECONDS + 1.0
@@ -21,6 +22,8 @@ _OPTIONS = {
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "30s",
 }
+_ENCODING = {"client_encoding": "utf8"}
+"""What rows are copied in. Given like this it also wins over the environment."""
 _LINE = {
     "connect_timeout": 3,
     "keepalives_idle": 10,
@@ -60,30 +63,66 @@ def be_patient(connection: Connection) -> None:
     connection.exec_driver_sql("SET lock_timeout = 0")
 
 
-def copy(engine: Engine, table: str, columns: Sequence[str], lines: Iterable[str]) -> None:
-    """Store rows in the text format of COPY, all or none. Raises StoreUnavailable."""
+def copy(engine: Engine, table: str, columns: Sequence[str], parts: Iterable[bytes]) -> None:
+    """Store rows in the binary format of COPY, all or none. Raises StoreUnavailable."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(table), names)
+    copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
+        sql.Identifier(table), names
+    )
     with translated(), engine.connect() as connection:
         driver = connection.connection.driver_connection
         if not isinstance(driver, psycopg.Connection):
             raise StoreUnavailable("the driver cannot copy")
         try:
-            with driver.cursor() as cursor, cursor.copy(statement) as stream:
-                for line in lines:
-                    stream.write(line)
+            with driver.cursor() as cursor, cursor.copy(copying) as stream:
+                for part in parts:
+                    stream.write(part)
         except psycopg.Error as error:
-            if driver.closed:
-                connection.invalidate()
             # Its text may quote the row.
             answered = error.sqlstate or type(error).__name__
             refused = bool(error.sqlstate)  # else the line broke, and the rows may be stored
             raise StoreUnavailable(f"the database answered {answered}", refused=refused) from None
+        except BaseException:
+            driver.close()  # the statement may still be under way
+            raise
+        finally:
+            if driver.closed:
+                connection.invalidate()
+
+
+def execute(engine: Engine, statement: bytes, values: Sequence[Any]) -> int:
+    """Run one statement on a pooled connection; return how many rows it touched.
+
+    Raises Unanswered, whatever went wrong; but StoreUnavailable where the server has waited as
+    long as it may, since asking again would double that.
+    """
+    try:
+        pooled = engine.raw_connection()
+    except (psycopg.Error, SQLAlchemyError):
+        raise Unanswered(perhaps_done=False) from None
+    driver = cast("psycopg.Connection[Any]", pooled.driver_connection)
+    try:
+        return driver.execute(statement, values).rowcount
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
+        raise StoreUnavailable(f"the database answered {error.sqlstate}") from None
+    except (psycopg.Error, ValueError, OverflowError):
+        raise Unanswered(perhaps_done=driver.closed) from None
+    except BaseException:
+        driver.close()
+        raise
+    finally:
+        if driver.closed:
+            pooled.invalidate()
+        else:
+            pooled.close()
 
 
 def connect(arguments: list[Any], parameters: dict[str, Any]) -> BoundedConnection:
-    """Connect with settings that a submit can rely on; those of the URL win over the line's."""
+    """Connect with settings that a submit can rely on.
+
+    Those of the URL win, but for the encoding.
+    """
     options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
-    merged = _LINE | parameters
+    merged = _LINE | parameters | _ENCODING
     merged["options"] = f"{options} {parameters.get('options', '')}".strip()
     return BoundedConnection.connect(*arguments, **merged)

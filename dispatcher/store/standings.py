@@ -7,18 +7,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Row,
-    Select,
-    Uuid,
-    and_,
-    any_,
-    literal,
-    select,
-    true,
-)
+from sqlalchemy import Row, Select, and_, select, true
 
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
@@ -45,7 +34,6 @@ class Standings:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._takes_arrays = database.url.get_backend_name() == "postgresql"
 
     def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, Standing]:
         """Return how these messages stand; those that are not stored are left out.
@@ -60,15 +48,10 @@ class Standings:
         )
         found = {}
         for start in range(0, len(message_ids), _IDS_AT_ONCE):
-            for row in self._read(query.where(self._one_of(message_ids[start:][:_IDS_AT_ONCE]))):
+            some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
+            for row in self._read(query.where(some)):
                 found[row.id] = Standing(Place._make(row[:-2]), bool(row.holds), bool(row.frees))
         return found
-
-    def _one_of(self, message_ids: Sequence[UUID]) -> ColumnElement[bool]:
-        if self._takes_arrays:
-            # One parameter, however many ids: a long list takes longer to write than to run.
-            return messages.c.id == any_(literal(list(message_ids), ARRAY(Uuid())))
-        return messages.c.id.in_(message_ids)
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())

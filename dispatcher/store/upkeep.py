@@ -179,7 +179,7 @@ class StoreUpkeep:
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""
         query = select(messages.c.id, messages.c.send_at).where(
-            messages.c.id.in_(message_ids), ~HOLDS_NO_PLACE
+            self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return dict(tuple(row) for row in rows)
@@ -197,7 +197,8 @@ class StoreUpkeep:
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         """Note that the places of these messages are free."""
-        statement = update(messages).where(messages.c.id.in_(message_ids)).values(reserved=false())
+        these = self._database.one_of(messages.c.id, message_ids)
+        statement = update(messages).where(these).values(reserved=false())
         self._database.run(lambda connection: connection.execute(statement))
 
     def places(

@@ -6,7 +6,7 @@ share), ``changes`` moves, alters and cancels what was accepted, ``handover`` gi
 near, ``outlook`` tells why times are free or not.
 """
 
-from dispatcher.submission.bulk import BulkSubmission, Unread
+from dispatcher.submission.bulk import BulkSubmission
 from dispatcher.submission.cases import OnProgress, Result
 from dispatcher.submission.changes import Changes, Wish
 from dispatcher.submission.handover import Handover
@@ -15,6 +15,7 @@ from dispatcher.submission.outlook import Outlook
 from dispatcher.submission.plan import Planning
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule, terms_for
 from dispatcher.submission.submission import Submission
+from dispatcher.submission.unread import Unread
 
 __all__ = [
     "BulkSubmission",

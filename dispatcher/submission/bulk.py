@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
-    BatchRefused,
     DispatcherError,
     IdempotencyConflict,
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
 )
-from dispatcher.message import Draft, Message, Rejection
-from dispatcher.reservation import Booking, Bulk, Request
+from dispatcher.message import Draft, Message
+from dispatcher.reservation import Booking, Bulk, Posting, Request
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, BulkMessages
 from dispatcher.submission.cases import (
-    Booked,
     Case,
     OnProgress,
     Result,
     Tally,
     batches,
     cases_of,
+    independent,
     judge,
+    none_of,
+    places,
     refuse_conflicts,
+    refused,
     renewed,
     requests_of,
     settle,
+    twins,
     undecided,
 )
 from dispatcher.submission.handover import Handover
@@ -51,28 +53,9 @@ class _Prepared:
     cases: list[Case]
     started: float
     atomic: bool
-    booked: list[Booked] = field(default_factory=list)
-
-
-class Unread(Iterator[Result]):
-    """Results that are made while they are read, and says so when nobody ever reads them."""
-
-    def __init__(self, results: Iterator[Result]) -> None:
-        self._results = results
-        self._begun = False
-
-    def __next__(self) -> Result:
-        self._begun = True
-        return next(self._results)
-
-    def __del__(self) -> None:
-        if not self._begun:
-            warnings.warn(
-                "submit_many was given an iterable and its results were never read: "
-                "nothing was submitted",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    waiting: list[Case] = field(default_factory=list)
+    posting: Posting | None = None
+    booked: list[Case] = field(default_factory=list)
 
 
 class BulkSubmission:
@@ -96,35 +79,64 @@ class BulkSubmission:
         self._submission = submission
 
     def submit_each(
-        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
+        self,
+        drafts: Iterable[Draft],
+        *,
+        total: int | None,
+        progress: OnProgress | None,
+        ahead: bool = False,
     ) -> Iterator[Result]:
         """Yield what came of each draft, in order, a batch at a time.
 
-        Raises ReservationsUnavailable and StoreUnavailable: what was yielded is accepted or
-        refused, of the batch under way some may be stored. Run again with the same idempotency
-        keys, it ends as if run once.
+        With ``ahead``, for callers who read without a pause, a batch is booked while the one before
+        it is stored. Raises ReservationsUnavailable and StoreUnavailable: what was yielded is
+        accepted or refused, of the batch under way some may be stored. Run again with the same
+        idempotency keys, it ends as if run once.
         """
-        tally = Tally()
-        for cases in batches(drafts):
-            self._finish(self._prepare(cases))
-            while again := renewed(cases):
-                self._finish(self._prepare(again))
-            results = tally.add(cases)
-            if progress is not None:
-                progress(tally.progress(total))
-            yield from results
+        tally = Tally(total, progress)
+        before: _Prepared | None = None
+        begun: _Prepared | None = None
+        try:
+            for cases in batches(drafts):
+                if before is not None and not independent(before.cases, cases):
+                    done, before = before, None
+                    yield from self._stored(done, tally)
+                begun = self._begun(cases)
+                if before is not None:
+                    done, before = before, None
+                    yield from self._stored(done, tally)
+                batch, begun = begun, None
+                before = self._collected(batch)
+                if not ahead:
+                    done, before = before, None
+                    yield from self._stored(done, tally)
+        except BaseException:
+            if begun is not None:
+                self._abandon(begun)
+            if before is not None:
+                try:
+                    self._stored(before, tally)
+                except DispatcherError as error:
+                    log.warning("a batch that was booked is not stored as a whole: %s", error)
+            raise
+        if before is not None:
+            yield from self._stored(before, tally)
 
     def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
         """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
-        tally, cases = Tally(), cases_of(drafts)
-        self._finish(self._prepare(cases, atomic=True))
-        results = tally.add(cases)
-        if progress is not None:
-            progress(tally.progress(len(results)))
-        return results
+        cases = cases_of(drafts)
+        self._finish(self._collected(self._begun(cases, atomic=True)))
+        return Tally(len(cases), progress).add(cases)
 
-    def _prepare(self, cases: list[Case], *, atomic: bool = False) -> _Prepared:
-        """Judge and book a batch: whatever is open after this has a place."""
+    def _stored(self, batch: _Prepared, tally: Tally) -> list[Result]:
+        """Finish a batch, and with it the cases that are judged again because of a refusal."""
+        self._finish(batch)
+        while again := renewed(batch.cases):
+            self._finish(self._collected(self._begun(again)))
+        return tally.add(batch.cases)
+
+    def _begun(self, cases: list[Case], *, atomic: bool = False) -> _Prepared:
+        """Judge a batch, and send what books it."""
         started = self._clock.monotonic()
         now = self._clock.now()
         judge(
@@ -133,69 +145,87 @@ class BulkSubmission:
             now=now,
             known=lambda keyed: self._store.with_keys(list(keyed)),
         )
-        prepared = _Prepared(cases, started, atomic)
-        if not (atomic and _refused(cases)):
-            self._reserve(prepared)
-        if atomic:
-            refuse_conflicts(cases)
-        if atomic and _refused(cases):
-            self._withdraw(_places(prepared.booked))
-            prepared.booked.clear()
-            _none_of(cases)
-        return prepared
+        batch = _Prepared(cases, started, atomic)
+        if not (atomic and refused(cases)):
+            batch.waiting = undecided(cases)
+            batch.posting = self._bulk.post(requests_of(batch.waiting))
+        return batch
 
-    def _finish(self, prepared: _Prepared) -> None:
+    def _collected(self, batch: _Prepared) -> _Prepared:
+        """Wait for the places: whatever is open after this has one."""
+        if batch.posting is not None:
+            try:
+                found = self._bulk.collect(batch.posting)
+            except BaseException:
+                self._abandon(batch)
+                raise
+            batch.booked = settle(batch.waiting, found)
+        if batch.atomic:
+            refuse_conflicts(batch.cases)
+        if batch.atomic and refused(batch.cases):
+            self._withdraw(places(batch.booked))
+            batch.booked.clear()
+            none_of(batch.cases)
+        return batch
+
+    def _abandon(self, batch: _Prepared) -> None:
+        """Give back what is perhaps booked for a batch that will not be stored."""
+        if batch.posting is not None:
+            self._bulk.abandon(batch.posting)
+            self._withdraw(requests_of(batch.waiting))
+
+    def _finish(self, batch: _Prepared) -> None:
         """Store and enqueue what was booked; all cases are decided then."""
-        stored = self._add(prepared)
-        took = self._clock.monotonic() - prepared.started
+        stored = self._add(batch)
+        took = self._clock.monotonic() - batch.started
         if stored and took > self._settings.settle.total_seconds():
-            self._look_again(stored, keep=prepared.atomic)
+            self._look_again(stored, keep=batch.atomic)
         self._handover.enqueue(
             *(each.result for each in stored if isinstance(each.result, Message))
         )
 
-    def _reserve(self, prepared: _Prepared) -> None:
-        """Book what is not decided yet."""
-        cases = undecided(prepared.cases)
-        requests = requests_of(cases)
-        try:
-            bookings = self._bulk.reserve(requests)
-        except ReservationsUnavailable:
-            self._withdraw(requests)
-            raise
-        prepared.booked = settle(cases, bookings)
-
-    def _add(self, prepared: _Prepared) -> list[Case]:
+    def _add(self, batch: _Prepared) -> list[Case]:
         """Store what was booked; return the cases that are stored now."""
-        booked = prepared.booked
-        additions = []
+        booked = batch.booked
         created_at = from_ms(to_ms(self._clock.now()))
-        for case, valid, booking in booked:
-            message = self._submission.message(valid, booking, created_at)
-            case.result = message
-            at = self._handover.enqueue_at(message.send_at, now=created_at)
-            additions.append(Addition(message, at, valid.fingerprint))
-        if prepared.atomic:
-            self._add_all(booked, additions)
-            return [case for case, _, _ in booked]
-        done = False if _twins(booked) else self._store.add(additions)
+        for case in booked:
+            message_id, at_ms = case.place
+            case.result = self._submission.message(
+                case.valid_draft, message_id, from_ms(at_ms), created_at
+            )
+        if not booked:
+            return []
+        if batch.atomic:
+            self._add_all(booked)
+            return booked
+        done = False if twins(booked) else self._store.add(self._additions(booked))
         if done:
-            return [case for case, _, _ in booked]
+            return booked
         return self._add_each(booked, perhaps_stored=done is None)
 
-    def _add_each(self, booked: Sequence[Booked], *, perhaps_stored: bool) -> list[Case]:
+    def _additions(self, booked: Iterable[Case]) -> Iterator[Addition]:
+        for case in booked:
+            message, valid = case.result, case.valid_draft
+            if isinstance(message, Message):
+                at = self._handover.enqueue_at(message.send_at, now=message.created_at)
+                yield Addition(message, at, valid.fingerprint, valid.body_json)
+
+    def _add_each(self, booked: Sequence[Case], *, perhaps_stored: bool) -> list[Case]:
         """Store one by one what could not be stored together."""
         stored = []
-        for place, (case, valid, booking) in enumerate(booked):
+        for place, case in enumerate(booked):
+            booking = case.booking
             try:
-                message = self._submission.add(valid, booking, perhaps_stored=perhaps_stored)
+                message = self._submission.add(
+                    case.valid_draft, booking, perhaps_stored=perhaps_stored
+                )
             except IdempotencyConflict as error:
                 case.refuse(error)
                 continue
             except StoreUnavailable as error:
                 if not error.refused:
                     if not perhaps_stored:
-                        self._withdraw(_places(booked[place + 1 :]))
+                        self._withdraw(places(booked[place + 1 :]))
                     raise
                 case.refuse(error)
                 continue
@@ -204,18 +234,14 @@ class BulkSubmission:
                 stored.append(case)
         return stored
 
-    def _add_all(
-        self,
-        booked: Sequence[Booked],
-        additions: Sequence[Addition],
-    ) -> None:
+    def _add_all(self, booked: Sequence[Case]) -> None:
         """Store all or none, and make sure which."""
-        ids = [each.message.id for each in additions]
+        ids = [each.place.message_id for each in booked]
         done: bool | None = False
         for _ in range(_TRIES):
-            if _twins(booked):
+            if twins(booked):
                 break
-            done = self._store.add(additions)
+            done = self._store.add(self._additions(booked))
             if done:
                 return
             try:
@@ -226,18 +252,17 @@ class BulkSubmission:
                 raise OutcomeUnknown(error.reason, ids[0]) from error
         if done is None:
             raise OutcomeUnknown("the line to the database broke again and again", ids[0])
-        self._withdraw(_places(booked))
+        self._withdraw(places(booked))
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
     def _look_again(self, stored: Sequence[Case], *, keep: bool) -> None:
         """Make sure that the places are still ours, because storing took long."""
         for case in stored:
-            if isinstance(case.result, Message) and case.valid and case.request:
-                booking = Booking(
-                    case.result.id, case.valid.terms, case.result.send_at, case.request.submit
-                )
+            if isinstance(case.result, Message) and case.request:
+                message, terms = case.result, case.valid_draft.terms
+                booking = Booking(message.id, terms, message.send_at, case.request.submit)
                 try:
-                    self._submission.look_again(case.result, booking, keep=keep)
+                    self._submission.look_again(message, booking, keep=keep)
                 except DispatcherError as error:
                     case.refuse(error)
 
@@ -246,34 +271,3 @@ class BulkSubmission:
             self._bulk.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning("the places of %d messages are freed later: %s", len(requests), error)
-
-
-def _places(booked: Iterable[Booked]) -> list[Request]:
-    """Return requests under the ids that are booked, which may be those of twins."""
-    return [
-        replace(case.request, message_id=booking.message_id)
-        for case, _, booking in booked
-        if case.request is not None
-    ]
-
-
-def _twins(booked: Sequence[Booked]) -> bool:
-    """Whether somebody else is submitting one of these keys right now."""
-    return any(
-        case.request is not None and case.request.message_id != booking.message_id
-        for case, _, booking in booked
-    )
-
-
-def _refused(cases: Iterable[Case]) -> bool:
-    return any(isinstance(each.result, Rejection) for each in cases)
-
-
-def _none_of(cases: Sequence[Case]) -> None:
-    """Refuse every draft that was not refused itself."""
-    first = next(each.number for each in cases if isinstance(each.result, Rejection))
-    for case in cases:
-        was_there = isinstance(case.result, Message) and case.request is None
-        if not was_there and not isinstance(case.result, Rejection):
-            case.refuse(BatchRefused(first))
-        case.same_as = None

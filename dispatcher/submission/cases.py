@@ -12,14 +12,16 @@ from datetime import datetime
 from itertools import islice
 
 from dispatcher.errors import (
+    BatchRefused,
     DispatcherError,
     IdempotencyConflict,
     InvalidDraft,
+    ReservationsUnavailable,
     StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, new_id
-from dispatcher.reservation import Booking, Request, Submit
-from dispatcher.sendtime import to_ms
+from dispatcher.reservation import Booked, Booking, Place, Request, Submit
+from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
 
@@ -34,14 +36,15 @@ BATCH = 1_000
 class Case:
     """One draft on its way through a batch. ``result`` is set once it is decided.
 
-    ``same_as`` is an earlier case of the batch with the same idempotency key, whose result it
-    shares.
+    ``booked`` is set where it found a place. ``same_as`` is an earlier case of the batch with the
+    same idempotency key, whose result it shares.
     """
 
     number: int
     draft: Draft
     valid: ValidDraft | None = None
     request: Request | None = None
+    booked: Booked | None = None
     result: Result | None = None
     same_as: Case | None = None
 
@@ -49,8 +52,30 @@ class Case:
         """Decide that the draft is not accepted."""
         self.result = Rejection(self.number, self.draft, error)
 
+    @property
+    def place(self) -> Place:
+        """Where it is booked; the id is a twin's where a twin booked first."""
+        if isinstance(self.booked, Place):
+            return self.booked
+        if self.request is None or self.booked is None:
+            raise ReservationsUnavailable("a draft has no place")
+        return Place(self.request.message_id, self.booked)
 
-Booked = tuple[Case, ValidDraft, Booking]
+    @property
+    def valid_draft(self) -> ValidDraft:
+        """The draft, once it was found to be one."""
+        if self.valid is None:
+            raise InvalidDraft("draft", "not judged", "a Draft")
+        return self.valid
+
+    @property
+    def booking(self) -> Booking:
+        """What was booked, with all that it takes to give it back."""
+        message_id, at_ms = self.place
+        submit = self.request.submit if self.request else None
+        return Booking(message_id, self.valid_draft.terms, from_ms(at_ms), submit)
+
+
 Known = Callable[[Mapping[str, Case]], Mapping[str, tuple[Message, str]]]
 """Takes cases by idempotency key; returns the messages of known keys with their fingerprints."""
 
@@ -82,15 +107,14 @@ def undecided(cases: Iterable[Case]) -> list[Case]:
     return found
 
 
-def settle(cases: Sequence[Case], bookings: Sequence[Booking | DispatcherError]) -> list[Booked]:
-    """Refuse the cases that got no place; return the others with theirs."""
-    booked: list[Booked] = []
-    for case, booking in zip(cases, bookings, strict=True):
-        if not isinstance(booking, Booking):
-            case.refuse(booking)
-        elif case.valid is not None:
-            booked.append((case, case.valid, booking))
-    return booked
+def settle(cases: Sequence[Case], found: Sequence[Booked | DispatcherError]) -> list[Case]:
+    """Refuse the cases that got no place; return the others, which have one."""
+    for case, each in zip(cases, found, strict=True):
+        if isinstance(each, DispatcherError):
+            case.refuse(each)
+        else:
+            case.booked = each
+    return [case for case in cases if case.booked is not None]
 
 
 def renewed(cases: list[Case]) -> list[Case]:
@@ -124,10 +148,65 @@ def requests_of(cases: Iterable[Case]) -> list[Request]:
     return [each.request for each in cases if each.request is not None]
 
 
+def independent(before: Iterable[Case], cases: Iterable[Case]) -> bool:
+    """Whether a batch can be booked before the one before it is stored.
+
+    Not where they share an idempotency key, and not where the first has to book once more.
+    """
+    keys = set()
+    for case in before:
+        if case.same_as is not None:
+            return False
+        if case.valid is not None and case.valid.idempotency_key is not None:
+            keys.add(case.valid.idempotency_key)
+    return not keys or keys.isdisjoint(map(_key, cases))
+
+
+def _key(case: Case) -> str | None:
+    """Return the idempotency key of a case that is not judged yet: it may be anything."""
+    key: object = case.draft.idempotency_key if isinstance(case.draft, Draft) else None
+    return key if isinstance(key, str) else None
+
+
+def places(booked: Iterable[Case]) -> list[Request]:
+    """Return requests under the ids that are booked, which may be those of twins."""
+    return [
+        case.request._replace(message_id=case.place.message_id)
+        for case in booked
+        if case.request is not None
+    ]
+
+
+def twins(booked: Sequence[Case]) -> bool:
+    """Whether somebody else is submitting one of these keys right now."""
+    return any(isinstance(case.booked, Place) for case in booked)
+
+
+def refused(cases: Iterable[Case]) -> bool:
+    """Whether any draft is refused."""
+    return any(isinstance(each.result, Rejection) for each in cases)
+
+
+def none_of(cases: Sequence[Case]) -> None:
+    """Refuse every draft that was not refused itself."""
+    first = next(each.number for each in cases if isinstance(each.result, Rejection))
+    for case in cases:
+        was_there = isinstance(case.result, Message) and case.request is None
+        if not was_there and not isinstance(case.result, Rejection):
+            case.refuse(BatchRefused(first))
+        case.same_as = None
+
+
 @dataclass(slots=True)
 class Tally:
-    """Counts what came of drafts; the times are those of messages that were not known before."""
+    """Counts what came of drafts, and tells.
 
+    The times are those of messages that were not known before. ``total`` is how many drafts there
+    will be, where somebody knows.
+    """
+
+    total: int | None = None
+    tell: OnProgress | None = None
     accepted: int = 0
     refused: int = 0
     known: int = 0
@@ -136,7 +215,7 @@ class Tally:
     last_send_at: datetime | None = None
 
     def add(self, cases: Sequence[Case]) -> list[Result]:
-        """Count what came of these, and return it."""
+        """Count what came of these, tell, and return it."""
         results = [_result(each) for each in cases]
         for case, result in zip(cases, results, strict=True):
             if isinstance(result, Rejection):
@@ -149,11 +228,10 @@ class Tally:
             self.shifted += to_ms(result.send_at) != case.request.asked_ms
             self.first_send_at = min(self.first_send_at or result.send_at, result.send_at)
             self.last_send_at = max(self.last_send_at or result.send_at, result.send_at)
+        if self.tell is not None:
+            so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
+            self.tell(Progress(*so_far))
         return results
-
-    def progress(self, total: int | None) -> Progress:
-        """Return how far it has come."""
-        return Progress(self.accepted, self.refused, total, self.known, self.shifted)
 
 
 def _schedule(cases: Iterable[Case], settings: Settings, now: datetime) -> None:
@@ -196,9 +274,7 @@ def _find_known(cases: Sequence[Case], now: datetime, find: Known) -> None:
 
 
 def _request(case: Case) -> Request:
-    valid = case.valid
-    if valid is None:
-        raise InvalidDraft("draft", "not judged", "a Draft")
+    valid = case.valid_draft
     submit = None
     if valid.idempotency_key is not None:
         submit = Submit(valid.idempotency_key, valid.fingerprint or "")

@@ -80,7 +80,7 @@ class Changes:
 
         Raises InvalidDraft, MessageNotFound, TooLate, StoreUnavailable.
         """
-        clean = check_body(
+        clean, _ = check_body(
             body,
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
@@ -116,7 +116,7 @@ class Changes:
 
     def _move(self, message: Message, valid: ValidDraft) -> Message | None:
         """Return the moved message, or None when somebody else changed it meanwhile."""
-        if valid.send_at == message.send_at:
+        if (valid.send_at, valid.zone) == (message.send_at, message.zone):
             return self._change_row(message, message.send_at, valid)
         started = self._clock.monotonic()
         moving = self._windows.move(
@@ -151,11 +151,12 @@ class Changes:
         moved = self._messages.move(
             message,
             send_at=send_at,
+            zone=valid.zone,
             expires_at=valid.expires_at,
             enqueue_at=self._handover.enqueue_at(send_at),
         )
-        done = moved.send_at == send_at and moved.expires_at == valid.expires_at
-        return moved if done else None
+        wanted = (send_at, valid.zone, valid.expires_at)
+        return moved if (moved.send_at, moved.zone, moved.expires_at) == wanted else None
 
     def _taken(self, moving: Moving) -> bool:
         try:
@@ -182,6 +183,7 @@ class Changes:
             back = self._messages.move(
                 moved,
                 send_at=message.send_at,
+                zone=message.zone,
                 expires_at=message.expires_at,
                 enqueue_at=self._handover.enqueue_at(message.send_at),
             )
@@ -209,7 +211,7 @@ def _draft(message: Message, wish: Wish) -> Draft:
         body=message.body,
         send_at=wish.send_at,
         send_in=wish.send_in,
-        zone=wish.zone or message.zone,
+        zone=message.zone if wish.zone is None else wish.zone,
         fold=wish.fold,
         scope=message.scope,
         scopes=message.scopes,

@@ -93,7 +93,7 @@ class JoinedSubmission:
             if known is None:
                 raise
             return known
-        message = self._submission.message(valid, booking)
+        message = self._submission.message(valid, booking.message_id, booking.send_at)
         joined = _Joined(message, booking, reserved_at)
         transaction.watch.joined.append(joined)
         try:

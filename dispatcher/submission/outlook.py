@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from dispatcher import sendtime
@@ -53,7 +52,7 @@ class Outlook:
             zone=zone,
         )
         if kind is not None:
-            terms = replace(terms, scopes=tuple(each for each in terms.scopes if each.kind == kind))
+            terms = terms._replace(scopes=tuple(each for each in terms.scopes if each.kind == kind))
         now = self._clock.now()
         if start is None:
             begins = sendtime.after(timedelta(0), now=now)

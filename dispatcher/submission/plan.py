@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dispatcher.clock import Clock
 from dispatcher.message import Draft, Message, Plan, Rejection
-from dispatcher.reservation import Answered, Booking, Copies
+from dispatcher.reservation import Answered, Copies
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import BulkMessages
 from dispatcher.submission.cases import (
-    Booked,
     Case,
     OnProgress,
     Tally,
@@ -50,7 +49,7 @@ class Planning:
 
         Raises ReservationsUnavailable and StoreUnavailable.
         """
-        tally = Tally()
+        tally = Tally(total, progress)
         rejections: list[Rejection] = []
         with self._copies() as copies:
             for cases in batches(drafts):
@@ -58,8 +57,6 @@ class Planning:
                 while again := renewed(cases):
                     self._decide(again, copies)
                 rejections += [each for each in tally.add(cases) if isinstance(each, Rejection)]
-                if progress is not None:
-                    progress(tally.progress(total))
         return Plan(
             accepted=tally.accepted,
             known=tally.known,
@@ -80,8 +77,11 @@ class Planning:
         waiting = undecided(cases)
         booked = settle(waiting, copies.reserve(requests_of(waiting)))
         created_at = from_ms(to_ms(now))
-        for case, valid, booking in booked:
-            case.result = self._submission.message(valid, booking, created_at)
+        for case in booked:
+            message_id, at_ms = case.place
+            case.result = self._submission.message(
+                case.valid_draft, message_id, from_ms(at_ms), created_at
+            )
         copies.remember(_answered(booked))
 
     def _known(
@@ -92,13 +92,13 @@ class Planning:
         for key, answered in copies.recall(list(keyed)).items():
             valid = keyed[key].valid
             if key not in known and valid is not None:
-                booking = Booking(answered.message_id, valid.terms, valid.send_at)
-                message = self._submission.message(valid, booking)
+                message = self._submission.message(valid, answered.message_id, valid.send_at)
                 known[key] = message, answered.fingerprint
         return known
 
 
-def _answered(booked: Iterable[Booked]) -> Iterable[Answered]:
-    for _, valid, booking in booked:
+def _answered(booked: Iterable[Case]) -> Iterable[Answered]:
+    for case in booked:
+        valid = case.valid_draft
         if valid.idempotency_key is not None and valid.fingerprint is not None:
-            yield Answered(valid.idempotency_key, booking.message_id, valid.fingerprint)
+            yield Answered(valid.idempotency_key, case.place.message_id, valid.fingerprint)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from dispatcher import sendtime
 from dispatcher.channel import check_hours
@@ -22,20 +22,21 @@ _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = sendtime.from_ms(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidDraft:
+class ValidDraft(NamedTuple):
     """A draft in which everything is decided but its place.
 
     ``send_at`` is the instant asked for and ``latest`` the last one it may be shifted to, None
-    when it may not. ``terms`` are what its time is judged by, ``zone`` and ``quiet_hours`` what the
-    caller brought of them. ``fingerprint`` is a digest of what the caller asked for,
-    None without an idempotency key; two submits with one key must agree in it.
+    when it may not. ``body_json`` is the body as it is stored. ``terms`` are what its time is
+    judged by, ``zone`` and ``quiet_hours`` what the caller brought of them. ``fingerprint`` is a
+    digest of what the caller asked for, None without an idempotency key; two submits with one key
+    must agree in it.
     """
 
     channel: str
     recipient: str
     scope: str
-    body: Body = field(repr=False)
+    body: Body
+    body_json: str
     send_at: datetime
     latest: datetime | None
     expires_at: datetime | None
@@ -46,6 +47,10 @@ class ValidDraft:
     zone: str | None
     quiet_hours: str | None
 
+    def __repr__(self) -> str:
+        """Show no body: it must not reach a log."""
+        return f"ValidDraft(channel={self.channel!r}, send_at={self.send_at!r})"
+
 
 def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     """Judge every field of ``draft`` but the order of its times, which :func:`judge_times` does.
@@ -53,52 +58,56 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     A repeated call with an idempotency key may come when a time has passed; it still gets its
     message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
     """
-    _check_channel(draft.channel, settings)
+    channel, key = draft.channel, draft.idempotency_key
+    _check_channel(channel, settings)
     recipient = check_text("recipient", draft.recipient)
     scope = recipient if draft.scope is None else check_text("scope", draft.scope)
-    if draft.idempotency_key is not None:
-        check_text("idempotency_key", draft.idempotency_key)
-    body = check_body(
+    if key is not None:
+        check_text("idempotency_key", key)
+    body, body_json = check_body(
         draft.body, max_bytes=settings.body_max_bytes, max_depth=settings.body_max_depth
     )
     terms = terms_for(
         settings,
         scope=scope,
-        channel=draft.channel,
+        channel=channel,
         scopes=draft.scopes,
         zone=draft.zone,
         quiet_hours=draft.quiet_hours,
         send_window=draft.send_window,
     )
-    scopes = dict(draft.scopes or {})
+    scopes = dict(draft.scopes) if draft.scopes else {}
+    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     send_at, asked = _send_time(draft, now, settings.max_horizon)
     expires_at = _expiry(draft)
     digest = None
-    if draft.idempotency_key is not None:
-        further = {"scopes": scopes} if scopes else {}
+    if key is not None:
+        # What is not given is left out, so that digests of before there were such fields hold.
+        further = {"scopes": scopes or None, "zone": draft.zone, "quiet_hours": quiet_hours}
         digest = fingerprint(
-            channel=draft.channel,
+            channel=channel,
             recipient=recipient,
             scope=scope,
             body=body,
             time=asked.isoformat() if isinstance(asked, datetime) else f"in {asked} ms",
             expires_at=expires_at,
-            **further,
+            **{name: value for name, value in further.items() if value is not None},
         )
     return ValidDraft(
-        channel=draft.channel,
+        channel=channel,
         recipient=recipient,
         scope=scope,
         body=body,
+        body_json=body_json,
         send_at=send_at,
         latest=_latest(draft, expires_at, now + settings.max_horizon),
         expires_at=expires_at,
-        idempotency_key=draft.idempotency_key,
+        idempotency_key=key,
         fingerprint=digest,
         terms=terms,
         scopes=scopes,
         zone=draft.zone,
-        quiet_hours=own_hours(draft.quiet_hours, draft.send_window),
+        quiet_hours=quiet_hours,
     )
 
 
@@ -176,7 +185,7 @@ def terms_for(
         _check_channel(channel, settings)
     if zone is not None:
         sendtime.check_zone(zone)
-    further = _checked_scopes(scopes, settings)
+    further = None if scopes is None else _checked_scopes(scopes, settings)
     if quiet_hours is None and send_window is None:
         quiet = settings.channels[channel].quiet if channel is not None else None
     else:
@@ -216,8 +225,6 @@ def _check_channel(channel: object, settings: Settings) -> None:
 
 
 def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
-    if scopes is None:
-        return {}
     accepted = f"names by kind; the kinds are {', '.join(settings.scopes) or 'none'}"
     if not isinstance(scopes, Mapping):
         raise InvalidDraft("scopes", f"a {type(scopes).__name__}", accepted)

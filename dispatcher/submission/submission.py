@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
@@ -104,17 +105,21 @@ class Submission:
             raise
 
     def message(
-        self, draft: ValidDraft, booking: Booking, created_at: datetime | None = None
+        self,
+        draft: ValidDraft,
+        message_id: UUID,
+        send_at: datetime,
+        created_at: datetime | None = None,
     ) -> Message:
         """Return the message that a booked draft becomes, created now if nothing else is said."""
         return Message(
-            id=booking.message_id,
+            id=message_id,
             channel=draft.channel,
             recipient=draft.recipient,
             scope=draft.scope,
             body=draft.body,
-            send_at=booking.send_at,
-            next_attempt_at=booking.send_at,
+            send_at=send_at,
+            next_attempt_at=send_at,
             expires_at=draft.expires_at,
             status=Status.SCHEDULED,
             attempt_count=0,
@@ -135,12 +140,13 @@ class Submission:
         was tried before, and that nobody knows what came of it: then the place stays unless the
         database answers, and OutcomeUnknown is raised.
         """
-        message = self.message(draft, booking)
+        message = self.message(draft, booking.message_id, booking.send_at)
         try:
             stored = self._messages.add(
                 message,
                 enqueue_at=self._handover.enqueue_at(message.send_at),
                 fingerprint=draft.fingerprint,
+                body_json=draft.body_json,
             )
             if stored.id != message.id:
                 self._known(draft)  # raises IdempotencyConflict where the content differs

@@ -1,9 +1,9 @@
-"""Whole environments for acceptance tests, and a line on each measured figure at the end."""
+"""Whole environments for acceptance tests."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from tests.support.environment import SERVICES, Environment, Maker, broker_on, s
 from tests.support.servers import RedisServer
 from tests.support.workplace import workplace
 
-_FIGURES = pytest.StashKey[list[str]]()
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -60,21 +59,3 @@ def environment(
 def show_logs_of_failure(item: pytest.Item, environment: Environment) -> None:
     if item.stash.get(_FAILED, False):
         sys.stderr.write(environment.logs())
-
-
-@pytest.fixture
-def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Give a function that adds a line to the end of the run's report."""
-
-    def add(line: str) -> None:
-        request.config.stash.setdefault(_FIGURES, []).append(f"{request.node.name}: {line}")
-
-    return add
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    figures = config.stash.get(_FIGURES, [])
-    if figures:
-        terminalreporter.section("measured")
-        for line in figures:
-            terminalreporter.write_line(line)

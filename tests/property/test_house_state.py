@@ -191,6 +191,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         self.house.parts.messages.move(
             message,
             send_at=moving.send_at,
+            zone=message.zone,
             expires_at=message.expires_at,
             enqueue_at=moving.send_at,
         )

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.hours import Hours
-from dispatcher.quota import UNIT_MS, CalendarQuota, CalendarUnit, Quota
+from dispatcher.periods import UNIT_MS, CalendarUnit
+from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.redis_keys import shard_of
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted, plain

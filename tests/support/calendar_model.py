@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
-from dispatcher.quota import CalendarUnit
+from dispatcher.periods import CalendarUnit
 from dispatcher.sendtime import to_ms
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000

@@ -71,7 +71,10 @@ class Ask(NamedTuple):
     @property
     def content(self) -> tuple[object, ...]:
         """What a repeated call with the same key must repeat."""
-        return (self.recipient, self.channel, self.tenant, self.offset, self.life, self.text)
+        return (
+            self.recipient, self.channel, self.tenant, self.zone, self.quiet_hours, self.offset,
+            self.life, self.text,
+        )  # fmt: skip
 
 
 @dataclass

@@ -9,7 +9,8 @@ from typing import cast
 
 import redis
 
-from dispatcher.limiters import Decision, PermitRequest, SlidingLog
+from dispatcher.clock import SystemClock
+from dispatcher.limiters import PermitAnswer, PermitLog, PermitRequest
 from dispatcher.quota import Limit
 from tests.support.servers import RedisServer
 
@@ -22,7 +23,7 @@ class Logs(AbstractContextManager["Logs"]):
 
     def __init__(self, path: str, *limits: Limit) -> None:
         self.client = redis.Redis(unix_socket_path=path)
-        self.log = SlidingLog(self.client, epoch_key=EPOCH)
+        self.log = PermitLog(self.client, epoch_key=EPOCH, clock=SystemClock())
         self.limits = limits
 
     def open(self) -> None:
@@ -34,7 +35,7 @@ class Logs(AbstractContextManager["Logs"]):
         logs: Sequence[str] = ("log",),
         hold: timedelta = HOLD,
         limits: Mapping[str, Sequence[Limit]] | None = None,
-    ) -> list[Decision]:
+    ) -> list[PermitAnswer]:
         """Ask for permits of the same logs, in one script."""
         requests = [PermitRequest(each, tuple(logs)) for each in permits]
         return self.log.acquire(requests, limits or dict.fromkeys(logs, self.limits), hold=hold)

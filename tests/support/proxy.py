@@ -53,6 +53,8 @@ class Proxy:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
+        self.accepted = 0
+        """How many connections were made so far."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
@@ -145,6 +147,7 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        self.accepted += 1
         if self._mode is _Mode.REFUSE:
             _reset(client)
             return

@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo
 
 from dispatcher.errors import NoPlace, QuietHours, QuotaExceeded
 from dispatcher.hours import Hours
-from dispatcher.quota import CalendarUnit, Quota
+from dispatcher.periods import CalendarUnit
+from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope

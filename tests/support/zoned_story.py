@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dispatcher.errors import NoPlace
 from dispatcher.message import new_id
-from dispatcher.reservation import Booking, Bulk, Request
+from dispatcher.reservation import Bulk, Request
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN
 from dispatcher.sendtime import from_ms, to_ms
@@ -111,8 +111,8 @@ class Story:
         same = len(self.scene.quotas) == 1 or len({wish.zone for wish in wishes}) == 1
         found = Bulk(self.real.windows).reserve(requests)
         for wish, request, booked in zip(wishes, requests, found, strict=True):
-            if isinstance(booked, Booking):
-                at = to_ms(booked.send_at)
+            if isinstance(booked, int):
+                at = booked
                 assert asked <= at <= request.latest_ms
                 assert self.ledger.fits(wish, at) or not same
                 self.ledger.book(wish.scopes, request.message_id, at)

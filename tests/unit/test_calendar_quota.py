@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import CalendarQuota, CalendarUnit, Limit, Quota, parse_quota
+from dispatcher.periods import CalendarUnit
+from dispatcher.quota import CalendarQuota, Limit, Quota, parse_quota
 from dispatcher.sendtime import from_ms, to_ms
 
 BERLIN = "Europe/Berlin"

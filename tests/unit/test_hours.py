@@ -190,30 +190,26 @@ def test_nights_in_two_days_of_summer() -> None:
     ]
 
 
-def test_outside_is_the_rest() -> None:
-    hours, start, end = Hours.parse(NIGHTS), ms("2026-06-01T00:00"), ms("2026-06-03T00:00")
-    assert shown(hours.outside(BERLIN, start, end)) == [
+def test_the_complement_has_the_rest() -> None:
+    assert inside(
+        str(Hours.parse(NIGHTS).complement), BERLIN, "2026-06-01T00:00", "2026-06-03T00:00"
+    ) == [
         ("2026-06-01T06:00", "2026-06-01T19:00"),
         ("2026-06-02T06:00", "2026-06-02T19:00"),
     ]
-    edges = [hours.inside(BERLIN, start, end), hours.outside(BERLIN, start, end)]
-    assert sum(until - begin for each in edges for begin, until in each) == end - start
 
 
-def test_outside_of_a_span_without_any_is_the_span() -> None:
+def test_a_stretch_may_hold_no_minute_or_all() -> None:
     start, end = ms("2026-06-01T10:00"), ms("2026-06-01T12:00")
-    assert Hours.parse(NIGHTS).outside(BERLIN, start, end) == [(start, end)]
     assert Hours.parse(NIGHTS).inside(BERLIN, start, end) == []
     always = Hours.parse("00:00-24:00")
-    assert always.outside(BERLIN, start, end + 400 * DAY_MS) == []
     assert always.inside(BERLIN, start, end + 400 * DAY_MS) == [(start, end + 400 * DAY_MS)]
 
 
 @pytest.mark.parametrize("length", [0, -1, -2 * DAY_MS])
-def test_an_empty_span_has_neither(length: int) -> None:
+def test_an_empty_stretch_has_none(length: int) -> None:
     start = ms("2026-06-01T01:00")
     assert Hours.parse(NIGHTS).inside(BERLIN, start, start + length) == []
-    assert Hours.parse(NIGHTS).outside(BERLIN, start, start + length) == []
 
 
 def test_intervals_are_cut_to_the_millisecond() -> None:
@@ -221,7 +217,6 @@ def test_intervals_are_cut_to_the_millisecond() -> None:
     assert hours.inside(BERLIN, end - 7, end - 2) == [(end - 7, end - 2)]
     assert hours.inside(BERLIN, end - 1, end + 1) == [(end - 1, end)]
     assert hours.inside(BERLIN, end, end + 1) == []
-    assert hours.outside(BERLIN, end - 1, end + 1) == [(end, end + 1)]
 
 
 def test_a_weekend_is_one_interval_also_where_a_clock_change_lies_in_it() -> None:
@@ -264,10 +259,8 @@ def test_the_wall_clock_decides(
 
 
 def test_an_unknown_zone_is_refused() -> None:
-    hours = Hours.parse(NIGHTS)
-    for ask in (hours.inside, hours.outside):
-        with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
-            ask("Mars/Olympus", 0, 1)
+    with pytest.raises(InvalidValue, match="no zone 'Mars/Olympus'"):
+        Hours.parse(NIGHTS).inside("Mars/Olympus", 0, 1)
 
 
 def test_a_list_that_never_ends_is_refused() -> None:

@@ -7,16 +7,23 @@ from importlib.resources import files
 
 import pytest
 
-from dispatcher.lua import source
+from dispatcher.lua import composed, source
 from tests.support.lua_keys import built_keys
 
-SHARED = {"booking", "rule"}  # included by others; no scripts of their own
+SHARED = {"booking", "rule", "limits", "limits_remembered"}
+"""Included by others; no scripts of their own."""
+ALGORITHMS = {
+    "concurrency", "cool_down", "counter_per_key", "fixed_window", "gcra", "sliding_counter",
+    "sliding_list", "sliding_log",
+}  # fmt: skip
+"""Parts that the scripts of limiters are composed of."""
+COMPOSED = ["limits_acquire", "limits_give_back", "limits_peek"]
 NAMES = sorted(
     entry.name.removesuffix(".lua")
     for entry in files("dispatcher.lua").iterdir()
     if entry.name.endswith(".lua")
 )
-SCRIPTS = [name for name in NAMES if name not in SHARED]
+SCRIPTS = [name for name in NAMES if name not in SHARED | ALGORITHMS]
 
 _GIVEN = """
 local function key_of(place)
@@ -83,6 +90,22 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
     if "ARGV" in code(name):
         assert re.search(r"^-- ARGV +\w", comment, re.MULTILINE)
     assert re.search(r"^-- Reply ", comment, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_part_says_what_it_keeps_and_what_it_is_told(name: str) -> None:
+    comment = contract(name)
+    assert re.search(r"^-- Included\. State [A-Z]+", comment, re.MULTILINE)
+    assert re.search(r"^-- Words (1 \w|none)", comment, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_composed_script_holds_its_parts_and_builds_no_key_names(name: str) -> None:
+    whole = composed(name, tuple(sorted(ALGORITHMS)))
+    assert all(f"\nkinds.{part} = {part}\n" in whole for part in ALGORITHMS)
+    assert "@parts" not in whole
+    assert built_keys(re.sub(r"--.*", "", whole)) == []
+    assert "kinds.gcra" not in composed(name, ("fixed_window",))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import InvalidValue
-from dispatcher.quota import MAX_LENGTH_MS, UNIT_MS, Limit, Quota
+from dispatcher.periods import UNIT_MS
+from dispatcher.quota import MAX_LENGTH_MS, Limit, Quota
 
 
 @pytest.mark.parametrize(

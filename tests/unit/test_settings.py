@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import InvalidSettings
-from dispatcher.quota import Limit, Quota
+from dispatcher.quota import CalendarLimit, Limit, Quota
 from dispatcher.settings import Settings, embedded_socket
 
 SECRET = "hunter2"  # noqa: S105 - looked for in texts
@@ -104,6 +104,16 @@ def test_settings_just_inside_their_rules_are_taken() -> None:
         ("channels.sms.nonsense", {"channels": channel(nonsense=1)}),
         ("channels.sms.max_attempts", {"channels": channel(max_attempts=0)}),
         ("channels.sms.limits.0", {"channels": channel(limits=["0/second"])}),
+        ("channels.sms.limits.0", {"channels": channel(limits=["5/day in local"])}),
+        ("channels.sms.limits.0", {"channels": channel(limits=["5/day in Atlantis"])}),
+        ("channels.sms.limits.0", {"channels": channel(limits=["5/2 day in Asia/Tokyo"])}),
+        ("channels.sms.limits.1", {"channels": channel(limits=["5/second", "5/month"])}),
+        (
+            "retention",
+            {"channels": channel(limits=["9/month in Asia/Tokyo"]), "retention": "30 days"},
+        ),
+        ("channels.sms.concurrency", {"channels": channel(concurrency=0)}),
+        ("channels.sms.concurrency", {"channels": channel(concurrency="many")}),
         ("channels.sms.backoff_base", {"channels": channel(backoff_base="long")}),
     ],
 )
@@ -155,7 +165,7 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
 ) -> None:
     (tmp_path / "dispatcher.toml").write_text(
         'namespace = "file"\nqueue = "file"\nshards = 3\nquotas = ["2/minute"]\n'
-        '[channels.sms]\ntransport = "file"\nlimits = ["5/second"]\n'
+        '[channels.sms]\ntransport = "file"\nlimits = ["5/second", "9/day in Asia/Tokyo"]\n'
     )
     monkeypatch.setenv("DISPATCHER_NAMESPACE", "environment")
     monkeypatch.setenv("DISPATCHER_QUEUE", "environment")
@@ -163,7 +173,8 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
     assert (settings.namespace, settings.queue) == ("argument", "environment")
     assert settings.shards == 3
     assert settings.quotas == (Quota(2, 60_000),)
-    assert settings.channels["sms"].limits == (Limit(5, 1_000),)
+    limits = (Limit(5, 1_000), CalendarLimit(9, "day", "Asia/Tokyo"))
+    assert settings.channels["sms"].limits == limits
 
 
 def test_the_environment_reaches_into_channels_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ def test_without_redis_nothing_is_sent_and_no_try_is_counted(
     assert house.sent == []
     for message in messages:
         was_put_back(house, message)
+        [enqueue_at] = house.columns(message, "enqueue_at")
+        assert enqueue_at < house.again(message).next_attempt_at, "the next sweep takes it"
     own_redis.start()
     make_due(house, *messages)
     assert house.deliver(*messages) == 0, "the logs of a restarted Redis are not trusted"
@@ -189,7 +191,8 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     message = slow.submit()
     claims = vars(slow.parts.delivery)["_claims"]
     down = Between(claims, before={"record": raising(*[StoreUnavailable("down")] * 10_000)})
-    vars(slow.parts.delivery)["_claims"] = down
+    for part in (slow.parts.delivery, vars(slow.parts.delivery)["_outcomes"]):
+        vars(part)["_claims"] = down
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENDING
     assert "will be rescued" in caplog.text
@@ -203,7 +206,8 @@ def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
     message = slow.submit()
     claims = vars(slow.parts.delivery)["_claims"]
     down = Between(claims, before={"claim": raising(StoreUnavailable("down"))})
-    vars(slow.parts.delivery)["_claims"] = down
+    for part in (slow.parts.delivery, vars(slow.parts.delivery)["_outcomes"]):
+        vars(part)["_claims"] = down
     with pytest.raises(StoreUnavailable):
         slow.deliver(message)
     assert slow.sent == []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
-from dispatcher import IdempotencyConflict, Message, QuotaExceeded, Status, StoreUnavailable
+from dispatcher import Draft, IdempotencyConflict, Message, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.sendtime import to_ms
 from tests.integration.house.conftest import Build
+from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising
-from tests.support.house import FAR, House
+from tests.support.house import BODY, FAR, House
 
 SOON = FAR + timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -48,6 +51,10 @@ def test_the_same_submit_again_returns_the_first_message(house: House) -> None:
         {"send_at": SOON + HOUR},
         {"send_at": None, "send_in": timedelta(minutes=1)},
         {"expires_at": SOON + HOUR},
+        {"zone": "Europe/Berlin"},
+        {"quiet_hours": "21:00-08:00"},
+        {"quiet_hours": "none"},
+        {"send_window": "09:00-17:00"},
     ],
     ids=str,
 )
@@ -61,6 +68,48 @@ def test_the_key_with_other_content_is_a_conflict_and_leaves_nothing(
     assert (caught.value.key, caught.value.message_id) == ("key", first.id)
     assert "key" in str(caught.value)
     assert str(first.id) in str(caught.value)
+    assert house.snapshot() == before
+
+
+WAYS: dict[str, Callable[[House, dict[str, Any]], object]] = {
+    "submit": lambda house, asked: keyed(house, **asked),
+    "many": lambda house, asked: one_of_many(house, **asked),
+    "atomic": lambda house, asked: one_of_many(house, atomic=True, **asked),
+    "session": lambda house, asked: in_a_session(house, **asked),
+}
+
+
+def one_of_many(house: House, *, atomic: bool = False, **asked: Any) -> Message:
+    wish: dict[str, Any] = {"send_at": SOON, "idempotency_key": "key"}
+    draft = Draft(**{"channel": "memory", "recipient": "ada", "body": BODY} | wish | asked)
+    [result] = house.dispatcher.submit_many([draft], atomic=atomic)
+    if isinstance(result, Message):
+        return result
+    raise result.error
+
+
+def in_a_session(house: House, **asked: Any) -> Message:
+    with callers_engine(house.database, table=False) as engine, Session(engine) as session:
+        message = keyed(house, session=session, **asked)
+        session.commit()
+        return message
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_zone_and_hours_are_content_whichever_way_it_is_submitted(house: House, way: str) -> None:
+    zoned = {"zone": "Asia/Tokyo", "quiet_hours": "21:00-08:00"}
+    first = WAYS[way](house, zoned)
+    before = house.snapshot()
+    alike = [
+        zoned,
+        {"zone": "Asia/Tokyo", "send_window": "08:00-21:00"},
+        {"zone": "Asia/Tokyo", "quiet_hours": "mon-sun 21:00-08:00"},
+    ]
+    for asked in alike:
+        assert WAYS[way](house, asked) == first
+    for asked in ({}, zoned | {"zone": "Asia/Seoul"}, zoned | {"quiet_hours": "22:00-08:00"}):
+        with pytest.raises(IdempotencyConflict):
+            WAYS[way](house, asked)
     assert house.snapshot() == before
 
 

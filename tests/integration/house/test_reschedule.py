@@ -72,6 +72,7 @@ def test_a_refused_move_changes_nothing(house: House, message: Message) -> None:
         (InvalidSendTime, {"send_at": LATER, "expires_at": LATER}),
         (InvalidDraft, {"send_at": LATER, "on_conflict": "ask"}),
         (InvalidSendTime, {"send_at": "2100-06-01T10:00", "zone": "Europe/Nowhere"}),
+        (InvalidSendTime, {"send_at": LATER + MINUTE, "zone": ""}),
     ]
     for kind, asked in refusals:
         with pytest.raises(kind) as refused:

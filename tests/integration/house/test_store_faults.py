@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from dispatcher import OutcomeUnknown, QuotaExceeded, StoreUnavailable
 from tests.integration.house.conftest import Build
@@ -118,6 +119,25 @@ def test_postgresql_refuses_the_row(house: House, sqlstate: str) -> None:
     house.sql("DROP TRIGGER refuse ON messages")
     house.submit(send_at=SOON)
     assert house.places() == house.all_members()
+
+
+@on_postgresql
+def test_a_lock_is_waited_for_once(build: Build, database_url: str) -> None:
+    house = build(database_url=f"{database_url}&options=-c%20lock_timeout%3D100ms")
+    inserts: list[str] = []
+
+    @event.listens_for(house.parts.database.engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        inserts.append(statement)
+
+    with house.database.engine.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        other.exec_driver_sql("LOCK TABLE messages")
+        with pytest.raises(StoreUnavailable, match="55P03"):
+            house.submit(send_at=SOON)
+        other.exec_driver_sql("ROLLBACK")
+    assert inserts == [], "it was asked again, through SQLAlchemy"
+    assert not house.all_members()
 
 
 @on_sqlite

@@ -252,22 +252,25 @@ def test_between_insert_and_commit_the_store_is_asked_nothing_else(
 ) -> None:
     house = build()
     asked: list[object] = []
-    event.listen(house.parts.database.engine, "checkout", lambda *each: asked.append(each))
-    with callers_engine(house.database) as engine, calling(engine, way) as caller:
-        order(caller)
-        remind(house, caller, idempotency_key="key")
-        remind(house, caller, idempotency_key="key")
-        with pytest.raises(IdempotencyConflict):
-            remind(house, caller, idempotency_key="key", body={})
-        with pytest.raises(QuotaExceeded):
-            remind(house, caller, idempotency_key="other")
-        remind(house, caller, on_conflict="shift")
-        with caller.begin_nested() as savepoint:
+    with callers_engine(house.database) as engine:
+        with calling(engine, way) as first:
+            remind(house, first)  # the first time, the two databases are compared
+        event.listen(house.parts.database.engine, "checkout", lambda *each: asked.append(each))
+        with calling(engine, way) as caller:
+            order(caller)
+            remind(house, caller, idempotency_key="key")
+            remind(house, caller, idempotency_key="key")
+            with pytest.raises(IdempotencyConflict):
+                remind(house, caller, idempotency_key="key", body={})
+            with pytest.raises(QuotaExceeded):
+                remind(house, caller, idempotency_key="other")
+            remind(house, caller, on_conflict="shift")
+            with caller.begin_nested() as savepoint:
+                remind(house, caller, "ben")
+                savepoint.rollback()
             remind(house, caller, "ben")
-            savepoint.rollback()
-        remind(house, caller, "ben")
-        assert asked == []
-        caller.commit()
+            assert asked == []
+            caller.commit()
     assert len(asked) == 1
     assert len(house.rows()) == 3
     assert house.places() == house.all_members()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from dispatcher import InvalidDraft, InvalidSettings, Settings
-from tests.support.callers import callers_engine, order, orders, remind
+from dispatcher.store import Database
+from tests.support.callers import WAYS, callers_engine, calling, order, ordered, orders, remind
 from tests.support.house import House
+from tests.support.proxy import Proxy
+from tests.support.servers import PostgresServer
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -70,6 +76,92 @@ def test_another_kind_of_database_is_refused(house: House) -> None:
     with Session(other) as session:
         refuses(house, session, problem="is on sqlite", accepted="postgresql")
     other.dispose()
+
+
+def copies(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give URLs of databases of the same kind and with the same tables that are others."""
+    if house.url.startswith("sqlite"):
+        yield f"sqlite:///{shutil.copy(house.database.url.database or '', tmp_path / 'other.db')}"
+        yield "sqlite://"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    yield server.url(server.create_database(request.getfixturevalue("postgres_template")))
+    with PostgresServer() as other:
+        other.execute(f'CREATE DATABASE "{house.database.url.database}"')
+        yield other.url(house.database.url.database or "")
+
+
+def test_another_database_of_the_same_kind_is_refused(
+    house: House, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    for url in copies(house, tmp_path, request):
+        engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        for way in WAYS:
+            with calling(engine, way) as caller:
+                refuses(house, caller, problem="is on another database")
+                caller.rollback()
+        engine.dispose()
+
+
+@on_sqlite
+def test_the_same_file_by_another_name_is_joined(house: House, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(house.database.url.database or "")
+    linked = create_engine(f"sqlite:///{tmp_path / 'link.db'}")
+    attached = create_engine("sqlite://")
+    with linked.connect() as connection:
+        remind(house, connection, "by a link")
+        connection.commit()
+    with attached.connect() as connection:
+        connection.exec_driver_sql(f"ATTACH '{house.database.url.database}' AS ours")
+        remind(house, connection, "attached")
+        connection.commit()
+    assert {each.recipient for each in house.dispatcher.find()} == {"by a link", "attached"}
+    for engine in (linked, attached):
+        engine.dispose()
+
+
+@on_postgresql
+def test_the_same_server_by_another_address_is_joined(
+    house: House, postgres: PostgresServer, postgres_proxy: Proxy
+) -> None:
+    assert house.database.url.database is not None
+    url = postgres.url(house.database.url.database, port=postgres_proxy.port)
+    other = Database(url)
+    with callers_engine(other) as engine, engine.connect() as connection:
+        remind(house, connection)
+        connection.commit()
+    assert house.places() == house.all_members() != {}
+
+
+@on_postgresql
+def test_a_server_that_does_not_say_which_it_is_is_joined(
+    house: House, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = "dispatcher.store.identity._POSTGRESQL"
+    for number, says in enumerate((None, "SELECT not_allowed()")):
+        if says is not None:
+            monkeypatch.setattr(query, text(says))
+        with callers_engine(house.database, table=False) as other, other.connect() as connection:
+            order(connection, number)
+            remind(house, connection, f"r{number}")
+            connection.commit()
+    assert ordered(engine) == [0, 1]
+    assert house.places() == house.all_members() != {}
+
+
+@on_postgresql
+def test_a_pool_is_asked_once(house: House, engine: Engine) -> None:
+    asked: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(*given: Any) -> None:
+        asked.extend([given[2]] * ("pg_control_system" in given[2]))
+
+    for turn in range(3):
+        with engine.connect() as connection:
+            remind(house, connection, f"r{turn}")
+            connection.commit()
+    assert len(asked) == 1
 
 
 @on_sqlite

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable, TwinUnderWay
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import shard_of
-from dispatcher.reservation import Booking, Reserved, Submit, Terms
+from dispatcher.reservation import Booking, Bulk, Place, Request, Reserved, Submit, Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
 from tests.support.proxy import Proxy
@@ -341,3 +341,27 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
     }
     real.upkeep.release([row])
     assert all(real.places(each) == {} for each in row.scopes)
+
+
+def test_a_twin_that_holds_its_places_stops_only_its_own_message_of_many(real: Reserving) -> None:
+    """It has booked at noon in the first shard; the channel has room only a second later."""
+    died, lives = Submit("key", "print"), Submit("key", "print")
+    first = real.windows.groups(terms())[0]
+    twin = real.windows.shards.book(
+        first, new_id(), asked_ms=ms(NOON), latest_ms=ms(NOON), submit=died
+    )
+    assert isinstance(twin, Place)
+    fill(real, WHOLE, NOON, NOON, NOON)
+    latest = ms(NOON + HOUR)
+    requests = [
+        Request(new_id(), terms(), ms(NOON), latest, lives),
+        Request(new_id(), terms(named(EARLY)), ms(NOON), latest),
+    ]
+    twin_under_way, shifted = Bulk(real.windows).reserve(requests)
+    assert isinstance(twin_under_way, TwinUnderWay)
+    assert shifted == ms(NOON + SECOND)
+    assert real.places(terms().scopes[0])[twin.message_id.bytes] == ms(NOON), "it may be stored yet"
+    with pytest.raises(TwinUnderWay):
+        real.windows.reserve(
+            new_id(), terms=terms(), send_at=NOON, latest=NOON + HOUR, submit=Submit("key", "print")
+        )

@@ -200,14 +200,40 @@ def test_stragglers_of_a_rebuild_are_looked_for_once(opened: Opened) -> None:
     assert real.upkeep.unchecked(older_than=timedelta(minutes=1)) == {}
     due = real.upkeep.unchecked(older_than=timedelta(0))
     assert len(due) == SHARDS
-    real.upkeep.mark_checked(list(due)[:1])
+    first = next(iter(due))
+    real.upkeep.mark_checked({first: due[first]})
     left = real.upkeep.unchecked(older_than=timedelta(0))
-    assert set(due) - set(left) == set(list(due)[:1])
+    assert set(due) - set(left) == {first}
+
+
+def test_stragglers_of_another_rebuild_since_are_still_to_be_looked_for(opened: Opened) -> None:
+    real = opened()
+    for keys in real.fence.keys:
+        real.client.hincrby(keys.epoch, "opened_at_ms", -60_000)
+    due = real.upkeep.unchecked(older_than=timedelta(0))
+    again = real.fence.keys[0]
+    rebuild = real.upkeep.close([again.shard])
+    assert rebuild is not None
+    real.upkeep.open(rebuild)
+    real.upkeep.mark_checked(due)
+    assert set(real.upkeep.unchecked(older_than=timedelta(0))) == {again}
+
+
+def test_what_is_put_back_while_a_shard_is_rebuilt_is_there_once_it_is_open(opened: Opened) -> None:
+    """A message that was committed after the store was read, and found its windows closed."""
+    real, message_id = opened(), new_id()
+    rebuild = real.upkeep.close([real.keys("ada").shard])
+    assert rebuild is not None
+    real.upkeep.wipe(rebuild)
+    assert real.upkeep.put_back([Reserved(message_id, (plain("ada"),), NOON)]) == 1
+    real.upkeep.open(rebuild)
+    assert real.members("ada") == {message_id: ms(NOON)}
+    assert real.unconfirmed() == {(message_id.bytes, real.keys("ada").window("ada"))}
 
 
 def test_a_closed_shard_cannot_be_marked_as_checked(opened: Opened) -> None:
     real = opened()
     due = real.upkeep.unchecked(older_than=timedelta(0))
     real.client.flushall()
-    real.upkeep.mark_checked(list(due))
+    real.upkeep.mark_checked(due)
     assert real.client.keys("*") == []

@@ -11,6 +11,7 @@ import pytest
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claims, Database, Failure, Messages, Result
+from dispatcher.store.database import Unanswered
 from tests.support import rows
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
@@ -170,3 +171,35 @@ def test_a_cancel_whose_reply_was_lost_says_what_is_true(
     postgres_proxy.drop_reply(b"UPDATE messages")
     assert Messages(through).cancel(message.id).status is Status.CANCELLED
     assert postgres_proxy.dropped == 1
+
+
+def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
+    direct: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick way must not fail unseen: what it cannot do, the ordinary way does."""
+    everything = {
+        "idempotency_key": "key", "scopes": {"tenant": "Käse"}, "zone": "Asia/Tokyo",
+        "quiet_hours": "21:00-08:00", "expires_at": rows.now() + timedelta(days=1),
+    }  # fmt: skip
+    for changes in ({}, everything):
+        message = rows.a_message(**changes)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(direct.engine), "connect", None)
+            quickly = Messages(direct).add(
+                message, enqueue_at=message.send_at, fingerprint="print" if changes else None
+            )
+        assert quickly == Messages(direct).get(message.id) == message
+    ordinary = rows.a_message(**(everything | {"idempotency_key": "other"}))
+    with monkeypatch.context() as patched:
+        patched.setattr("dispatcher.store.postgres.execute", unanswered)
+        Messages(direct).add(ordinary, enqueue_at=ordinary.send_at, fingerprint="print")
+    with direct.engine.connect() as connection:
+        quick, slow = connection.exec_driver_sql(
+            "SELECT claim_token, claimed_by, reserved, fingerprint, enqueue_at = send_at, "
+            "scopes::text FROM messages WHERE idempotency_key IS NOT NULL"
+        ).all()
+    assert quick == slow
+
+
+def unanswered(*_: object) -> None:
+    raise Unanswered(perhaps_done=False)

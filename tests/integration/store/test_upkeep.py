@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import event
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import Claims, Database, Messages, Place, Result, StoreUpkeep
@@ -160,6 +164,22 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     Claims(database, ttl=rows.TTL).claim([expired])
     found = StoreUpkeep(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
     assert found == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_however_many_ids_are_one_parameter(database: Database) -> None:
+    message = rows.add(database)
+    ids = [message.id, *(uuid4() for _ in range(999))]
+    seen: list[int] = []
+
+    @event.listens_for(database.engine, "before_cursor_execute")
+    def note(*given: Any) -> None:
+        seen.append(len(given[3]))
+
+    assert set(StoreUpkeep(database).holding(ids)) == {message.id}
+    StoreUpkeep(database).mark_released(ids)
+    assert len(seen) == 2
+    assert max(seen) < 10
 
 
 def test_places_come_in_pages_and_each_once(database: Database) -> None:

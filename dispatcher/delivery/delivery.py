@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.clock import Clock
+from dispatcher.delivery.outcomes import Outcomes, Round, permit_of
 from dispatcher.errors import (
     LimitersUnavailable,
     PermanentFailure,
+    QueueUnavailable,
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.limiters import Permit, Permits
+from dispatcher.limiters import Permits
 from dispatcher.message import Outcome, storable_text
+from dispatcher.queue import Queue, Ticket
 from dispatcher.retry import backoff
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
@@ -26,27 +28,13 @@ from dispatcher.transports import Transport
 log = logging.getLogger(__name__)
 
 WAIT_IN_HAND = timedelta(seconds=1)
-"""Longest wait for an instant or a permit that a worker spends holding the message."""
+"""Longest wait for its instant that a worker spends holding a message."""
+_WAIT_FOR_PERMITS = timedelta(milliseconds=250)
+"""Longest wait for permits that a worker spends holding messages. It keeps a thread."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
 _RECORD_EVERY_SECONDS = 0.05
-_RECORD_AGAIN_SECONDS = 0.2
 _NO_WAIT = timedelta(0)
 _LONGEST_WAIT = timedelta(days=366)
-
-
-@dataclass(slots=True)
-class _Round:
-    """What one claim of a group has come to so far. Times are of the monotonic clock.
-
-    ``in_hand`` are the claims that were neither handed over nor put back.
-    """
-
-    claimed_at: float
-    ends_at: float
-    in_hand: dict[UUID, Claim]
-    results: list[Result] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    used: list[tuple[Claim, float]] = field(default_factory=list)
 
 
 class Delivery:
@@ -65,12 +53,15 @@ class Delivery:
         claims: Claims,
         permits: Permits,
         transports: Mapping[str, Transport],
+        queue: Queue,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
         self._transports = transports
+        self._queue = queue
+        self._outcomes = Outcomes(settings=settings, clock=clock, claims=claims, permits=permits)
 
     def deliver(self, message_ids: Sequence[UUID]) -> int:
         """Deliver what is due of these messages; return how many were handed over with success.
@@ -83,9 +74,9 @@ class Delivery:
         while waiting:
             claims, this = self._claim(waiting)
             try:
-                sent += self._send(self._permit(self._known(claims, this), this), this)
+                sent += self._send_permitted(self._known(claims, this), this)
             finally:  # whatever escapes must not take the outcomes of the neighbours
-                self._record(this)
+                self._outcomes.record(this)
                 self._put_back([(claim, _NO_WAIT) for claim in this.in_hand.values()], this)
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]
@@ -98,13 +89,13 @@ class Delivery:
             waiting = list(soon)
         return sent
 
-    def _claim(self, message_ids: Sequence[UUID]) -> tuple[list[Claim], _Round]:
+    def _claim(self, message_ids: Sequence[UUID]) -> tuple[list[Claim], Round]:
         claimed_at = self._clock.monotonic()
         claims = self._claims.claim(message_ids)
         ends_at = claimed_at + self._settings.claim_ttl.total_seconds()
-        return claims, _Round(claimed_at, ends_at, {claim.message.id: claim for claim in claims})
+        return claims, Round(claimed_at, ends_at, {claim.message.id: claim for claim in claims})
 
-    def _known(self, claims: Sequence[Claim], this: _Round) -> list[Claim]:
+    def _known(self, claims: Sequence[Claim], this: Round) -> list[Claim]:
         """Return the claims of channels that these settings know; put the others back.
 
         While settings are being rolled out another worker may know the channel.
@@ -116,35 +107,43 @@ class Delivery:
             self._put_back([(claim, self._settings.claim_ttl) for claim in strange], this)
         return [claim for claim in claims if claim.message.id in this.in_hand]
 
-    def _permit(self, claims: Sequence[Claim], this: _Round) -> list[Claim]:
-        """Return the claims that may go now; the others are put back to when they may."""
-        granted: list[Claim] = []
+    def _send_permitted(self, claims: Sequence[Claim], this: Round) -> int:
+        """Send what may go now or in a moment; put back the others to when their turn is."""
+        sent, patience = 0, _WAIT_FOR_PERMITS.total_seconds()
         waiting = list(claims)
-        patience = WAIT_IN_HAND
         while waiting:
-            hold = timedelta(seconds=max(0.0, this.ends_at - self._clock.monotonic()))
-            try:
-                decisions = self._permits.acquire([_permit(each) for each in waiting], hold=hold)
-            except LimitersUnavailable as error:
-                log.warning("%d messages wait for the limiters: %s", len(waiting), error)
-                self._put_back([(claim, _LIMITERS_PAUSE) for claim in waiting], this)
+            asked_at = self._clock.monotonic()
+            granted, refused = self._permit(waiting, this)
+            short = [each for each in refused if each[1].total_seconds() <= patience]
+            self._snooze([each for each in refused if each not in short], this)
+            # What may go must not wait for what may not.
+            sent += self._send(granted, this)
+            if not short:
                 break
-            answers = list(zip(waiting, decisions, strict=True))
-            granted += [claim for claim, decision in answers if decision.allowed]
-            refused = [(claim, each.retry_after) for claim, each in answers if not each.allowed]
-            short = [(claim, wait) for claim, wait in refused if wait <= patience]
-            self._put_back([each for each in refused if each not in short], this)
-            if granted or not short:
-                # What may go must not wait for what may not.
-                self._put_back(short, this)
-                break
-            pause = max(wait for _, wait in short)
-            self._clock.sleep(pause.total_seconds())
+            self._outcomes.record(this)  # what was sent does not count as in hand any more
+            passed = self._clock.monotonic() - asked_at
+            pause = max(0.0, max(wait.total_seconds() for _, wait in short) - passed)
+            self._clock.sleep(pause)
             patience -= pause
             waiting = [claim for claim, _ in short]
-        return granted
+        return sent
 
-    def _send(self, claims: Sequence[Claim], this: _Round) -> int:
+    def _permit(
+        self, claims: Sequence[Claim], this: Round
+    ) -> tuple[list[Claim], list[tuple[Claim, timedelta]]]:
+        """Return the claims that may go now, and the others with their waits."""
+        hold = timedelta(seconds=max(0.0, this.ends_at - self._clock.monotonic()))
+        try:
+            decisions = self._permits.acquire([permit_of(each) for each in claims], hold=hold)
+        except LimitersUnavailable as error:
+            log.warning("%d messages wait for the limiters: %s", len(claims), error)
+            self._put_back([(claim, _LIMITERS_PAUSE) for claim in claims], this)
+            return [], []
+        answers = list(zip(claims, decisions, strict=True))
+        granted = [claim for claim, decision in answers if decision.allowed]
+        return granted, [(claim, each.retry_after) for claim, each in answers if not each.allowed]
+
+    def _send(self, claims: Sequence[Claim], this: Round) -> int:
         sent = 0
         recorded_at = self._clock.monotonic()
         for place, claim in enumerate(claims):
@@ -155,16 +154,20 @@ class Delivery:
             if claim.expires_in is not None and now - this.claimed_at >= claim.expires_in:
                 self._put_back([(claim, _NO_WAIT)], this)
                 continue
+            opens_at = this.closed.get(claim.message.channel, 0.0)
+            if now < opens_at:
+                self._put_back([(claim, timedelta(seconds=opens_at - now))], this)
+                continue
             del this.in_hand[claim.message.id]
             sent += self._hand_over(claim, this)
             # Counted at its end: a hand-over is never later than that, so never counted too early.
             this.used.append((claim, self._clock.monotonic()))
             if self._clock.monotonic() - recorded_at > _RECORD_EVERY_SECONDS:
-                self._record(this)
+                self._outcomes.record(this)
                 recorded_at = self._clock.monotonic()
         return sent
 
-    def _hand_over(self, claim: Claim, this: _Round) -> bool:
+    def _hand_over(self, claim: Claim, this: Round) -> bool:
         """Give one message to its transport: the only line that reaches the world."""
         message = claim.message
         try:
@@ -175,6 +178,7 @@ class Delivery:
             this.failures.append(
                 self._failure(claim, Outcome.TEMPORARY, _text(error), error.retry_after)
             )
+            self._close(message.channel, error, this)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything: temporary
             log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
             this.failures.append(self._failure(claim, Outcome.TEMPORARY, _text(error), None))
@@ -182,6 +186,17 @@ class Delivery:
             this.results.append(Result(claim, None if receipt is None else storable_text(receipt)))
             return True
         return False
+
+    def _close(self, channel: str, error: TemporaryFailure, this: Round) -> None:
+        """Let nobody hand over anything on a channel until its provider wants to be asked."""
+        wait = _sane(error.retry_after)
+        if not error.closes_channel or not wait:
+            return
+        this.closed[channel] = self._clock.monotonic() + wait.total_seconds()
+        try:
+            self._permits.close(channel, wait)
+        except LimitersUnavailable as unavailable:
+            log.warning("channel %s is not closed for others: %s", channel, unavailable)
 
     def _failure(
         self, claim: Claim, outcome: Outcome, error: str, retry_after: timedelta | None
@@ -199,65 +214,49 @@ class Delivery:
         )
         return Failure(claim, outcome, error, wait)
 
-    def _record(self, this: _Round) -> None:
-        """Write down what came of the hand-overs so far, again and again while the claim holds."""
-        while this.results or this.failures:
-            try:
-                self._claims.record(this.results, this.failures, enqueue_in=-self._settings.horizon)
-                break
-            except StoreUnavailable as error:
-                if error.refused:
-                    self._record_each(this)
-                    break
-                if self._clock.monotonic() > this.ends_at:
-                    _lost(error)
-                    break
-                self._clock.sleep(_RECORD_AGAIN_SECONDS)
-        self._settle(this)
-        this.results, this.failures = [], []
-
-    def _record_each(self, this: _Round) -> None:
-        """Record one by one, so that what the store refuses takes no other outcome with it."""
-        singles: list[tuple[list[Result], list[Failure]]] = [
-            *(([each], []) for each in this.results),
-            *(([], [each]) for each in this.failures),
-        ]
-        for results, failures in singles:
-            try:
-                self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
-            except StoreUnavailable as error:
-                _lost(error)
-
-    def _settle(self, this: _Round) -> None:
-        if not this.used:
+    def _snooze(self, refused: Sequence[tuple[Claim, timedelta]], this: Round) -> None:
+        """Put back what has no permit. What is to come back before the sweep looks is enqueued."""
+        soon = [each for each in refused if each[1] <= self._settings.sweep_interval * 2]
+        self._put_back([each for each in refused if each not in soon], this)
+        if not soon or not self._put_back(soon, this, enqueue_in=self._settings.enqueue_grace):
             return
-        now = self._clock.monotonic()
-        used = [(_permit(each), timedelta(seconds=now - ended)) for each, ended in this.used]
-        this.used = []
+        now = self._clock.now()
+        tickets = [Ticket(claim.message.id, claim.message.channel, now + wait)
+                   for claim, wait in soon]  # fmt: skip
         try:
-            self._permits.settle(used)
-        except LimitersUnavailable as error:
-            log.warning("%d permits stay counted at their latest time: %s", len(used), error)
+            self._queue.enqueue(tickets)
+        except QueueUnavailable as error:
+            log.warning("%d messages are enqueued after their grace: %s", len(soon), error)
 
-    def _put_back(self, snoozed: Sequence[tuple[Claim, timedelta]], this: _Round) -> None:
-        """Put back what was not handed over, with its permit if it has one."""
+    def _put_back(
+        self,
+        snoozed: Sequence[tuple[Claim, timedelta]],
+        this: Round,
+        *,
+        enqueue_in: timedelta | None = None,
+    ) -> bool:
+        """Put back what was not handed over, with its permit if it has one.
+
+        The sweep hands it over ``enqueue_in`` after its wait, by default a horizon before. Tell
+        whether the store knows of it.
+        """
         if not snoozed:
-            return
+            return True
         for claim, _ in snoozed:
             this.in_hand.pop(claim.message.id, None)
+        if enqueue_in is None:
+            enqueue_in = -self._settings.horizon
+        is_stored = True
         try:
-            self._claims.put_back(snoozed, enqueue_in=-self._settings.horizon)
+            self._claims.put_back(snoozed, enqueue_in=enqueue_in)
         except StoreUnavailable as error:
+            is_stored = False
             log.warning("%d messages wait for their rescue: %s", len(snoozed), error)
         try:
-            self._permits.give_back([_permit(claim) for claim, _ in snoozed])
+            self._permits.give_back([permit_of(claim) for claim, _ in snoozed])
         except LimitersUnavailable as error:
             log.warning("%d unused permits stay counted: %s", len(snoozed), error)
-
-
-def _permit(claim: Claim) -> Permit:
-    message = claim.message
-    return Permit(message.id, claim.token, message.scope, message.channel)
+        return is_stored
 
 
 def _text(error: BaseException) -> str:
@@ -269,7 +268,3 @@ def _sane(retry_after: object) -> timedelta | None:
     if not isinstance(retry_after, timedelta):
         return None
     return min(max(retry_after, _NO_WAIT), _LONGEST_WAIT)
-
-
-def _lost(error: StoreUnavailable) -> None:
-    log.error("outcomes are lost, their messages will be rescued: %s", error)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.limiters import Decision
+from dispatcher.limiters import PermitAnswer
 from tests.support.doubles import at_once
 from tests.support.model import is_broken
 from tests.support.permits import Logs, logs_on
@@ -27,7 +27,7 @@ def test_threads_on_one_log_get_exactly_the_limit(redis_server: RedisServer) -> 
         ids = [n.to_bytes(4, "big") for n in range(THREADS * 4)]
         groups = [ids[n::THREADS] for n in range(THREADS)]
         answers = at_once([partial(logs.acquire, *group) for group in groups])
-        decisions: list[Decision] = []
+        decisions: list[PermitAnswer] = []
         for answer in answers:
             assert isinstance(answer, list)
             decisions += answer
@@ -98,7 +98,7 @@ def test_decisions_are_those_of_a_plain_count(
         logs.put({bytes([n]): age for n, age in enumerate(ages)})
         answers = logs.acquire(*(bytes([100 + n]) for n in range(wanted)), hold=timedelta(0))
         # No age lies within 5 s of a length, so the ms that pass meanwhile decide nothing.
-        taken = list(ages)
+        taken, refused = list(ages), 0
         for answer in answers:
             left = [count - sum(age < length for age in taken) for count, length in limits]
             assert answer.allowed == (min(left) > 0)
@@ -108,9 +108,10 @@ def test_decisions_are_those_of_a_plain_count(
                 assert answer.retry_after == timedelta(0)
             else:
                 waits = [
-                    length - sorted(taken)[count - 1]
+                    length * (1 + refused // count) - sorted(taken)[count - 1 - refused % count]
                     for (count, length), each in zip(limits, left, strict=True)
                     if each <= 0
                 ]
+                refused += 1
                 error = timedelta(milliseconds=max(waits)) - answer.retry_after
                 assert timedelta(0) <= error < timedelta(seconds=5)

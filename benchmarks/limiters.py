@@ -1,0 +1,155 @@
+"""Measure what a permit costs: three limits at once, and the bytes that one key keeps.
+
+The floor is an empty script with the same keys and arguments, called the same way. The peers are
+asked once for each limit, as they are meant to be, except pyrate-limiter, which takes several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import cast
+
+import redis
+from limits import parse as parse_peer
+from limits.storage import RedisStorage
+from limits.strategies import (
+    FixedWindowRateLimiter,
+    MovingWindowRateLimiter,
+    RateLimiter,
+    SlidingWindowCounterRateLimiter,
+)
+from pyrate_limiter import Duration, Rate, RedisBucket
+from pyrate_limiter import Limiter as PyrateLimiter
+from rounds import folder, measure, report
+from throttled import RateLimiterType, RedisStore, Throttled
+
+from dispatcher.embedded import embedded
+from dispatcher.limiters import (
+    GCRA,
+    Algorithm,
+    Concurrency,
+    CounterPerKey,
+    FixedWindow,
+    Limiter,
+    Limits,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+)
+
+CALLS = 1_000
+THREE = ((1_000, "minute"), (5_000, "hour"), (10_000, "day"))
+TEXTS = tuple(f"{n}/{unit}" for n, unit in THREE)
+KEYS = 500
+"""How many keys take turns, so that states are found and none is reached."""
+
+Peer = Callable[[str], object]
+
+
+def main() -> None:
+    with folder() as path, embedded(path) as settings:
+        client = redis.Redis.from_url(settings.redis_url)
+        client.config_set("appendonly", "no")
+        families = ours()
+        limiters = {name: Limits(limits).on(client) for name, limits in families.items()}
+        alternatives = {"empty script": empty_script(client)}
+        alternatives |= {name: turning(each.acquire) for name, each in limiters.items()}
+        alternatives |= {name: turning(each) for name, each in peers(settings.redis_url).items()}
+        title = "Limiters: one permit from three limits at once"
+        report(title, measure(alternatives, calls=CALLS), floor="empty script")
+        weights(client, limiters, settings.redis_url)
+
+
+def ours() -> dict[str, Sequence[Algorithm]]:
+    """Return three limits of each algorithm."""
+    return {
+        "FixedWindow": [FixedWindow(n, unit) for n, unit in THREE],
+        "FixedWindow in Europe/Berlin": [
+            FixedWindow(n, unit, align="Europe/Berlin") for n, unit in THREE
+        ],
+        "CounterPerKey": [CounterPerKey(n, unit) for n, unit in THREE],
+        "SlidingCounter": [SlidingCounter(n, unit) for n, unit in THREE],
+        "GCRA": [GCRA(n, unit, max_burst=n - 1) for n, unit in THREE],
+        "SlidingList": [SlidingList(n, unit) for n, unit in THREE],
+        "SlidingLog": [SlidingLog(n, unit) for n, unit in THREE],
+        "Concurrency": [Concurrency(1_000, name=unit) for _, unit in THREE],
+    }
+
+
+def peers(url: str) -> dict[str, Peer]:
+    """Return what asks the peers about the same three limits."""
+    storage = RedisStorage(url.replace("unix://", "redis+unix://"))
+    three = [parse_peer(text) for text in TEXTS]
+
+    def limits_library(strategy: RateLimiter) -> Peer:
+        name = type(strategy).__name__  # one storage would mix their keys up
+        return lambda key: [strategy.hit(each, name, key) for each in three]
+
+    store = RedisStore(url)
+
+    def throttled_library(kind: RateLimiterType) -> Peer:
+        each_limit = [
+            Throttled(using=kind.value, quota=f"{n}/{unit[0]}", store=store, key_prefix=unit)
+            for n, unit in THREE
+        ]
+        return lambda key: [each.limit(key) for each in each_limit]
+
+    lengths = (Duration.MINUTE, Duration.HOUR, Duration.DAY)
+    rates = [Rate(n, length) for (n, _), length in zip(THREE, lengths, strict=True)]
+    client = redis.Redis.from_url(url)
+    buckets: dict[str, PyrateLimiter] = {}
+
+    def pyrate(key: str) -> object:
+        if key not in buckets:
+            bucket = cast(RedisBucket, RedisBucket.init(rates, client, f"pyrate:{key}"))
+            buckets[key] = PyrateLimiter(bucket)
+        return buckets[key].try_acquire(key, blocking=False)
+
+    return {
+        "limits, fixed window × 3": limits_library(FixedWindowRateLimiter(storage)),
+        "limits, moving window × 3": limits_library(MovingWindowRateLimiter(storage)),
+        "limits, sliding counter × 3": limits_library(SlidingWindowCounterRateLimiter(storage)),
+        "pyrate-limiter, bucket kept": pyrate,
+        "throttled-py, fixed window × 3": throttled_library(RateLimiterType.FIXED_WINDOW),
+        "throttled-py, GCRA × 3": throttled_library(RateLimiterType.GCRA),
+    }
+
+
+def turning(act: Peer) -> Callable[[], object]:
+    """Return what acts for one key after the other."""
+    turns = count()
+    return lambda: act(f"customer-{next(turns) % KEYS}")
+
+
+def empty_script(client: redis.Redis) -> Callable[[], object]:
+    """Return a call with the keys and the arguments of three limits, of a script of one line."""
+    script = client.register_script("return 1")
+    words: list[str | int] = ["fixed_window", 2, 1_000, 60_000] * 3
+    turns = count()
+
+    def call() -> object:
+        key = f"customer-{next(turns) % KEYS}"
+        keys = [f"{{empty:{key}}}:{name}-1000-60000" for name in ("p0", "p1", "a", "b", "c")]
+        return script(keys=keys, args=[60_000, 3, *words, "AAAAAAAAAAAAAAAA", 1, 1, 3, 1, 2, 3])
+
+    return call
+
+
+def weights(client: redis.Redis, limiters: dict[str, Limiter], url: str) -> None:
+    """Print what the three limits of one key weigh after 100 permits, all its keys together."""
+    print("\n### Bytes that three limits keep for one key after 100 permits\n")
+    print("| | bytes | of these to recognise repeated calls |\n|---|---|---|")
+    takers: dict[str, Peer] = {name: each.acquire for name, each in limiters.items()}
+    for name, take in (takers | peers(url)).items():
+        client.flushdb()
+        for _ in range(100):
+            take("customer-1")
+        found = cast("list[bytes]", client.keys("*"))
+        sizes = {key: cast(int, client.memory_usage(key, samples=0)) for key in found}
+        remembered = sum(size for key, size in sizes.items() if b":permits:" in key)
+        print(f"| {name} | {sum(sizes.values())} | {remembered} |")
+
+
+if __name__ == "__main__":
+    main()

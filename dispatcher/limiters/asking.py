@@ -1,0 +1,182 @@
+"""How Redis is asked for a set of limits, and how its answers are read. Sends nothing.
+
+Every operation is a generator of steps: it yields a :class:`Call` or a :class:`Pause`, is sent the
+reply, and returns the answer. The limiters for ``redis`` and for ``redis.asyncio`` run the same
+steps. ``calls.py``, ``groups.py`` and ``holds.py`` have the operations.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias, TypeVar
+
+from dispatcher.clock import Clock
+from dispatcher.errors import InvalidValue, LimitersUnavailable
+from dispatcher.limiters.addresses import Addresses
+from dispatcher.limiters.base import MOST_AT_ONCE, Decision, Part, State, length_ms
+from dispatcher.lua import composed
+from dispatcher.sendtime import to_ms
+
+T = TypeVar("T")
+OnFault = Literal["raise", "unknown"]
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
+_NO_WAIT = timedelta(0)
+_LONGEST_REMEMBERED_MS = 86_400_000
+_LONGEST_ID = 255
+_TRIES = 3
+_WORDS_KEPT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One script, its keys and its arguments."""
+
+    script: str
+    keys: Sequence[str]
+    args: Sequence[str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for so many seconds."""
+
+    seconds: float
+
+
+Reply: TypeAlias = Sequence[int]
+Steps: TypeAlias = Generator[Call | Pause, Reply, T]
+Words: TypeAlias = Sequence[str | int]
+
+
+class Asking:
+    """A set of limits on one Redis: what is common to everything that they are asked."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        prefix: str,
+        tag: str | None,
+        on_fault: OnFault,
+        remember: timedelta | None,
+        clock: Clock,
+        cluster: bool,
+    ) -> None:
+        if on_fault not in {"raise", "unknown"}:
+            raise InvalidValue("on_fault", repr(on_fault), "'raise' or 'unknown'")
+        self.parts = tuple(parts)
+        self.addresses = Addresses(parts, prefix=prefix, tag=tag, cluster=cluster)
+        self._on_fault = on_fault
+        self.span = 0
+        if remember is not None:
+            span = length_ms(remember, "remember", least=1_000, most=_LONGEST_REMEMBERED_MS)
+            self.span = 0 if all(each.knows_permits for each in parts) else span
+        self.clock = clock
+        self._shift_ms = 0  # by how much the server's clock is ahead, as far as that is known
+        self._kinds = tuple(sorted({each.kind for each in parts}))
+        self.aligned = any(each.aligned for each in parts)
+        self.places = range(1, len(self.parts) + 1)
+        self._kept_words: tuple[int | None, Words] = (None, ())
+        self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
+        self.most = min([each.most for each in parts if each.most] + [MOST_AT_ONCE])
+
+    def text(self, script: str) -> str:
+        """Return the text of a script for these limits."""
+        return composed(script, self._kinds)
+
+    def ask(self, call: Callable[[int], Call]) -> Steps[Reply]:
+        """Ask, and ask again with other calendar periods where the server's time needs them."""
+        for _ in range(_TRIES):
+            local_ms = to_ms(self.clock.now()) if self.aligned else 0
+            reply = yield call(local_ms + self._shift_ms)
+            if len(reply) > 1:
+                return reply
+            self._shift_ms = reply[0] - local_ms
+        raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+
+    def words(self, now_ms: int) -> Words:
+        """Return what the scripts are told of all limits, at about that time (ms since 1970)."""
+        if not self.aligned:
+            return self._fixed_words
+        # The words tell of periods to come, so they may be some seconds old.
+        turn = now_ms // _WORDS_KEPT_MS
+        if self._kept_words[0] != turn:
+            self._kept_words = (turn, self.words_of(now_ms, self.parts))
+        return self._kept_words[1]
+
+    def words_of(self, now_ms: int, parts: Sequence[Part]) -> Words:
+        """Return what the scripts are told of some limits."""
+        words: list[str | int] = []
+        for part in parts:
+            own = part.words(now_ms)
+            words += (part.kind, len(own), *own)
+        return words
+
+    def decision(
+        self,
+        now_ms: int,
+        reply: Reply,
+        chosen: Sequence[int] | None,
+        permit: str,
+        *,
+        peeked: bool = False,
+    ) -> Decision:
+        """Return the decision that five integers of a reply stand for."""
+        granted, wait, place, left, whole = reply
+        if chosen == ():
+            return _free(now_ms, granted, permit)
+        part = self.parts[place - 1 if chosen is None else chosen[place - 1]]
+        state = State.ALLOWED
+        if granted == 0:
+            state = State.REFUSED
+        elif left == 0 and part.most and not peeked:
+            state = State.REACHED
+        return Decision(
+            allowed=granted > 0,
+            state=state,
+            limit=part.most,
+            remaining=left,
+            retry_after=wait * MILLISECOND if granted == 0 else _NO_WAIT,
+            reset_at=EPOCH + (now_ms + whole) * MILLISECOND,
+            granted=0 if peeked else granted,
+            permit=permit if granted else "",
+            refused_by=None if granted else str(part),
+        )
+
+    def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
+        """Answer for a Redis that could not be asked, if that is the policy."""
+        if self._on_fault == "raise":
+            raise error
+        return Decision(
+            allowed=False,
+            state=State.UNKNOWN,
+            limit=self.most,
+            remaining=0,
+            retry_after=_NO_WAIT,
+            reset_at=self.clock.now(),
+            permit=permit,
+        )
+
+
+def _free(now_ms: int, granted: int, permit: str) -> Decision:
+    """Answer for a request that no limit was to judge."""
+    now = EPOCH + now_ms * MILLISECOND
+    return Decision(True, State.ALLOWED, 0, 0, _NO_WAIT, now, granted, permit)
+
+
+def new_id() -> str:
+    """Return a permit id that nobody else has."""
+    return os.urandom(10).hex()
+
+
+def checked(permit: str) -> str:
+    """Return a permit id of the caller's. Raises InvalidValue."""
+    accepted = f"1 to {_LONGEST_ID} letters, without NUL"
+    if not isinstance(permit, str) or not 1 <= len(permit) <= _LONGEST_ID or "\0" in permit:
+        raise InvalidValue("permit", f"{permit!r}", accepted)
+    return permit

@@ -1,0 +1,154 @@
+"""What a set of limits is asked for one key: to take permits, to tell, to give back, to forget."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached
+from dispatcher.limiters.addresses import Keys
+from dispatcher.limiters.asking import Asking, Call, Pause, Steps, checked, new_id
+from dispatcher.limiters.base import MOST_AT_ONCE, Decision, State, check_permits
+from dispatcher.limiters.holds import waits_for_a_hold
+
+_LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be given back long before it ends
+
+
+def acquire(
+    asking: Asking,
+    keys: Keys,
+    n: int,
+    *,
+    permit: str | None,
+    wait: bool,
+    timeout: timedelta | float | None,
+) -> Steps[Decision]:
+    """Take ``n`` permits or none; with ``wait`` ask again until they are there."""
+    permit = new_id() if permit is None else checked(permit)
+    try:
+        return (yield from _acquire(asking, keys, n, permit, wait=wait, timeout=timeout))
+    except LimitersUnavailable as error:
+        return asking.unknown(error, permit)
+
+
+def enter(
+    asking: Asking,
+    keys: Keys,
+    n: int,
+    permit: str,
+    *,
+    wait: bool,
+    timeout: timedelta | float | None,
+) -> Steps[Decision]:
+    """As ``acquire``, for a block that must not run without permits.
+
+    Raises LimitReached, and LimitersUnavailable whatever the policy.
+    """
+    decision = yield from _acquire(asking, keys, n, permit, wait=wait, timeout=timeout)
+    if decision.state is State.REFUSED:
+        raise LimitReached(
+            limit=decision.refused_by or "",
+            retry_after=decision.retry_after,
+            reset_at=decision.reset_at,
+        )
+    return decision
+
+
+def acquire_up_to(asking: Asking, keys: Keys, n: int, *, permit: str | None) -> Steps[Decision]:
+    """Take as many of ``n`` permits as fit."""
+    check_permits(n, "n", MOST_AT_ONCE)
+    permit = new_id() if permit is None else checked(permit)
+    try:
+        return (yield from _take(asking, keys, n, 1, permit))
+    except LimitersUnavailable as error:
+        return asking.unknown(error, permit)
+
+
+def peek(asking: Asking, keys: Keys, n: int) -> Steps[Decision]:
+    """Tell what ``acquire`` would answer; take nothing."""
+    check_permits(n, "n", asking.most)
+    states = asking.addresses.states(asking.addresses.each(keys))
+
+    def call(now_ms: int) -> Call:
+        return Call("limits_peek", states, (n, len(states), *asking.words(now_ms)))
+
+    try:
+        now, room, *rest = yield from asking.ask(call)
+    except LimitersUnavailable as error:
+        return asking.unknown(error, "")
+    return asking.decision(now, (room if room >= n else 0, *rest), None, "", peeked=True)
+
+
+def give_back(asking: Asking, keys: Keys, permit: str) -> Steps[int]:
+    """Give the permits of one id back; return how many."""
+    names = asking.addresses.whole(keys)
+    checked(permit)
+
+    def call(now_ms: int) -> Call:
+        words = asking.words(now_ms)
+        args = (asking.span, len(asking.parts), permit, *words)
+        return Call("limits_give_back", names, args)
+
+    _, given_back = yield from asking.ask(call)
+    return given_back
+
+
+def reset(asking: Asking, keys: Keys) -> Steps[None]:
+    """Forget all that was taken for ``keys``."""
+    names = asking.addresses.whole(keys)
+    yield Call("limits_reset", names, ())
+
+
+def _acquire(
+    asking: Asking,
+    keys: Keys,
+    n: int,
+    permit: str,
+    *,
+    wait: bool,
+    timeout: timedelta | float | None,
+) -> Steps[Decision]:
+    check_permits(n, "n", asking.most)
+    if not wait:
+        if timeout is not None:
+            raise InvalidValue("timeout", "given without wait=True", "None, or wait=True")
+        return (yield from _take(asking, keys, n, n, permit))
+    seconds = _seconds(timeout)
+    deadline = None if seconds is None else asking.clock.monotonic() + seconds
+    while True:
+        decision = yield from _take(asking, keys, n, n, permit)
+        if decision:
+            return decision
+        pause = decision.retry_after.total_seconds()
+        left = None if deadline is None else deadline - asking.clock.monotonic()
+        if waits_for_a_hold(asking, decision):
+            pause = min(pause, _LONGEST_PAUSE_FOR_HOLDS)
+            if left is not None and left > 0:
+                pause = min(pause, left)
+        if left is not None and pause > left:
+            return decision
+        yield Pause(pause)
+
+
+def _take(asking: Asking, keys: Keys, n: int, least: int, permit: str) -> Steps[Decision]:
+    names = asking.addresses.whole(keys)
+    many = len(asking.parts)
+
+    def call(now_ms: int) -> Call:
+        words = asking.words(now_ms)
+        wanted = (permit, n, least, many, *asking.places)
+        return Call("limits_acquire", names, (asking.span, many, *words, *wanted))
+
+    if asking.aligned:
+        now, *flat = yield from asking.ask(call)
+    else:
+        now, *flat = yield call(0)
+    return asking.decision(now, flat, None, permit)
+
+
+def _seconds(timeout: timedelta | float | None) -> float | None:
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidValue("timeout", f"{timeout!r}", "None, a timedelta, or seconds from 0 on")
+    return seconds

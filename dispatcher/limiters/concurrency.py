@@ -1,0 +1,62 @@
+"""At most so many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from dispatcher.limiters.addresses import check_name
+from dispatcher.limiters.base import length_ms
+from dispatcher.limiters.binding import Algorithm
+from dispatcher.limiters.counted import check_count
+
+_LONGEST_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class Concurrency(Algorithm):
+    """At most ``count`` permits in use at the same time.
+
+    Each is a hold on a place. It ends when it is given back, or by itself after ``hold`` (10 ms to
+    one day) unless it is renewed: so the place of a holder that crashed comes back. Used as a
+    context manager, it renews and gives back by itself. ``retry_after`` says when the next hold
+    ends at the latest. Raises InvalidValue.
+    """
+
+    count: int
+    hold: timedelta = timedelta(seconds=30)
+    name: str | None = None
+
+    kind: ClassVar[str] = "concurrency"
+    knows_permits: ClassVar[bool] = True
+    holds: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
+        length_ms(self.hold, "hold", least=10, most=_LONGEST_MS)
+        if self.name is not None:
+            check_name(self.name, "name")
+
+    @property
+    def hold_ms(self) -> int:
+        """How long a hold lasts, in ms."""
+        return self.hold // timedelta(milliseconds=1)
+
+    @property
+    def most(self) -> int:
+        """How many permits it can ever give in one call."""
+        return self.count
+
+    @property
+    def label(self) -> str:
+        """What it is called in Redis keys: its name, or its algorithm and count."""
+        return self.name or f"{self.kind}-{self.count}"
+
+    def words(self, now_ms: int) -> Sequence[int]:  # noqa: ARG002 - aligned windows need it
+        """Return what its part of the scripts is told."""
+        return (self.count, self.hold_ms)
+
+    def __str__(self) -> str:
+        return f"{self.count} at once"

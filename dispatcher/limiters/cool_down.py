@@ -1,0 +1,47 @@
+"""Closed until some time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatcher.limiters.addresses import check_name
+from dispatcher.limiters.binding import Algorithm
+
+
+@dataclass(frozen=True)
+class CoolDown(Algorithm):
+    """Gives every permit unless it is closed, and then none until that time is over.
+
+    ``close`` closes a key for everybody at once, for instance when a provider says
+    ``Retry-After``. Closed twice, the later time holds; ``reset`` opens it. It counts nothing:
+    ``limit`` and ``remaining`` are 0. Raises InvalidValue.
+    """
+
+    name: str | None = None
+
+    kind: ClassVar[str] = "cool_down"
+    knows_permits: ClassVar[bool] = True
+    closes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "name")
+
+    @property
+    def most(self) -> int:
+        """Nothing is counted."""
+        return 0
+
+    @property
+    def label(self) -> str:
+        """What it is called in Redis keys."""
+        return self.name or self.kind
+
+    def words(self, now_ms: int) -> Sequence[int]:  # noqa: ARG002 - aligned windows need it
+        """Return what its part of the scripts is told."""
+        return ()
+
+    def __str__(self) -> str:
+        return "cool-down"

@@ -1,0 +1,89 @@
+"""What the limits of N per length have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self
+
+from dispatcher.errors import InvalidValue
+from dispatcher.limiters.addresses import check_name
+from dispatcher.limiters.base import length_ms
+from dispatcher.limiters.binding import Algorithm
+from dispatcher.periods import UNIT_MS
+from dispatcher.quota import MAX_LENGTH_MS, Limit
+
+LEAST_LENGTH_MS = 10
+_ACCEPTED = f"a timedelta of {LEAST_LENGTH_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
+
+
+@dataclass(frozen=True)
+class CountPerLength(Algorithm):
+    """At most ``count`` permits per ``period``.
+
+    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, ``count`` a
+    whole number from 1 to 10,000,000. Limits that shall not count together though they are equal
+    have different names, of 1 to 64 letters, digits and any of ``_.-``. Raises InvalidValue.
+    """
+
+    count: int
+    period: timedelta | str
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        self._check()
+        # Calls read these each time.
+        object.__setattr__(self, "_words", self._own_words())
+        object.__setattr__(self, "_label", self.name or self._own_label())
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"5/minute"`` or ``"2/30 second"``. Raises InvalidValue."""
+        limit = Limit.parse(text)
+        return cls(limit.count, timedelta(milliseconds=limit.length_ms))
+
+    @property
+    def length_ms(self) -> int:
+        """The period in ms."""
+        if isinstance(self.period, str):
+            if self.period not in UNIT_MS:
+                raise InvalidValue("period", f"{self.period!r}", _ACCEPTED)
+            return UNIT_MS[self.period]
+        return length_ms(self.period, "period", least=LEAST_LENGTH_MS, most=MAX_LENGTH_MS)
+
+    @property
+    def most(self) -> int:
+        """How many permits it can ever give in one call."""
+        return self.count
+
+    @property
+    def label(self) -> str:
+        """What it is called in Redis keys: its name, or its algorithm and numbers."""
+        label: str = self.__dict__["_label"]
+        return label
+
+    def words(self, now_ms: int) -> Sequence[int]:  # noqa: ARG002 - aligned windows need it
+        """Return what its part of the scripts is told."""
+        words: Sequence[int] = self.__dict__["_words"]
+        return words
+
+    def _check(self) -> None:
+        check_count(self.count)
+        if self.name is not None:
+            check_name(self.name, "name")
+
+    def _own_words(self) -> Sequence[int]:
+        return (self.count, self.length_ms)
+
+    def _own_label(self) -> str:
+        return f"{self.kind}-{self.count}-{self.length_ms}"
+
+    def __str__(self) -> str:
+        return str(Limit(self.count, self.length_ms))
+
+
+def check_count(count: int) -> None:
+    """Raise InvalidValue unless a limit can have that count."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
+        raise InvalidValue("count", f"{count!r}", f"a whole number from 1 to {Limit.MOST}")

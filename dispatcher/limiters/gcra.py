@@ -1,0 +1,64 @@
+"""Spacing with a burst: the generic cell rate algorithm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar, Self
+
+from dispatcher.errors import InvalidValue
+from dispatcher.limiters.counted import CountPerLength
+from dispatcher.quota import Limit
+
+_WHOLE = 1 << 53
+_BURST = re.compile(r"(.*?)\s+burst\s+([0-9]{1,9})\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class GCRA(CountPerLength):
+    """``count`` permits per ``period``, evenly spaced, with ``max_burst`` more at once.
+
+    As redis-cell counts: a caller who was silent may take ``max_burst`` + 1 at once, and then one
+    every period / count. Without a burst every permit keeps its distance from the one before. Two
+    numbers a key, whatever ``count`` is. Raises InvalidValue for a burst so large that the
+    arithmetic would not be exact.
+    """
+
+    max_burst: int = 0
+
+    kind: ClassVar[str] = "gcra"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"50/second"`` or ``"50/second burst 200"``. Raises InvalidValue."""
+        match = _BURST.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            return super().parse(text)
+        plain = super().parse(match[1])
+        return cls(plain.count, plain.period, max_burst=int(match[2]))
+
+    @property
+    def most(self) -> int:
+        """How many permits it can ever give in one call."""
+        return self.max_burst + 1
+
+    def _check(self) -> None:
+        CountPerLength._check(self)
+        burst = self.max_burst
+        rise = self.length_ms * 1_000 // gcd(self.length_ms * 1_000, self.count)
+        most = min(Limit.MOST, (_WHOLE - 1) // rise - 1)
+        if isinstance(burst, bool) or not isinstance(burst, int) or not 0 <= burst <= most:
+            raise InvalidValue("max_burst", f"{burst!r}", f"a whole number from 0 to {most}")
+
+    def _own_words(self) -> Sequence[int]:
+        length_us = self.length_ms * 1_000
+        common = gcd(length_us, self.count)
+        return (self.max_burst + 1, length_us // common, self.count // common)
+
+    def _own_label(self) -> str:
+        return f"{self.kind}-{self.count}-{self.length_ms}-{self.max_burst}"
+
+    def __str__(self) -> str:
+        return f"{Limit(self.count, self.length_ms)} burst {self.max_burst}"

@@ -1,0 +1,217 @@
+"""Limits on a client of ``redis``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import ParamSpec, TypeAlias, TypeVar
+
+import redis
+from redis.commands.core import Script
+from redis.exceptions import NoScriptError
+
+from dispatcher.clock import Clock
+from dispatcher.errors import LimitersUnavailable
+from dispatcher.limiters import calls, holds
+from dispatcher.limiters.addresses import Keys
+from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, new_id
+from dispatcher.limiters.base import Decision, translated
+from dispatcher.limiters.groups import Request, acquire_each
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Client: TypeAlias = redis.Redis | redis.RedisCluster
+
+log = logging.getLogger(__name__)
+
+
+class Limiter:
+    """Answers "may this go now?" for one limit or several. Safe to share between threads.
+
+    Made by ``on`` of a limit. ``keys`` is whom the permits are for: one key for all limits, or a
+    sequence with one for each. Every method raises InvalidValue for what it cannot take, before
+    anything is sent, and LimitersUnavailable for a Redis that does not answer, unless the policy
+    is ``unknown`` and it answers with a decision. :class:`AsyncLimiter` is the same for
+    ``redis.asyncio``.
+    """
+
+    def __init__(self, client: Client, asking: Asking, clock: Clock) -> None:
+        self._client = client
+        self._asking = asking
+        self._clock = clock
+        self._scripts: dict[str, Script] = {}
+
+    def acquire(
+        self,
+        keys: Keys,
+        n: int = 1,
+        *,
+        permit: str | None = None,
+        wait: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Decision:
+        """Take ``n`` permits from every limit, or none from any.
+
+        Asked again under the same ``permit`` id while it is remembered, they are granted again
+        and counted once; a hold that has ended since must be free again, and is taken anew.
+        With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
+        soon as it is certain that they will not be in time.
+        """
+        return self._run(
+            calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
+        )
+
+    def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
+        """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
+        return self._run(calls.acquire_up_to(self._asking, keys, n, permit=permit))
+
+    def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
+        """Take permits for a group of requests in one script, in order, each all or none.
+
+        Those granted count against later ones. Those refused go before later refused ones: each
+        is told to come back when its own turn comes. Limiters need a ``tag`` for requests with
+        several keys.
+        """
+        return self._run(acquire_each(self._asking, requests))
+
+    def peek(self, keys: Keys, n: int = 1) -> Decision:
+        """Tell what ``acquire`` would answer now, without taking anything."""
+        return self._run(calls.peek(self._asking, keys, n))
+
+    def give_back(self, keys: Keys, permit: str) -> int:
+        """Give the permits of one id back to all limits that can; return how many they were.
+
+        0 when the id is not known (any more), was given back before, or belongs to a window that
+        has ended. In each case it is not known afterwards: asked for again, it is taken anew.
+        """
+        return self._run(calls.give_back(self._asking, keys, permit))
+
+    def reset(self, keys: Keys) -> None:
+        """Forget all that was taken for ``keys``, and open what was closed."""
+        self._run(calls.reset(self._asking, keys))
+
+    def renew(self, keys: Keys, permit: str) -> bool:
+        """Renew the holds of one id; False when one has ended, and then none was renewed."""
+        return self._run(holds.renew(self._asking, keys, permit))
+
+    def end_holds(self, keys: Keys, permit: str) -> int:
+        """End the holds of one id; what other limits gave stays taken. Return how many ended."""
+        return self._run(holds.end_holds(self._asking, keys, permit))
+
+    def close(
+        self, keys: Keys, length: timedelta | None = None, *, until: datetime | None = None
+    ) -> datetime:
+        """Close for a length from now or until an instant; return until when it is closed.
+
+        Closed before for longer, it stays so.
+        """
+        return self._run(holds.close(self._asking, keys, length=length, until=until))
+
+    @contextmanager
+    def permit(
+        self,
+        keys: Keys,
+        n: int = 1,
+        *,
+        wait: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Iterator[Decision]:
+        """Run a block with permits, and never without.
+
+        Raises LimitReached when there are none, and LimitersUnavailable for a Redis that does not
+        answer, whatever the policy.
+
+        Holds are renewed while the block runs and given back at its end; other permits stay
+        taken, whatever the block raises.
+        """
+        permit = new_id()
+        steps = calls.enter(self._asking, keys, n, permit, wait=wait, timeout=timeout)
+        decision = self._run(steps)
+        if not holds.has_holds(self._asking):
+            yield decision
+            return
+        ended = threading.Event()
+        words = (keys, permit, ended)
+        renewing = threading.Thread(target=self._keep_renewing, args=words, daemon=True)
+        renewing.start()
+        try:
+            yield decision
+        finally:
+            ended.set()
+            renewing.join()
+            try:
+                self.end_holds(keys, permit)
+            except LimitersUnavailable as error:
+                log.warning("a hold was not given back and ends by itself: %s", error)
+
+    def limited(
+        self,
+        key: str | Callable[..., Keys],
+        n: int = 1,
+        *,
+        wait: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Decorate a function: each call needs permits, as a block of :meth:`permit` does.
+
+        ``key`` is the key, or tells it from the arguments of the call.
+        """
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            @wraps(function)
+            def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+                keys = key(*args, **kwargs) if callable(key) else key
+                with self.permit(keys, n, wait=wait, timeout=timeout):
+                    return function(*args, **kwargs)
+
+            return limited
+
+        return decorate
+
+    def _run(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    self._clock.sleep(step.seconds)
+                    step = steps.send(())
+                    continue
+                try:
+                    reply = self._send(step.script, step.keys, step.args)
+                except LimitersUnavailable as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    def _send(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> Reply:
+        with translated():
+            registered = self._scripts.get(script)
+            if registered is None:
+                registered = self._client.register_script(self._asking.text(script))
+                self._scripts[script] = registered
+            try:
+                answer = self._client.evalsha(registered.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                answer = registered(keys=keys, args=args)
+            return as_reply(answer)
+
+    def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
+        while not ended.wait(holds.renew_every(self._asking)):
+            try:
+                if not self.renew(keys, permit):
+                    log.warning("a hold has ended before its block: others may have its place")
+                    return
+            except LimitersUnavailable as error:
+                log.warning("a hold could not be renewed: %s", error)
+
+
+def as_reply(answer: object) -> Reply:
+    """Return what a script answered: integers."""
+    return answer if isinstance(answer, list) else (int(answer),)  # type: ignore[call-overload]  # redis-py types no replies of scripts

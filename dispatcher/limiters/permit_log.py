@@ -1,0 +1,209 @@
+"""The log that guards hand-overs: exact, in a ZSET, also when a permit is used late.
+
+Allowed is what leaves at most N hand-overs within any span shorter than the period, wherever the
+span begins. The price is memory: one member per hand-over of the longest period. A refused request
+takes nothing. Where it is told so, it gets a turn, so that a herd comes back one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import redis
+
+from dispatcher.clock import Clock
+from dispatcher.errors import LimitersUnavailable
+from dispatcher.limiters.base import translated
+from dispatcher.lua import source
+from dispatcher.quota import CalendarLimit, Limit
+from dispatcher.redis_keys import line_of
+from dispatcher.sendtime import to_ms
+
+_MILLISECOND = timedelta(milliseconds=1)
+_TRIES = 3
+_PERIODS = 5  # the one before, the present one, and those in which turns are looked for
+_CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
+
+
+@dataclass(frozen=True, slots=True)
+class PermitAnswer:
+    """The answer to one request.
+
+    ``remaining`` is how many more permits the tightest limit would give now; ``retry_after`` is
+    how long to wait before asking again, zero when allowed.
+    """
+
+    allowed: bool
+    remaining: int
+    retry_after: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class PermitRequest:
+    """One permit wanted from several logs, all or none.
+
+    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``closing``
+    names the key that says until when nothing is granted.
+    """
+
+    permit_id: bytes
+    logs: tuple[str, ...]
+    closing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """At most ``count`` permits that are granted and not settled, given back or too old to use."""
+
+    count: int
+
+
+LogLimit = Limit | CalendarLimit | InHand
+
+
+class PermitLog:
+    """Permits for groups, in one script.
+
+    ``epoch_key`` names the key without which nothing is granted. ``clock`` only guesses in which
+    calendar periods the time of Redis lies. Raises LimitersUnavailable whenever Redis cannot be
+    trusted to answer.
+    """
+
+    def __init__(self, client: redis.Redis, *, epoch_key: str, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._ahead_ms = 0  # by how much Redis is ahead of the clock, as far as that is known
+        self._epoch_key = epoch_key
+        self._acquire = client.register_script(source("take_permits"))
+        self._settle = client.register_script(source("settle_permits"))
+        self._restore = client.register_script(source("restore_permits"))
+        self._close = client.register_script(source("limits_close"))
+
+    def acquire(
+        self,
+        requests: Sequence[PermitRequest],
+        limits: Mapping[str, Sequence[LogLimit]],
+        *,
+        hold: timedelta,
+        reaches: Mapping[str, str] | None = None,
+        lined: Collection[str] = (),
+    ) -> list[PermitAnswer]:
+        """Ask for permits in order; earlier ones count against later ones.
+
+        ``limits`` gives the limits of each log, ``reaches`` the name under which the epoch says
+        how far back it is kept, where that is further than these limits need. A permit granted
+        must be used within ``hold`` from now or given back, and settled once it is used. One that
+        is refused by a log that is ``lined`` has its turn after ``retry_after``, behind all that
+        were refused before. Its message should come back then; whoever does not keeps others
+        waiting, until a minute after its turn at most.
+        """
+        logs = sorted({log for request in requests for log in request.logs})
+        place = {log: position for position, log in enumerate(logs, start=1)}
+        names = [self._epoch_key, *logs]
+        lines = _appended(names, (line_of(log) for log in logs if log in lined))
+        closings = _appended(names, {each.closing for each in requests if each.closing})
+        wanted = [
+            [closings.get(each.closing or "", 0), *(place[log] for log in each.logs)]
+            for each in requests
+        ]
+        ids = [request.permit_id for request in requests]
+        for _ in range(_TRIES):
+            local_ms = to_ms(self._clock.now())
+            said = [
+                [
+                    *_said(limits[log], local_ms + self._ahead_ms),
+                    (reaches or {}).get(log, ""),
+                    lines.get(line_of(log), 0),
+                ]
+                for log in logs
+            ]
+            words: list[Any] = [hold // _MILLISECOND, json.dumps(said), json.dumps(wanted), *ids]
+            with translated():
+                reply = self._acquire(keys=names, args=words)
+            if reply and reply[0] == b"closed":
+                raise LimitersUnavailable(_CLOSED)
+            if not reply or reply[0] != b"elsewhere":
+                break
+            self._ahead_ms = reply[1] - local_ms
+        else:
+            raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+        return [
+            PermitAnswer(allowed=wait == 0, remaining=left, retry_after=wait * _MILLISECOND)
+            for wait, left in zip(reply[::2], reply[1::2], strict=True)
+        ]
+
+    def close(self, closing: str, length: timedelta) -> None:
+        """Grant nothing to requests with this closing for so long; the later end holds."""
+        with translated():
+            self._close(keys=[closing], args=[length // _MILLISECOND, 0])
+
+    def settle(self, used: Sequence[tuple[PermitRequest, timedelta]]) -> None:
+        """Note when permits were used: each with the time since its hand-over ended."""
+        logs = sorted({log for request, _ in used for log in request.logs})
+        place = {log: position for position, log in enumerate(logs, start=1)}
+        arguments = [
+            part
+            for request, since in used
+            for log in request.logs
+            for part in (place[log], request.permit_id, max(0, since // _MILLISECOND))
+        ]
+        with translated():
+            self._settle(keys=logs, args=arguments)
+
+    def give_back(self, unused: Sequence[PermitRequest]) -> None:
+        """Return permits that were not used; harmless for those that were not granted."""
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for request in unused:
+                for log in request.logs:
+                    pipeline.zrem(log, request.permit_id)
+            pipeline.execute()
+
+    def restore(
+        self,
+        taken: Sequence[tuple[PermitRequest, timedelta]],
+        *,
+        rebuild_key: str,
+        marker: str,
+        marker_life: timedelta,
+        longest: timedelta,
+    ) -> None:
+        """Put permits back into emptied logs: each with its age, negative while it may be used."""
+        members: dict[str, list[Any]] = defaultdict(list)
+        for request, age in taken:
+            for log in request.logs:
+                members[log] += [age // _MILLISECOND, request.permit_id]
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for log, flat in members.items():
+                self._restore(
+                    keys=[rebuild_key, log],
+                    args=[marker, marker_life // _MILLISECOND, longest // _MILLISECOND, *flat],
+                    client=pipeline,
+                )
+            pipeline.execute()
+
+
+def _appended(names: list[str], more: Iterable[str]) -> dict[str, int]:
+    """Append to the keys of a script; return the place of each, from 1."""
+    found = {name: len(names) + position for position, name in enumerate(sorted(more), start=1)}
+    names += found
+    return found
+
+
+def _said(limits: Sequence[LogLimit], now_ms: int) -> list[object]:
+    """Return what the script is told of limits, at about that time."""
+    lengths = [part for each in limits if isinstance(each, Limit)
+               for part in (each.count, each.length_ms)]  # fmt: skip
+    calendars = []
+    for each in limits:
+        if isinstance(each, CalendarLimit):
+            before_ms = each.bounds(now_ms, 1)[0] - 1
+            calendars.append([each.count, *each.bounds(before_ms, _PERIODS)])
+    in_hand = min((each.count for each in limits if isinstance(each, InHand)), default=0)
+    return [lengths, calendars, in_hand]

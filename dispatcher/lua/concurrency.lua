@@ -1,0 +1,68 @@
+-- At most so many at once, each by a hold that ends by itself unless it is renewed.
+--
+-- Included. State ZSET; member: permit id, for further ones of one call id, NUL, number;
+-- score: when its hold ends, ms
+-- Words 1 count   2 length of a hold, ms
+
+local concurrency = {holds = true}
+kinds.concurrency = concurrency
+
+function concurrency.read(place, at)
+  local count = tonumber(ARGV[at])
+  local taken = redis.call('ZCOUNT', KEYS[place], now + 1, '+inf')
+  return {
+    kind = concurrency, place = place,
+    count = count, room = count - taken, length = tonumber(ARGV[at + 1])
+  }
+end
+
+function concurrency.wait(state, n, ahead)
+  local cycles = math.floor((ahead + n - 1) / state.count)
+  local rank = state.count - (ahead + n - cycles * state.count)
+  local member = redis.call('ZREVRANGE', KEYS[state.place], rank, rank, 'WITHSCORES')
+  local ends = member[2] and tonumber(member[2]) or now
+  return math.max(0, ends - now) + cycles * state.length
+end
+
+local function ms_to_last_end(state)
+  local last = redis.call('ZREVRANGE', KEYS[state.place], 0, 0, 'WITHSCORES')
+  return last[2] and math.max(0, last[2] - now) or 0
+end
+
+function concurrency.take(state, n, id)
+  local key, ends = KEYS[state.place], now + state.length
+  redis.call('ZADD', key, ends, id)
+  for number = 2, n do
+    redis.call('ZADD', key, ends, id .. '\0' .. number)
+  end
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  state.last = math.max(state.last or ms_to_last_end(state), state.length)
+  redis.call('PEXPIRE', key, state.last)
+  state.room = state.room - n
+end
+
+function concurrency.whole(state)
+  return state.last or ms_to_last_end(state)
+end
+
+function concurrency.knows(state, id)
+  local key = KEYS[state.place]
+  local ends = redis.call('ZSCORE', key, id)
+  if not ends or tonumber(ends) <= now then
+    return 0
+  end
+  local n = 1
+  while redis.call('ZSCORE', key, id .. '\0' .. n + 1) do
+    n = n + 1
+  end
+  return n
+end
+
+function concurrency.back(state, n, id)
+  local key = KEYS[state.place]
+  local found = redis.call('ZREM', key, id)
+  for number = 2, n do
+    found = found + redis.call('ZREM', key, id .. '\0' .. number)
+  end
+  return found
+end

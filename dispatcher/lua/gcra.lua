@@ -1,0 +1,61 @@
+-- Spacing with a burst: a level that leaks, and that each permit raises.
+--
+-- Included. State STRING 'level:at': the level at that time, µs
+-- Words 1 most that is given at once   2 by how much a permit raises the level
+--       3 by how much the level falls each µs
+--
+-- The level is the time by which permits run ahead of their spacing, in a unit in which both
+-- numbers are whole. The highest level is below 2^53, so that nothing is rounded.
+
+local gcra = {}
+kinds.gcra = gcra
+
+function gcra.read(place, at)
+  local count, rise, fall = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local level = 0
+  local value = redis.call('GET', KEYS[place])
+  if value then
+    local colon = string.find(value, ':', 1, true)
+    local since = now_us - tonumber(string.sub(value, colon + 1))
+    level = math.max(0, tonumber(string.sub(value, 1, colon - 1)) - since * fall)
+  end
+  local room = math.floor((count * rise - level) / rise)
+  return {
+    kind = gcra, place = place, count = count,
+    room = room, rise = rise, fall = fall, level = level
+  }
+end
+
+local function ms_to_fall(state, by)
+  return math.ceil(by / (state.fall * 1000))
+end
+
+local function keep(state)
+  local value = string.format('%.0f:%.0f', state.level, now_us)
+  redis.call('SET', KEYS[state.place], value, 'PX', ms_to_fall(state, state.level) + 1)
+end
+
+function gcra.wait(state, n, ahead)
+  return ms_to_fall(state, math.max(0, state.level + (ahead + n - state.count) * state.rise))
+end
+
+function gcra.take(state, n)
+  state.level, state.room = state.level + n * state.rise, state.room - n
+  keep(state)
+end
+
+-- Counted from the whole millisecond.
+function gcra.whole(state)
+  return state.level > 0 and ms_to_fall(state, state.level + now_us % 1000 * state.fall) or 0
+end
+
+-- What has leaked since the permits were taken may have been theirs.
+function gcra.back(state, n, _, at)
+  local left = math.min(state.level, n * state.rise - (now_us - at) * state.fall)
+  if left <= 0 then
+    return 0
+  end
+  state.level = state.level - left
+  keep(state)
+  return n
+end

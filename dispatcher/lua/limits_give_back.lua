@@ -1,0 +1,36 @@
+-- Give the permits of one id back to all limits that they were taken from.
+--
+-- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
+-- ARGV  1 span for which permits are remembered, ms   2 how many limits   3 permit id
+--       4... per limit: kind, how many words, words
+-- Reply {now}   the calendar periods of a limit do not cover the present
+--       or now, ms, and how many permits were given back
+--
+-- Idempotent: the id is not known any more, also where nothing came back because the window has
+-- ended since. Asked for again, its permits are taken anew.
+
+-- @include limits.lua
+-- @include limits_remembered.lua
+
+local limits = read_limits(4, tonumber(ARGV[2]), 3)
+if not limits then
+  return {now}
+end
+local id = ARGV[3]
+local n, at, most = 0, 0, 0
+if span > 0 then
+  n, at = remembered(id)
+end
+for _, limit in ipairs(limits) do
+  local mine = n
+  if limit.kind.knows then
+    mine = limit.kind.knows(limit, id)
+  end
+  local found = mine > 0 and limit.kind.back(limit, mine, id, at) or 0
+  most = math.max(most, found)
+end
+if n > 0 then
+  redis.call('HDEL', KEYS[1], id)
+  redis.call('HDEL', KEYS[2], id)
+end
+return {now, most}

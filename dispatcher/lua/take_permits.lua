@@ -1,0 +1,278 @@
+-- Take permits from logs of hand-overs, for a group, in order; give turns to those refused.
+--
+-- KEYS  1 epoch HASH
+--       2... logs, ZSETs of permits; score: time of the hand-over, ms
+--       then lines, ZSETs of messages that were refused; score: their turn, ms
+--       then closings, STRINGs: until when a channel is closed, ms
+-- ARGV  1 hold, ms: how long after now a permit may be used
+--       2 JSON list, per log: list of its limits as count, length in ms, count, length in ms, ...;
+--         list of its calendar limits, each count and bounds of periods in ms;
+--         most permits in hand (0: any); name of its reach in the epoch; place of its line in KEYS
+--         (0: none)
+--       3 JSON list, per request: place of its closing in KEYS (0: none), 1-based places of its logs
+--       4... permit id of each request: message id (16 bytes), then its attempt
+-- Reply {'closed'}              the logs are not complete: rebuild first
+--       {'elsewhere', now ms}   the calendar periods given do not hold the present
+--       or, per request, two integers: wait in ms (0: the permit is taken), permits left
+--
+-- A permit enters its logs at now + hold, the latest time its hand-over can happen, and is moved to
+-- the real time by settle_permits.lua. So a hand-over never lies later than its score, and counting
+-- scores later than now - length never counts too few. A permit is in hand while its score is to
+-- come. A refused request takes nothing; it is told to wait as if all permits in flight were used
+-- now. If the log that makes it wait longest has a line, it joins that and is told its turn: when
+-- those before it leave room. Whose turn has come is judged by the log alone, and where that has no
+-- room, waits for those whose turn came before. Whoever has no turn stands behind the line, unless
+-- there is room because somebody did not come at its turn: then the two change places.
+--
+-- Idempotent by permit id: asked again, a permit that was taken is granted again, and who has a turn
+-- keeps it.
+
+-- How long a turn is kept for a message that does not come, and after which time another one that
+-- is there may have it.
+local LATE, LATE_ENOUGH = 60000, 100
+-- When to come back where too many are in hand: nobody knows when one ends.
+local BUSY = 20
+-- Turns follow each other a little slower than the limit allows, so that what comes late on its way
+-- does not make all behind it come in vain.
+local SLACK = 1.02
+
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return {'closed'}
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local hold = tonumber(ARGV[1])
+local logs, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
+local states = {}
+
+local function score_at(key, rank)
+  return tonumber(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
+end
+
+for log, said in ipairs(logs) do
+  local state = {
+    place = 1 + log, limits = said[1], calendars = said[2], most = said[3], reach = said[4],
+    line = said[5], taken = {}, periods = {}, in_hand = 0, behind = 0,
+    waiting = 0}
+  for place = 1, #state.limits, 2 do
+    state.taken[place] = redis.call(
+      'ZCOUNT', KEYS[state.place], '(' .. now - state.limits[place + 1], '+inf')
+  end
+  for number, calendar in ipairs(state.calendars) do
+    for place = 2, #calendar - 1 do
+      if calendar[place] <= now and now < calendar[place + 1] then
+        state.periods[number] = {at = place, taken = redis.call(
+          'ZCOUNT', KEYS[state.place], calendar[place], '+inf')}
+      end
+    end
+    if not state.periods[number] then
+      return {'elsewhere', now}
+    end
+  end
+  if state.most > 0 then
+    state.in_hand = redis.call('ZCOUNT', KEYS[state.place], '(' .. now, '+inf')
+  end
+  if state.line > 0 and redis.call('EXISTS', KEYS[state.line]) == 1 then
+    redis.call('ZREMRANGEBYSCORE', KEYS[state.line], '-inf', now - LATE)
+    state.waiting = redis.call('ZCARD', KEYS[state.line])
+  end
+  states[log] = state
+end
+
+-- When the log alone has room again for whoever comes after `ahead` others, and its room now.
+local function free_at(state, ahead)
+  local at, left = now, math.huge
+  for place, taken in pairs(state.taken) do
+    local count, length = state.limits[place], state.limits[place + 1]
+    left = math.min(left, count - taken)
+    if taken >= count then
+      local nth = score_at(KEYS[state.place], count - 1 - ahead % count)
+      at = math.max(at, math.min(nth, now) + (1 + math.floor(ahead / count)) * length)
+    end
+  end
+  for number, period in ipairs(state.periods) do
+    local calendar = state.calendars[number]
+    left = math.min(left, calendar[1] - period.taken)
+    if period.taken >= calendar[1] then
+      at = math.max(at, calendar[period.at + 1])
+    end
+  end
+  if state.most > 0 then
+    left = math.min(left, state.most - state.in_hand)
+    if state.in_hand >= state.most then
+      at = math.max(at, now + BUSY)
+    end
+  end
+  return at, left
+end
+
+-- The turn behind the line, from `start` on: where those before leave room in every limit.
+local function turn_behind(state, start)
+  local turn = start
+  for place, taken in pairs(state.taken) do
+    local count, length = state.limits[place], state.limits[place + 1]
+    if state.waiting >= count then
+      local before = math.max(score_at(KEYS[state.line], count - 1), now)
+      turn = math.max(turn, before + math.ceil(length * SLACK))
+    elseif taken + state.waiting >= count then
+      local nth = score_at(KEYS[state.place], count - state.waiting - 1)
+      turn = math.max(turn, math.min(nth, now) + length)
+    end
+  end
+  if state.most > 0 and state.in_hand + state.waiting >= state.most then
+    turn = math.max(turn, now + BUSY * (1 + math.floor(state.waiting / state.most)))
+  end
+  for number, period in ipairs(state.periods) do
+    local calendar = state.calendars[number]
+    local free = calendar[#calendar]
+    for place = period.at, #calendar - 1 do
+      local from, to = calendar[place], calendar[place + 1]
+      if turn < to then
+        local present = place == period.at
+        local taken = present and period.taken or 0
+        if state.waiting > 0 then
+          taken = taken + redis.call('ZCOUNT', KEYS[state.line], present and '-inf' or from, '(' .. to)
+        end
+        if taken < calendar[1] then
+          free = from
+          break
+        end
+      end
+    end
+    turn = math.max(turn, free)
+  end
+  return turn
+end
+
+local function leave_line(state, member)
+  redis.call('ZREM', KEYS[state.line], member)
+  state.waiting = state.waiting - 1
+end
+
+local closings = {}
+local function closed_until(place)
+  if place == 0 then
+    return now
+  end
+  if not closings[place] then
+    closings[place] = tonumber(redis.call('GET', KEYS[place]) or now)
+  end
+  return math.max(now, closings[place])
+end
+
+-- Who has not come at its turn, where the log has room; whoever takes that room gives it another.
+local function late_one(state)
+  if state.waiting == 0 then
+    return nil
+  end
+  local first = redis.call('ZRANGE', KEYS[state.line], 0, 0, 'WITHSCORES')
+  return tonumber(first[2]) < now - LATE_ENOUGH and first[1] or nil
+end
+
+local function take(mine, id, own, late)
+  for place, state in ipairs(mine) do
+    if late[place] then
+      redis.call('ZADD', KEYS[state.line], own[place] or turn_behind(state, now), late[place])
+      state.joined = true
+    end
+    redis.call('ZADD', KEYS[state.place], now + hold, id)
+    for limit, taken in pairs(state.taken) do
+      state.taken[limit] = taken + 1
+    end
+    for _, period in ipairs(state.periods) do
+      period.taken = period.taken + 1
+    end
+    state.in_hand = state.in_hand + 1
+    state.touched = true
+    if own[place] then
+      leave_line(state, string.sub(id, 1, 16))
+    end
+  end
+end
+
+local function join_line(mine, member, own, binding, turn)
+  for place, state in ipairs(mine) do
+    if place ~= binding then
+      if own[place] then
+        leave_line(state, member)
+      end
+    elseif state.line == 0 then
+      state.behind = state.behind + 1
+    elseif own[place] ~= turn and not (own[place] and own[place] <= now) then
+      redis.call('ZADD', KEYS[state.line], turn, member)
+      state.waiting = state.waiting + 1
+      state.joined = true
+    end
+  end
+end
+
+local reply = {}
+for request, places in ipairs(wanted) do
+  local id = ARGV[3 + request]
+  local member = string.sub(id, 1, 16)
+  local closed = closed_until(places[1])
+  local mine, own = {}, {}
+  for place = 2, #places do
+    local state = states[places[place]]
+    mine[place - 1] = state
+    own[place - 1] = state.waiting > 0 and tonumber(redis.call('ZSCORE', KEYS[state.line], member) or nil)
+  end
+  local at, left, binding, late = closed, math.huge, nil, {}
+  for place, state in ipairs(mine) do
+    local mine_at
+    local ahead = own[place] and redis.call('ZRANK', KEYS[state.line], member) or state.behind
+    local free, room = free_at(state, ahead)
+    left = math.min(left, room)
+    if state.line == 0 then
+      mine_at = math.max(free, closed)
+    elseif own[place] and own[place] <= now and closed == now then
+      mine_at = free
+    elseif own[place] and own[place] > now and own[place] >= closed then
+      late[place] = free == now and closed == now and late_one(state) or nil
+      mine_at = late[place] and now or own[place]
+    else
+      if own[place] then
+        leave_line(state, member)
+        own[place] = nil
+      end
+      late[place] = free == now and closed == now and late_one(state) or nil
+      mine_at = late[place] and now or math.max(turn_behind(state, closed), closed)
+    end
+    if not binding or mine_at > at or (mine_at == at and state.line > 0) then
+      binding = place
+    end
+    at = math.max(at, mine_at)
+  end
+  local wait = at - now
+  if mine[1] and redis.call('ZSCORE', KEYS[mine[1].place], id) then
+    wait = 0
+  elseif wait == 0 then
+    take(mine, id, own, late)
+    left = left - 1
+  elseif binding then
+    join_line(mine, member, own, binding, at)
+  end
+  reply[#reply + 1] = wait
+  reply[#reply + 1] = left == math.huge and 0 or math.max(0, left)
+end
+
+-- Others may have longer limits on the same log: it is kept as far back as the epoch promises.
+for _, state in ipairs(states) do
+  if state.joined then
+    redis.call('PEXPIREAT', KEYS[state.line], score_at(KEYS[state.line], 0) + LATE)
+  end
+  if state.touched then
+    local keep = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. state.reach)) or 0
+    for place = 2, #state.limits, 2 do
+      keep = math.max(keep, state.limits[place])
+    end
+    for number, period in ipairs(state.periods) do
+      local calendar = state.calendars[number]
+      keep = math.max(keep, calendar[period.at + 1] - calendar[period.at])
+    end
+    redis.call('ZREMRANGEBYSCORE', KEYS[state.place], '-inf', now - keep)
+    redis.call('PEXPIRE', KEYS[state.place], hold + keep)
+  end
+end
+return reply

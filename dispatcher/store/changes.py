@@ -1,0 +1,157 @@
+"""What delivery writes into rows that it has claimed, for one of them or for many at once.
+
+PostgreSQL takes many rows as arrays in one statement, which is planned and run once; SQLite runs
+the statement for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Float,
+    Integer,
+    Text,
+    Update,
+    Uuid,
+    bindparam,
+    column,
+    delete,
+    func,
+    or_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.types import TypeEngine
+
+from dispatcher.message import Outcome, Status
+from dispatcher.store.instants import database_now, later
+from dispatcher.store.schema import attempts, messages
+
+Row = dict[str, Any]
+_Given = Callable[[str], ColumnElement[Any]]
+
+_TYPES: dict[str, TypeEngine[Any]] = {
+    "id": Uuid(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
+    "outcome": Text(), "receipt": Text(),
+}  # fmt: skip
+_NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
+_NOW = database_now()
+_SENDING = messages.c.status == Status.SENDING.value
+
+
+class Change:
+    """A guarded statement; ``names`` are what each row gives, ``id`` and ``token`` first."""
+
+    def __init__(self, make: Callable[[_Given], Update | Delete], *names: str) -> None:
+        self._names = ("id", "token", *names)
+        self._one = make(lambda name: bindparam(f"given_{name}", type_=_TYPES[name]))
+        arrays = [bindparam(f"given_{name}", type_=ARRAY(_TYPES[name])) for name in self._names]
+        columns = [column(name, _TYPES[name]) for name in self._names]
+        table = func.unnest(*arrays).table_valued(*columns, name="given").render_derived()
+        self._many = make(lambda name: table.c[name])
+
+    def run(self, connection: Connection, rows: Sequence[Row]) -> None:
+        """Change what these rows name, as far as it is still theirs."""
+        if not rows:
+            return
+        if connection.dialect.name == "postgresql" and len(rows) > 1:
+            given = {f"given_{name}": [row[name] for row in rows] for name in self._names}
+            connection.execute(self._many, given)
+        else:
+            ones = [{f"given_{name}": row[name] for name in self._names} for row in rows]
+            connection.execute(self._one, ones)
+
+
+def _ours(given: _Given) -> tuple[ColumnElement[bool], ...]:
+    return messages.c.id == given("id"), messages.c.claim_token == given("token")
+
+
+def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
+    return attempts.c.message_id == given("id"), attempts.c.token == given("token")
+
+
+SENT = Change(
+    lambda given: (
+        update(messages)
+        .where(*_ours(given), or_(_SENDING, messages.c.status == Status.SCHEDULED.value))
+        .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
+    )
+)
+"""The provider took it; also when its claim has run out and nobody has claimed it again."""
+
+FAILED = Change(
+    lambda given: update(messages)
+    .where(*_ours(given), _SENDING)
+    .values(
+        status=Status.FAILED.value, finished_at=_NOW, last_error=given("error"), **_NO_CLAIM
+    ),
+    "error",
+)  # fmt: skip
+"""It will not be tried again."""
+
+AGAIN = Change(
+    lambda given: update(messages)
+    .where(*_ours(given), _SENDING)
+    .values(
+        status=Status.SCHEDULED.value,
+        next_attempt_at=later(_NOW, given("wait")),
+        enqueue_at=later(_NOW, given("enqueue")),
+        last_error=given("error"),
+        **_NO_CLAIM,
+    ),
+    "wait", "enqueue", "error",
+)  # fmt: skip
+"""It will be tried again after a wait, in seconds from now."""
+
+EXPIRED = Change(
+    lambda given: (
+        update(messages)
+        .where(
+            *_ours(given),
+            messages.c.status == Status.SCHEDULED.value,
+            messages.c.expires_at <= messages.c.next_attempt_at,
+        )
+        .values(status=Status.EXPIRED.value, finished_at=_NOW)
+    )
+)
+"""Its next try would come after its expiry."""
+
+SNOOZED = Change(
+    lambda given: update(messages)
+    .where(*_ours(given), _SENDING)
+    .values(
+        status=Status.SCHEDULED.value,
+        attempt_count=messages.c.attempt_count - 1,
+        next_attempt_at=later(_NOW, given("wait")),
+        enqueue_at=later(_NOW, given("enqueue")),
+        **_NO_CLAIM,
+    ),
+    "wait", "enqueue",
+)  # fmt: skip
+"""It was not handed over, and no attempt counts."""
+
+UNDONE_ATTEMPT = Change(
+    lambda given: delete(attempts).where(*_attempt(given), attempts.c.finished_at.is_(None))
+)
+"""The attempt that its claim wrote did not happen."""
+
+OUTCOME = Change(
+    lambda given: update(attempts)
+    .where(
+        *_attempt(given),
+        or_(attempts.c.finished_at.is_(None), attempts.c.outcome == Outcome.UNKNOWN.value),
+    )
+    .values(
+        finished_at=_NOW,
+        outcome=given("outcome"),
+        error=given("error"),
+        receipt=given("receipt"),
+    ),
+    "outcome", "error", "receipt",
+)  # fmt: skip
+"""What came of an attempt."""

@@ -1,0 +1,78 @@
+"""Lines that break and programs that stop while a batch is stored."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from dispatcher import Message
+from tests.integration.house.conftest import Build
+from tests.integration.house.test_store_faults import on_postgresql, on_sqlite
+from tests.integration.house.test_submit_many import draft, drafts
+from tests.support.house import House
+from tests.support.waiting import wait_until
+
+
+class OutOfTime(Exception):
+    """What a signal raises, such as Celery's at a soft time limit."""
+
+
+@on_sqlite
+def test_a_transaction_that_is_run_again_stores_every_row(house: House) -> None:
+    """The line breaks at COMMIT, when all rows have been read."""
+    lines: list[Any] = []
+
+    @event.listens_for(house.parts.database.engine, "before_cursor_execute")
+    def cut(connection: Any, _: object, statement: str, *__: object) -> None:
+        if statement == "COMMIT" and not lines:
+            lines.append(connection.connection.driver_connection)
+            lines[0].close()
+
+    results = house.dispatcher.submit_many(drafts(50))
+    assert all(isinstance(each, Message) for each in results)
+    assert len(house.rows()) == 50
+
+
+@on_postgresql
+@pytest.mark.parametrize("asked", ["", "&client_encoding=latin1"])
+def test_letters_arrive_whatever_encoding_the_line_was_to_have(
+    build: Build, database_url: str, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    house = build(database_url=database_url + asked)
+    (message,) = house.dispatcher.submit_many([draft("Jörg", body={"text": "Grüße"})])
+    assert isinstance(message, Message)
+    assert house.sql("SELECT recipient, body ->> 'text' FROM messages") == [("Jörg", "Grüße")]
+
+
+@on_postgresql
+def test_a_copy_that_was_stopped_leaves_no_line_in_the_midst_of_it(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    def stop_who_waits() -> None:
+        wait_until(lambda: house.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with house.database.engine.connect() as other:
+            other.exec_driver_sql("BEGIN")
+            other.exec_driver_sql("LOCK TABLE messages")
+            stopper = threading.Thread(target=stop_who_waits)
+            stopper.start()
+            with pytest.raises(OutOfTime):
+                house.dispatcher.submit_many(drafts(20))
+            stopper.join()
+            other.exec_driver_sql("ROLLBACK")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    house.dispatcher.submit_many([draft(f"later {number}") for number in range(20)])
+    assert len(house.rows()) == 20
+    assert "not stored together" not in caplog.text

@@ -1,0 +1,183 @@
+"""What is special to one algorithm."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import cast
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher.limiters import (
+    GCRA,
+    CounterPerKey,
+    FixedWindow,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+)
+from dispatcher.limiters.counted import CountPerLength
+from tests.support.limiters import MINUTE, MS, START_US, Clocked, clocked, taken
+from tests.support.servers import RedisServer
+
+SECOND = timedelta(seconds=1)
+
+
+def test_spacing_gives_back_only_what_has_certainly_not_leaked(moved: Clocked) -> None:
+    limiter = GCRA(10, "second", max_burst=9).on(moved)
+    first = limiter.acquire("ada", 5)
+    moved.advance(400 * MS)  # four of the five have leaked
+    assert limiter.acquire("ada", 9).allowed
+    assert limiter.give_back("ada", first.permit) == 5
+    assert limiter.peek("ada").remaining == 1, "one of nine and a rest of one"
+    moved.advance(500 * MS)
+    late = limiter.acquire("ada")
+    moved.advance(100 * MS)
+    assert limiter.give_back("ada", late.permit) == 0
+
+
+def test_what_was_given_back_too_late_is_taken_anew(moved: Clocked) -> None:
+    for limit in (GCRA(5, MINUTE, max_burst=4), FixedWindow(5, MINUTE), SlidingLog(5, MINUTE)):
+        limiter = limit.on(moved, remember=timedelta(minutes=2))
+        limiter.acquire("ada", 2, permit="x")
+        moved.advance(MINUTE)
+        assert limiter.give_back("ada", "x") == 0
+        limiter.acquire("ada")
+        assert limiter.acquire("ada", 2, permit="x").remaining == 2
+
+
+def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Redis) -> None:
+    limiter = CounterPerKey(5, "minute").on(redis_client)
+    decisions = [limiter.acquire(f"{number}") for number in range(1_000)]
+    back = [limiter.give_back(f"{number}", each.permit) for number, each in enumerate(decisions)]
+    assert sum(back) == 1_000, "also where a millisecond ended within a script"
+
+
+def test_what_is_taken_in_the_millisecond_in_which_older_ids_end_is_remembered(
+    moved: Clocked,
+) -> None:
+    span = timedelta(minutes=1)
+    limiter = FixedWindow(5, "hour").on(moved, remember=span)
+    moved.set_us(START_US // 60_000_000 * 60_000_000)
+    limiter.acquire("ada", permit="old")
+    moved.advance(2 * span)
+    assert limiter.acquire("ada", permit="x").remaining == 3
+    moved.advance(MS)
+    assert limiter.acquire("ada", permit="x").remaining == 3
+    assert limiter.acquire("ada", permit="old").remaining == 2, "no longer than two spans"
+
+
+def test_spacing_is_that_of_redis_cell(moved: Clocked) -> None:
+    """15 more at once, 30 per 60 s: the example of redis-cell's own page."""
+    limiter = GCRA(30, MINUTE, max_burst=15).on(moved)
+    first = limiter.acquire("user123")
+    assert (first.limit, first.remaining) == (16, 15)
+    assert taken(limiter, "user123", 20) == 15
+    refused = limiter.acquire("user123")
+    assert refused.retry_after == 2 * SECOND
+    assert (refused.reset_at - first.reset_at) == 30 * SECOND
+
+
+def test_spacing_finer_than_a_millisecond_is_exact(moved: Clocked) -> None:
+    limiter = GCRA(3_000, SECOND, max_burst=2).on(moved)
+    given = 0
+    for ms in range(301):
+        moved.set_us(START_US + ms * 1_000)
+        given += limiter.acquire_up_to("ada", 1).granted
+    assert given == 301, "one at each ms: less than three a ms"
+    assert limiter.acquire_up_to("ada", 9).granted == 2
+
+
+@pytest.mark.parametrize("make", [FixedWindow, CounterPerKey])
+def test_a_window_lets_twice_its_count_through_around_its_end(
+    make: type[CountPerLength], moved: Clocked
+) -> None:
+    limiter = make(5, MINUTE).on(moved)
+    limiter.acquire("ada")
+    moved.advance(MINUTE - MS)
+    assert taken(limiter, "ada", 9) == 4
+    moved.advance(MS)
+    assert taken(limiter, "ada", 9) == 5
+
+
+def test_the_error_of_a_sliding_counter_is_as_stated(moved: Clocked) -> None:
+    start = START_US // 60_000_000 * 60_000_000
+    moved.set_us(start + 59_999_000)
+    limiter = SlidingCounter(10, MINUTE).on(moved)
+    assert taken(limiter, "ada", 99) == 10, "all at the end of a stretch"
+    given = 0
+    for ms in range(0, 59_999, 500):
+        moved.set_us(start + 60_000_000 + ms * 1_000)
+        given += taken(limiter, "ada", 3)
+    assert 8 <= given <= 9, "near twice ten, less one, within a minute"
+
+
+def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None:
+    limiter = CounterPerKey(5, "minute", name="hits").on(redis_client, remember=None)
+    limiter.acquire("ada", 3)
+    assert redis_client.keys("*") == [b"{limits:ada}:hits"]
+    assert redis_client.get("{limits:ada}:hits") == b"3"
+
+
+def test_a_list_is_a_fraction_of_a_log(redis_client: redis.Redis) -> None:
+    for limit in (SlidingLog(2_000, "hour", name="log"), SlidingList(2_000, "hour", name="list")):
+        limiter = limit.on(redis_client, remember=None)
+        for _ in range(2_000):
+            limiter.acquire("ada")
+    sizes = [
+        redis_client.memory_usage(f"{{limits:ada}}:{name}", samples=0) for name in ("list", "log")
+    ]
+    assert cast(int, sizes[0]) * 5 < cast(int, sizes[1])
+
+
+def test_what_is_not_remembered_is_counted_again(redis_client: redis.Redis) -> None:
+    limiter = FixedWindow(5, "minute").on(redis_client, remember=None)
+    assert [limiter.acquire("ada", permit="x").remaining for _ in range(2)] == [4, 3]
+    assert len(redis_client.keys("*")) == 1
+
+
+@pytest.mark.parametrize("make", [FixedWindow, GCRA, SlidingList, SlidingLog])
+def test_a_clock_that_is_set_back_makes_permits_count_for_longer_by_as_much(
+    make: type[CountPerLength], moved: Clocked
+) -> None:
+    limiter = make(1, MINUTE).on(moved)
+    limiter.acquire("ada")
+    moved.set_us(moved.now_us - 30_000_000)
+    refused = limiter.acquire("ada")
+    assert refused.retry_after == 90 * SECOND
+    moved.advance(refused.retry_after)
+    assert limiter.acquire("ada").allowed
+
+
+@pytest.fixture(scope="module")
+def shared(redis_session: RedisServer) -> Clocked:
+    """Give the Redis of the run to examples that each use keys of their own."""
+    return clocked(str(redis_session.socket))
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    count=st.integers(1, 8),
+    length=st.integers(10, 300),
+    story=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 9), st.booleans()), max_size=40),
+)
+def test_both_logs_decide_alike_call_for_call(
+    shared: Clocked, count: int, length: int, story: list[tuple[int, int, bool]]
+) -> None:
+    shared.flushall()
+    shared.set_us(START_US)
+    zset, flat = (each(count, length * MS).on(shared) for each in (SlidingLog, SlidingList))
+    for passed, n, all_or_none in story:
+        shared.advance(passed * MS)
+        answers = [
+            each.acquire("ada", min(n, count)) if all_or_none else each.acquire_up_to("ada", n)
+            for each in (zset, flat)
+        ]
+        told = [
+            (each.state, each.granted, each.remaining, each.retry_after, each.reset_at)
+            for each in answers
+        ]
+        assert told[0] == told[1]
+        assert zset.peek("ada").remaining == flat.peek("ada").remaining

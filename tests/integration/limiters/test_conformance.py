@@ -1,0 +1,299 @@
+"""What every limiter must do, whatever its algorithm."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import redis
+
+from dispatcher.limiters import Algorithm, Decision, Limits, SlidingLog, State, parse
+from tests.support.clock import MovableClock
+from tests.support.doubles import at_once
+from tests.support.limiters import ALL, COUNTED, MINUTE, MS, START_US, Clocked, Ways, taken
+from tests.support.processes import in_processes
+from tests.support.servers import RedisServer
+
+THREADS = 100
+PROCESSES = 8
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+every = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+counted = pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
+Make = Callable[[int], Algorithm]
+MakeLength = Callable[[int, timedelta], Algorithm]
+
+
+class ResettingClock(MovableClock):
+    """Lets something happen while somebody sleeps."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.meanwhile is not None:
+            self.meanwhile()
+
+
+def everything(client: redis.Redis) -> dict[bytes, bytes | None]:
+    return {key: client.dump(key) for key in cast("list[bytes]", client.keys("*"))}
+
+
+@every
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_n_permits_are_given_and_counted_down(
+    make: Make, way: str, redis_server: RedisServer
+) -> None:
+    limiter = Ways(make(3), str(redis_server.socket), way)
+    decisions = [limiter.acquire("ada") for _ in range(5)]
+    assert [each.allowed for each in decisions] == [True] * 3 + [False] * 2
+    assert [bool(each) for each in decisions] == [True] * 3 + [False] * 2
+    assert [each.state for each in decisions] == [
+        State.ALLOWED, State.ALLOWED, State.REACHED, State.REFUSED, State.REFUSED,
+    ]  # fmt: skip
+    assert [each.remaining for each in decisions] == [2, 1, 0, 0, 0]
+    assert [each.granted for each in decisions] == [1, 1, 1, 0, 0]
+    assert {each.limit for each in decisions} == {3}
+    assert [each.refused_by for each in decisions] == [None] * 3 + [str(make(3))] * 2
+    assert all((each.retry_after == timedelta(0)) == each.allowed for each in decisions)
+    assert limiter.acquire("ben").allowed, "keys count alone"
+
+
+@every
+def test_threads_together_get_exactly_the_limit(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(37).on(redis_client)
+    answers = at_once([partial(taken, limiter, "ada", 3) for _ in range(THREADS)])
+    assert sum(cast("list[int]", answers)) == 37
+
+
+def _take(gate: Any, number: int, path: str, name: str) -> int:
+    from dispatcher.limiters import Limits as Several  # noqa: PLC0415 - runs in another process
+    from tests.support.limiters import ALL as EVERY  # noqa: PLC0415
+
+    with redis.Redis(unix_socket_path=path) as client:
+        limiter = Several([EVERY[name](50)]).on(client)
+        gate.wait(60)
+        return taken(limiter, "ada", 20)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_processes_together_get_exactly_the_limit(name: str, redis_server: RedisServer) -> None:
+    answers = in_processes(PROCESSES, _take, str(redis_server.socket), name)
+    assert sum(answers) == 50
+
+
+@every
+def test_several_permits_are_all_or_none(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(5).on(redis_client)
+    assert limiter.acquire("ada", 3).granted == 3
+    refused = limiter.acquire("ada", 3)
+    assert (refused.allowed, refused.granted, refused.remaining) == (False, 0, 2)
+    assert limiter.acquire("ada", 2).state is State.REACHED
+
+
+@every
+def test_as_many_as_fit_are_granted(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(5).on(redis_client)
+    assert [limiter.acquire_up_to("ada", n).granted for n in (3, 1, 9, 1)] == [3, 1, 1, 0]
+
+
+@every
+def test_peek_tells_and_changes_nothing(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(2).on(redis_client)
+    assert limiter.peek("ada").remaining == 2
+    assert everything(redis_client) == {}
+    limiter.acquire("ada")
+    before = everything(redis_client)
+    peeked = limiter.peek("ada")
+    assert (peeked.allowed, peeked.remaining, peeked.granted) == (True, 1, 0)
+    assert not limiter.peek("ada", 2).allowed
+    assert everything(redis_client) == before
+    limiter.acquire("ada")
+    before = everything(redis_client)
+    peeked, refused = limiter.peek("ada"), limiter.acquire("ada")
+    assert (peeked.allowed, peeked.remaining, peeked.state) == (False, 0, State.REFUSED)
+    assert abs(peeked.retry_after - refused.retry_after) < timedelta(seconds=1)
+    assert everything(redis_client) == before
+
+
+@every
+def test_what_is_refused_leaves_nothing(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(1).on(redis_client)
+    limiter.acquire("ada")
+    before = everything(redis_client)
+    for _ in range(3):
+        assert not limiter.acquire("ada").allowed
+        assert not limiter.acquire_up_to("ada", 5).allowed
+    assert everything(redis_client) == before
+
+
+@every
+def test_a_permit_asked_for_again_is_counted_once(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(5).on(redis_client)
+    first = limiter.acquire("ada", 2, permit="order 17")
+    before = everything(redis_client)
+    again = limiter.acquire("ada", 2, permit="order 17")
+    assert (again.granted, again.remaining, again.permit) == (2, 3, first.permit)
+    assert everything(redis_client) == before
+    assert limiter.acquire_up_to("ben", 9, permit="x").granted == 5
+    assert limiter.acquire_up_to("ben", 9, permit="x").granted == 5, "as many as the first time"
+
+
+@every
+def test_permits_given_back_are_free_again_and_only_once(
+    make: Make, redis_client: redis.Redis
+) -> None:
+    limiter = make(5).on(redis_client)
+    kept, spare = limiter.acquire("ada", 2), limiter.acquire("ada", 3)
+    assert not limiter.acquire("ada").allowed
+    assert limiter.give_back("ada", spare.permit) == 3
+    assert limiter.give_back("ada", spare.permit) == 0
+    assert limiter.give_back("ada", "never taken") == 0
+    assert limiter.acquire("ada", 3).allowed
+    assert not limiter.acquire("ada").allowed
+    assert limiter.give_back("ada", kept.permit) == 2
+
+
+@every
+def test_reset_forgets_all_of_one_key(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(1).on(redis_client)
+    limiter.acquire("ada", permit="x")
+    limiter.acquire("ben")
+    limiter.reset("ada")
+    assert limiter.acquire("ada", permit="x").state is State.REACHED
+    assert not limiter.acquire("ada").allowed
+    assert not limiter.acquire("ben").allowed
+
+
+@every
+def test_every_key_expires(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(5).on(redis_client)
+    limiter.acquire("ada", 2)
+    limiter.acquire("ada")
+    spare = limiter.acquire("ada")
+    limiter.give_back("ada", spare.permit)
+    keys = cast("list[bytes]", redis_client.keys("*"))
+    assert keys
+    assert all(0 < redis_client.pttl(key) <= 86_400_000 for key in keys)
+
+
+@counted
+def test_permits_come_back_to_the_millisecond(make: MakeLength, moved: Clocked) -> None:
+    limiter = make(2, MINUTE).on(moved)
+    limiter.acquire("ada")
+    moved.advance(timedelta(seconds=10))
+    limiter.acquire("ada")
+    refused = limiter.acquire("ada")
+    moved.advance(refused.retry_after - MS)
+    assert not limiter.acquire("ada").allowed
+    assert limiter.acquire("ada").retry_after == MS
+    moved.advance(MS)
+    assert limiter.acquire("ada").allowed
+
+
+@counted
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_wait_for_several_permits_is_right_to_the_millisecond(
+    make: MakeLength, n: int, moved: Clocked
+) -> None:
+    limiter = make(3, MINUTE).on(moved)
+    for _ in range(3):
+        limiter.acquire("ada")
+        moved.advance(timedelta(seconds=7))
+    for _ in range(2):  # once more from where the first wait has led
+        refused = limiter.acquire("ada", n)
+        if refused.allowed:
+            return
+        moved.advance(refused.retry_after - MS)
+        assert not limiter.peek("ada", n).allowed
+        moved.advance(MS)
+        assert limiter.peek("ada", n).allowed
+        assert limiter.acquire("ada", n).allowed
+
+
+@every
+def test_reset_at_is_when_nothing_counts_any_more(make: Make, moved: Clocked) -> None:
+    limiter = make(3).on(moved)
+    assert limiter.peek("ada").reset_at == EPOCH + START_US // 1_000 * MS
+    limiter.acquire("ada")
+    moved.advance(timedelta(seconds=5))
+    reset_at = limiter.acquire("ada").reset_at
+    assert limiter.peek("ada").reset_at == reset_at
+    whole_us = (reset_at - EPOCH) // timedelta(microseconds=1)
+    moved.set_us(whole_us - 1_000)
+    assert limiter.peek("ada").remaining < 3
+    moved.set_us(whole_us)
+    assert limiter.peek("ada").remaining == 3
+
+
+@every
+def test_the_clock_of_the_client_decides_nothing(make: Make, redis_client: redis.Redis) -> None:
+    clock = MovableClock(datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC))
+    limiter, others = make(3).on(redis_client, clock=clock), make(3).on(redis_client)
+    answers: list[Decision] = []
+    for each in (limiter, others, limiter, others):
+        answers.append(each.acquire("ada"))
+        clock.advance(timedelta(days=400))
+    assert [each.remaining for each in answers] == [2, 1, 0, 0]
+    assert max(each.reset_at for each in answers) - min(each.reset_at for each in answers) < MINUTE
+
+
+@every
+def test_equal_limits_with_names_or_prefixes_of_their_own_count_alone(
+    make: Make, redis_client: redis.Redis
+) -> None:
+    ways: list[dict[str, Any]] = [{}, {"prefix": "other"}, {"tag": "t"}, {"tag": "u"}]
+    for way in ways:
+        assert taken(make(1).on(redis_client, **way), "ada", 2) == 1
+
+
+@every
+def test_waiting_ends_when_a_permit_is_free(make: Make, redis_client: redis.Redis) -> None:
+    clock = ResettingClock()
+    limiter = make(1).on(redis_client, clock=clock)
+    limiter.acquire("ada")
+    gave_up = limiter.acquire("ada", wait=True, timeout=0.05)
+    assert gave_up.state is State.REFUSED
+    assert sum(clock.sleeps) <= 0.05
+    clock.sleeps.clear()
+    clock.meanwhile = partial(limiter.reset, "ada")
+    assert limiter.acquire("ada", wait=True).allowed
+    assert len(clock.sleeps) == 1
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_waiting_is_real(way: str, redis_server: RedisServer) -> None:
+    limiter = Ways(SlidingLog(1, 150 * MS), str(redis_server.socket), way)
+    first = limiter.acquire("ada")
+    second = limiter.acquire("ada", wait=True, timeout=10)
+    assert second.allowed
+    assert second.reset_at - first.reset_at >= 150 * MS
+
+
+def test_several_limits_give_a_permit_together_or_not_at_all(redis_client: redis.Redis) -> None:
+    limits = [each(9) for each in ALL.values()] + [parse("2/hour")]
+    limiter = Limits(limits).on(redis_client)
+    assert [limiter.acquire("ada").remaining for _ in range(2)] == [1, 0]
+    before = everything(redis_client)
+    refused = limiter.acquire("ada")
+    assert refused.refused_by == "2/hour"
+    assert timedelta(minutes=59) < refused.retry_after <= timedelta(hours=1)
+    assert everything(redis_client) == before
+    assert limiter.peek("ada").refused_by == "2/hour"
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(ALL, 2)), ids="-".join)
+def test_any_two_algorithms_go_together(one: str, other: str, redis_client: redis.Redis) -> None:
+    limiter = Limits([ALL[one](3), ALL[other](2)]).on(redis_client)
+    assert taken(limiter, "ada", 4) == 2
+    alone = ALL[one](3).on(redis_client)
+    assert alone.peek("ada").remaining == 1, "what one limit refused took nothing from the other"
+    limiter.reset("ada")
+    decision = limiter.acquire("ada", 2)
+    assert limiter.acquire("ada", 2, permit=decision.permit).granted == 2
+    assert limiter.give_back("ada", decision.permit) == 2
+    assert (limiter.peek("ada").remaining, alone.peek("ada").remaining) == (2, 3)

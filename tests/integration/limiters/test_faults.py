@@ -1,0 +1,76 @@
+"""What every limiter does where Redis answers late, not at all, or has lost everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from dispatcher import LimitersUnavailable
+from dispatcher.limiters import Algorithm, FixedWindow, State
+from tests.support.limiters import ALL, Ways, taken
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+
+every = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+Make = Callable[[int], Algorithm]
+
+
+@every
+def test_a_call_whose_reply_was_lost_takes_one_permit(
+    make: Make, redis_server: RedisServer
+) -> None:
+    with (
+        Proxy(redis_server.socket) as proxy,
+        redis.Redis(port=proxy.port) as client,
+        redis_server.client() as direct,
+    ):
+        limiter = make(5).on(client)
+        limiter.acquire("warm")
+        proxy.drop_reply(b"{limits:ada}", times=3)
+        assert limiter.acquire("ada").allowed
+        assert proxy.dropped == 3
+        assert make(5).on(direct).peek("ada").remaining == 4
+
+
+@every
+def test_after_a_flush_counting_begins_anew(make: Make, redis_client: redis.Redis) -> None:
+    limiter = make(2).on(redis_client)
+    assert taken(limiter, "ada", 3) == 2
+    redis_client.flushall()
+    redis_client.script_flush()
+    assert taken(limiter, "ada", 3) == 2
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_redis_that_does_not_answer_is_an_error_or_unknown(
+    way: str, own_redis: RedisServer
+) -> None:
+    limiter = Ways(FixedWindow(2, "minute"), str(own_redis.socket), way)
+    lenient = Ways(limiter.limit, limiter.path, way, {"on_fault": "unknown"})
+    assert lenient.acquire("ada").state is State.ALLOWED
+    own_redis.stop()
+    with pytest.raises(LimitersUnavailable):
+        limiter.acquire("ada")
+    decision = lenient.acquire("ada")
+    assert (decision.state, decision.allowed) == (State.UNKNOWN, False)
+    assert lenient.peek("ada").state is State.UNKNOWN
+    own_redis.start()
+    assert limiter.acquire("ada").allowed
+
+
+@every
+def test_a_redis_that_may_not_write_takes_nothing(make: Make, own_redis: RedisServer) -> None:
+    with own_redis.client() as client:
+        limiter = make(2).on(client)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(LimitersUnavailable, match="out of memory"):
+            limiter.acquire("ada")
+        assert client.keys("*") == []
+        client.config_set("maxmemory", 0)
+        client.replicaof("127.0.0.1", "1")
+        with pytest.raises(LimitersUnavailable, match="read-only replica"):
+            limiter.acquire("ada")
+        client.replicaof("NO", "ONE")
+        assert taken(limiter, "ada", 3) == 2

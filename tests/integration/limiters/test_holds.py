@@ -1,0 +1,285 @@
+"""Concurrency: places that come back; CoolDown: closed for everybody at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+import redis
+import redis.asyncio
+
+from dispatcher import InvalidValue, LimitersUnavailable, LimitReached
+from dispatcher.limiters import (
+    Concurrency,
+    CoolDown,
+    FixedWindow,
+    Limits,
+    SlidingList,
+    SlidingLog,
+    State,
+)
+from tests.support.clock import MovableClock
+from tests.support.limiters import MS, Clocked
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+SECOND = timedelta(seconds=1)
+
+
+def test_the_place_of_a_holder_that_crashed_comes_back(moved: Clocked) -> None:
+    limiter = Concurrency(1, hold=30 * SECOND).on(moved)
+    limiter.acquire("provider")
+    refused = limiter.acquire("provider")
+    assert refused.retry_after == 30 * SECOND
+    moved.advance(30 * SECOND - MS)
+    assert not limiter.acquire("provider").allowed
+    moved.advance(MS)
+    assert limiter.acquire("provider").allowed
+
+
+def test_a_hold_that_is_renewed_goes_on(moved: Clocked) -> None:
+    limiter = Concurrency(2, hold=30 * SECOND).on(moved)
+    held = limiter.acquire("provider", 2)
+    for _ in range(5):
+        moved.advance(20 * SECOND)
+        assert limiter.renew("provider", held.permit)
+    assert not limiter.acquire("provider").allowed
+    moved.advance(30 * SECOND)
+    assert not limiter.renew("provider", held.permit), "it has ended"
+    assert limiter.acquire("provider", 2).allowed
+    assert not limiter.renew("provider", "never taken")
+
+
+def test_a_hold_given_back_cannot_be_renewed(moved: Clocked) -> None:
+    limiter = Concurrency(1).on(moved)
+    held = limiter.acquire("provider")
+    assert limiter.give_back("provider", held.permit) == 1
+    assert not limiter.renew("provider", held.permit)
+
+
+def test_a_block_holds_renews_and_gives_back(redis_client: redis.Redis) -> None:
+    limiter = Concurrency(1, hold=90 * MS).on(redis_client)
+    with limiter.permit("provider") as decision:
+        first = limiter.peek("provider").reset_at
+        wait_until(lambda: limiter.peek("provider").reset_at > first + 90 * MS)
+        assert decision.allowed
+        assert not limiter.acquire("provider").allowed
+    assert limiter.peek("provider").remaining == 1
+
+
+def test_a_block_that_fails_gives_its_hold_back_and_keeps_what_else_it_took(
+    redis_client: redis.Redis,
+) -> None:
+    limiter = Limits([Concurrency(5), SlidingList(5, "hour")]).on(redis_client)
+    with pytest.raises(ZeroDivisionError), limiter.permit("provider", 2):
+        raise ZeroDivisionError
+    assert limiter.peek("provider").limit == 5
+    assert Concurrency(5).on(redis_client).peek("provider").remaining == 5
+    assert SlidingList(5, "hour").on(redis_client).peek("provider").remaining == 3
+
+
+def test_a_block_without_a_permit_does_not_run(redis_client: redis.Redis) -> None:
+    limiter = FixedWindow(1, "hour").on(redis_client)
+    limiter.acquire("ada")
+    with pytest.raises(LimitReached) as refused, limiter.permit("ada"):
+        pytest.fail("it ran")
+    assert refused.value.limit == "1/hour"
+    assert timedelta(minutes=59) < refused.value.retry_after <= timedelta(hours=1)
+
+
+def test_a_hold_that_has_ended_is_not_granted_again_for_nothing(moved: Clocked) -> None:
+    limits = [FixedWindow(5, "hour"), SlidingLog(5, "hour"), Concurrency(1, hold=30 * SECOND)]
+    limiter = Limits(limits).on(moved)
+    limiter.acquire("sms", permit="x")
+    moved.advance(30 * SECOND)
+    assert limiter.acquire("sms", permit="y").allowed, "its place is free"
+    moved.advance(10 * SECOND)
+    refused = limiter.acquire("sms", permit="x")
+    assert (refused.refused_by, refused.retry_after) == ("1 at once", 20 * SECOND)
+    limiter.end_holds("sms", "y")
+    assert limiter.acquire("sms", permit="x").state is State.REACHED
+    assert limiter.acquire("sms", permit="x").allowed, "it holds again"
+    assert limiter.peek("sms").refused_by == "1 at once"
+    limiter.end_holds("sms", "x")
+    assert limiter.peek("sms").remaining == 1
+    for limit in limits[:2]:
+        assert limit.on(moved).peek("sms").remaining == 3, "windows and logs counted each once"
+
+
+def test_what_has_left_a_log_is_not_given_back(moved: Clocked) -> None:
+    limiter = Limits([FixedWindow(5, SECOND), SlidingLog(5, SECOND)]).on(moved)
+    limiter.acquire("ada", 2, permit="x")
+    moved.advance(SECOND)
+    assert limiter.give_back("ada", "x") == 0
+
+
+def test_a_block_does_not_run_where_redis_does_not_answer(own_redis: RedisServer) -> None:
+    with own_redis.client() as client:
+        limiter = FixedWindow(5, "hour").on(client, on_fault="unknown")
+        own_redis.stop()
+        with pytest.raises(LimitersUnavailable), limiter.permit("ada"):
+            pytest.fail("it ran")
+
+
+def test_who_waits_for_a_hold_asks_until_the_very_end(redis_client: redis.Redis) -> None:
+    clock = MovableClock()
+    limits = [Concurrency(1), FixedWindow(2, "hour")]
+    limiter = Limits(limits).on(redis_client, clock=clock)
+    limiter.acquire("sms")
+    began = clock.monotonic()
+    assert not limiter.acquire("sms", wait=True, timeout=0.25)
+    assert clock.monotonic() - began == pytest.approx(0.25)
+    assert len(clock.sleeps) == 3
+    clock.sleeps.clear()
+    FixedWindow(2, "hour").on(redis_client).acquire("sms")
+    assert not limiter.acquire("sms", wait=True, timeout=60)
+    assert clock.sleeps == [], "no hold that ends makes the hour shorter"
+
+
+class Slow(redis.asyncio.Redis):
+    """Gives no answer, once it has one, until it may."""
+
+    may_answer: asyncio.Event
+    has_answer: asyncio.Event
+
+    async def evalsha(self, *args: Any) -> Any:
+        answer = await cast("Any", super()).evalsha(*args)
+        self.has_answer.set()
+        await self.may_answer.wait()
+        return answer
+
+
+def test_what_a_cancelled_call_took_is_given_back(redis_server: RedisServer) -> None:
+    limits = Limits([Concurrency(1), FixedWindow(5, "hour")])
+
+    async def story() -> None:
+        async with Slow(unix_socket_path=str(redis_server.socket)) as client:
+            client.may_answer, client.has_answer = asyncio.Event(), asyncio.Event()
+            limiter = limits.on(client)
+
+            async def block() -> None:
+                async with limiter.permit("sms"):
+                    pytest.fail("it ran")
+
+            task = asyncio.create_task(block())
+            await asyncio.wait_for(client.has_answer.wait(), 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            client.may_answer.set()
+            async with asyncio.timeout(20):
+                while (await limiter.peek("sms", 1)).remaining == 0:  # noqa: ASYNC110 - in Redis
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+    with redis_server.client() as client:
+        assert FixedWindow(5, "hour").on(client).peek("sms").remaining == 5
+
+
+def test_a_block_that_is_cancelled_at_its_end_stays_cancelled(redis_server: RedisServer) -> None:
+    async def story() -> None:
+        async with redis.asyncio.Redis(unix_socket_path=str(redis_server.socket)) as client:
+            limiter = Concurrency(1).on(client)
+
+            async def block() -> None:
+                async with limiter.permit("sms"):
+                    task = cast("asyncio.Task[None]", asyncio.current_task())
+                    asyncio.get_running_loop().call_soon(task.cancel)
+
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(block())
+            async with asyncio.timeout(20):
+                while not (await limiter.peek("sms")).allowed:  # noqa: ASYNC110 - in Redis
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+
+
+def test_waiting_for_a_hold_ends_when_one_is_given_back(redis_client: redis.Redis) -> None:
+    limiter = Concurrency(1, hold=timedelta(hours=1)).on(redis_client)
+    held = limiter.acquire("provider")
+    threading.Timer(0.1, limiter.give_back, ("provider", held.permit)).start()
+    assert limiter.acquire("provider", wait=True, timeout=20).allowed
+
+
+def test_a_decorated_function_needs_a_permit_for_its_key(redis_client: redis.Redis) -> None:
+    limiter = FixedWindow(2, "hour").on(redis_client)
+
+    @limiter.limited(lambda customer, text: f"{text[:0]}customer {customer}")
+    def send(customer: int, text: str) -> str:
+        """Send."""
+        return f"{text} to {customer}"
+
+    assert [send(1, "a"), send(1, text="b"), send(2, "c")] == ["a to 1", "b to 1", "c to 2"]
+    with pytest.raises(LimitReached):
+        send(1, "d")
+    assert send.__doc__ == "Send."
+
+
+def test_coroutines_hold_and_are_decorated_alike(redis_server: RedisServer) -> None:
+    async def story() -> None:
+        async with redis.asyncio.Redis(unix_socket_path=str(redis_server.socket)) as client:
+            limiter = Concurrency(1, hold=90 * MS).on(client)
+
+            @limiter.limited("provider")
+            async def work() -> bool:
+                first = (await limiter.peek("provider")).reset_at
+                while (await limiter.peek("provider")).reset_at <= first + 90 * MS:  # noqa: ASYNC110 - renewed in Redis
+                    await asyncio.sleep(0.01)
+                return (await limiter.acquire("provider")).allowed
+
+            assert await asyncio.wait_for(work(), 20) is False
+            assert (await limiter.peek("provider")).remaining == 1
+            async with limiter.permit("provider"):
+                with pytest.raises(LimitReached):
+                    await work()
+
+    asyncio.run(story())
+
+
+def test_a_cool_down_refuses_until_its_end_and_the_longest_wins(moved: Clocked) -> None:
+    limiter = CoolDown().on(moved)
+    assert limiter.acquire("sms").allowed
+    until = limiter.close("sms", 30 * SECOND)
+    assert limiter.close("sms", 10 * SECOND) == until
+    moved.advance(10 * SECOND)
+    refused = limiter.acquire("sms")
+    assert (refused.allowed, refused.retry_after) == (False, 20 * SECOND)
+    assert (refused.reset_at, refused.refused_by) == (until, "cool-down")
+    assert limiter.acquire("email").allowed
+    later = limiter.close("sms", until=until + SECOND)
+    assert later == until + SECOND
+    moved.advance(21 * SECOND - MS)
+    assert not limiter.acquire("sms").allowed
+    moved.advance(MS)
+    assert limiter.acquire("sms").allowed
+
+
+def test_a_cool_down_among_limits_closes_them_all(moved: Clocked) -> None:
+    limiter = Limits([FixedWindow(5, "minute"), CoolDown()]).on(moved)
+    assert limiter.acquire("sms").remaining == 4
+    limiter.close("sms", SECOND)
+    assert limiter.acquire("sms").refused_by == "cool-down"
+    moved.advance(SECOND)
+    assert limiter.acquire("sms").remaining == 3, "what was refused was not counted"
+
+
+def test_closing_until_a_time_that_is_past_closes_nothing(redis_client: redis.Redis) -> None:
+    limiter = CoolDown().on(redis_client)
+    limiter.close("sms", until=datetime(2001, 1, 1, tzinfo=UTC))
+    assert redis_client.keys("*") == []
+    limiter.close("sms", timedelta(hours=1))
+    assert not limiter.acquire("sms").allowed
+    limiter.reset("sms")
+    assert limiter.acquire("sms").allowed
+
+
+def test_what_has_no_holds_or_cool_down_says_so(redis_client: redis.Redis) -> None:
+    limiter = FixedWindow(1, "hour").on(redis_client)
+    with pytest.raises(InvalidValue, match="a Concurrency"):
+        limiter.renew("ada", "x")
+    with pytest.raises(InvalidValue, match="a CoolDown"):
+        limiter.close("ada", SECOND)

@@ -1,0 +1,94 @@
+"""The code on docs/limiters.md does what the page says, and its picture is the one drawn."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery.contrib.testing.worker import start_worker
+
+from dispatcher.limiters import State, parse
+from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, svg
+from tests.support.limiters import Clocked
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+PAGE = Path(__file__).parents[3] / "docs/limiters.md"
+TASKS = 25
+_runs = count()  # Celery knows a task by its module's name
+
+
+@pytest.fixture
+def names(redis_server: RedisServer) -> dict[str, Any]:
+    """Run all code of the page; give its names."""
+    return run_page(redis_server)
+
+
+def run_page(redis_server: RedisServer) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "__name__": f"page {next(_runs)}", "redis_url": redis_server.url, "broker_url": "memory://",
+    }  # fmt: skip
+    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(code, PAGE.name, "exec", dont_inherit=True), found)  # noqa: S102 - our own page
+    return found
+
+
+def test_the_code_of_the_page_runs(names: dict[str, Any]) -> None:
+    assert names["greet"]("ben") == "hello ben"
+    assert [each.allowed for each in names["decisions"]] == [True, True]
+
+
+def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> None:
+    names = run_page(own_redis)
+    letters, posted = deque(str(number) for number in range(1_002)), list[str]()
+    names["post"] = posted.append
+    assert names["send_some"](deque(["first"])) is State.ALLOWED
+    assert names["send_some"](letters) is State.REACHED
+    assert (len(posted), len(letters)) == (1_000, 3)
+    assert names["send_some"](letters) is State.REFUSED
+    own_redis.stop()
+    assert names["send_some"](letters) is State.UNKNOWN
+    assert (len(posted), len(letters)) == (1_000, 3), "nothing is sent without a permit"
+
+
+def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]) -> None:
+    sent: dict[str, list[int]] = {"acme": [], "globex": []}
+    names["deliver"] = lambda customer, number: sent[customer].append(number)
+    taken = names["per_customer"].acquire("acme", 10)
+    assert taken.allowed, "by another worker"
+    worker = start_worker(
+        names["app"], pool="threads", concurrency=4, perform_ping_check=False, shutdown_timeout=30
+    )
+    with worker:
+        for number in range(TASKS):
+            for customer in sent:
+                names["send_invoice"].delay(customer, number)
+        wait_until(lambda: all(len(each) == TASKS for each in sent.values()), 60)
+    last = names["per_customer"].peek("acme").reset_at
+    assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
+    assert [sorted(each) for each in sent.values()] == [list(range(TASKS))] * 2
+    day = parse("100000/day").on(redis.Redis.from_url(names["redis_url"]), prefix="shop")
+    assert [day.peek(each).remaining for each in sent] == [99_965, 99_975]
+
+
+def test_the_picture_is_the_one_that_the_script_draws(moved: Clocked) -> None:
+    assert PICTURE.read_text(encoding="utf-8") == svg(decisions(moved))
+
+
+def test_the_picture_shows_the_burst_at_the_edge_of_a_window(moved: Clocked) -> None:
+    found = decisions(moved)
+
+    def within(name: str) -> int:
+        return sum(
+            allowed and 50 <= at <= 72 for at, allowed in zip(ARRIVALS, found[name], strict=True)
+        )
+
+    assert within('FixedWindow(5, "minute", align="UTC")') == 9
+    assert within('SlidingLog(5, "minute")') == 4
+    assert found['SlidingLog(5, "minute")'] == found['SlidingList(5, "minute")']

@@ -1,0 +1,98 @@
+"""A hold that one of several windows has lost is no leave to book there unjudged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher.errors import ReservationsUnavailable
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.reservation import Terms
+from dispatcher.scope import PLAIN, Scope, counted
+from dispatcher.sendtime import from_ms
+from tests.support.limits import little_at_once
+from tests.support.reserving import Reserving
+
+BASE = 4_102_444_800_000  # 2100-01-01, ms
+COUNT, STEP = 5, 10
+LENGTH = (COUNT - 1) * STEP
+ASKED = BASE + COUNT * STEP + STEP // 2
+AWAY = BASE - 10_000
+NEAR = "recipient.sms"
+BOTH = Terms(counted((PLAIN, NEAR), scope="ada", channel="sms"))
+LAST = BOTH.scopes[1]
+
+
+@pytest.fixture
+def real(opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch) -> Reserving:
+    """Give windows in which the first scope is full but for single gaps, and the last one empty."""
+    monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(0))
+    real = opened(Quota(COUNT, LENGTH), further={NEAR: [Quota(1, 1_000)]})
+    window = real.keys("ada").window("ada")
+    members: dict[Any, int] = {new_id().bytes: BASE + n * STEP for n in range(3 * COUNT)}
+    real.client.zadd(window, members)
+    return real
+
+
+def lose_while_judging(
+    real: Reserving, scope: Scope, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]
+) -> None:
+    """Let reconcile settle the hold in one window, and then something happen, after the judging."""
+    judge = real.windows.shards._checked
+
+    def checked(*asked: Any) -> Any:
+        found = judge(*asked)
+        window = real.keys(scope.home).window(scope.name, scope.kind).encode()
+        waiting = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+        holds = [each for each in waiting if each.window == window and len(each.member) > 16]
+        assert len(holds) == 1
+        real.upkeep.confirm(holds, {})
+        happens()
+        return found
+
+    monkeypatch.setattr(real.windows.shards, "_checked", checked)
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["book", "move"])
+def test_a_place_that_another_took_meanwhile_stays_the_other_s(
+    real: Reserving, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    message_id, other = new_id(), new_id()
+    if moves:
+        real.windows.reserve(message_id, terms=BOTH, send_at=from_ms(AWAY))
+    before = {scope: real.places(scope) for scope in BOTH.scopes}
+
+    def another_books() -> None:
+        real.windows.reserve(other, terms=Terms((LAST,)), send_at=from_ms(ASKED + 1))
+
+    lose_while_judging(real, LAST, monkeypatch, another_books)
+    act = real.windows.move if moves else real.windows.reserve
+    with pytest.raises(ReservationsUnavailable):
+        act(message_id, terms=BOTH, send_at=from_ms(ASKED))
+    before[LAST] |= {other.bytes: ASKED + 1}
+    assert {scope: real.places(scope) for scope in BOTH.scopes} == before
+    assert all(len(member) == 16 for member, _ in real.unconfirmed())
+
+
+@pytest.mark.parametrize("scope", BOTH.scopes, ids=str)
+def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scope: Scope) -> None:
+    """The same move comes again, as after a lost reply."""
+    message_id, far = new_id(), AWAY - 100_000
+    real.windows.reserve(message_id, terms=BOTH, send_at=from_ms(AWAY))
+    [group] = real.windows.groups(BOTH)
+
+    def move() -> Any:
+        hold = message_id.bytes + b"token"
+        return real.windows.shards.move(group, message_id, hold=hold, asked_ms=far, latest_ms=far)
+
+    held = move()
+    assert move() == held
+    real.client.zrem(
+        real.keys(scope.home).window(scope.name, scope.kind), held.message_id.bytes + b"token"
+    )
+    assert move() == held
+    assert all(far in real.places(each).values() for each in BOTH.scopes)

@@ -1,0 +1,178 @@
+"""Random histories of every limiter against plain models in Python, to the millisecond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from dispatcher.limiters import (
+    GCRA,
+    Algorithm,
+    Concurrency,
+    CounterPerKey,
+    FixedWindow,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+    State,
+)
+from dispatcher.periods import bounds
+from tests.support.limiter_models import (
+    CounterModel,
+    LogModel,
+    Model,
+    SpacingModel,
+    WindowModel,
+)
+from tests.support.limiters import MS, START_US, Clocked, clocked
+from tests.support.servers import RedisServer
+from tests.support.soak import SOAKING, examples
+
+ZONE = "America/St_Johns"
+
+
+class AlignedModel(WindowModel):
+    """Calendar hours of a zone that is not a whole number of hours from UTC."""
+
+    def bounds(self, now: int) -> tuple[int, int]:
+        begin, end = bounds("hour", ZONE, now, 1)
+        return begin, end
+
+
+Pair = Callable[[int, int], tuple[Algorithm, Model]]
+PAIRS: dict[str, Pair] = {
+    "FixedWindow": lambda n, ms: (FixedWindow(n, ms * MS), WindowModel(n, ms)),
+    "aligned": lambda n, _: (FixedWindow(n, "hour", align=ZONE), AlignedModel(n, 3_600_000)),
+    "CounterPerKey": lambda n, ms: (CounterPerKey(n, ms * MS), WindowModel(n, ms)),
+    "SlidingLog": lambda n, ms: (SlidingLog(n, ms * MS), LogModel(n, ms)),
+    "SlidingList": lambda n, ms: (SlidingList(n, ms * MS), LogModel(n, ms)),
+    "SlidingCounter": lambda n, ms: (SlidingCounter(n, ms * MS), CounterModel(n, ms)),
+    "GCRA": lambda n, ms: (GCRA(n, ms * MS, max_burst=n - 1), SpacingModel(n, ms)),
+    "Concurrency": lambda n, ms: (Concurrency(n, hold=ms * MS), LogModel(n, ms)),
+}
+
+
+class Story(RuleBasedStateMachine):
+    """One key of one limiter."""
+
+    pair: Pair
+    client: Clocked
+
+    @initialize(count=st.integers(1, 6), length=st.sampled_from([10, 997, 60_000, 3_600_000]))
+    def begin(self, count: int, length: int) -> None:
+        self.client.flushall()
+        self.client.set_us(START_US // 1_000_000 * 1_000_000)
+        self.limit, self.model = self.pair(count, length)
+        self.limiter = self.limit.on(self.client)
+        self.permits = 0
+        self.known: dict[str, bool] = {}
+
+    @property
+    def now(self) -> int:
+        return self.client.now_us // 1_000
+
+    @rule(n=st.integers(1, 6))
+    def acquire(self, n: int) -> None:
+        self.permits += 1
+        self.take(f"permit {self.permits}", min(n, self.model.count))
+
+    def take(self, permit: str, n: int) -> None:
+        now, room = self.now, self.model.room(self.now)
+        before = None if room >= n else self.client.everything()
+        decision = self.limiter.acquire("ada", n, permit=permit)
+        assert decision.allowed == (room >= n), (decision, room)
+        if decision.allowed:
+            self.model.take(permit, n, now)
+            self.known[permit] = True
+            assert decision.remaining == room - n
+            assert decision.state is (State.ALLOWED if room > n else State.REACHED)
+        else:
+            assert decision.remaining == max(0, room)
+            assert decision.retry_after // MS == self.model.wait(n, now)
+            assert self.client.everything() == before
+
+    @rule(n=st.integers(1, 9))
+    def acquire_up_to(self, n: int) -> None:
+        now, room = self.now, self.model.room(self.now)
+        self.permits += 1
+        permit = f"permit {self.permits}"
+        decision = self.limiter.acquire_up_to("ada", n, permit=permit)
+        assert decision.granted == max(0, min(n, room))
+        if decision.allowed:
+            self.model.take(permit, decision.granted, now)
+            self.known[permit] = True
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        permit = data.draw(st.sampled_from(sorted(self.known)))
+        call = self.model.calls[permit]
+        age = self.now - call.at
+        if not self.known[permit] or (self.limit.knows_permits and age >= self.model.length):
+            self.take(permit, call.n)
+            return
+        if not self.limit.knows_permits and age >= 60_000:
+            return  # may be known or not
+        before = self.client.everything()
+        assert self.limiter.acquire("ada", call.n, permit=permit).granted == call.n
+        assert self.client.everything() == before
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        permit = data.draw(st.sampled_from(sorted(self.known)))
+        if not self.limit.knows_permits and self.now - self.model.calls[permit].at >= 60_000:
+            return  # may be known or not
+        expected = self.model.give_back(permit, self.now) if self.known[permit] else 0
+        assert self.limiter.give_back("ada", permit) == expected
+        self.known[permit] = False
+
+    @rule()
+    def peek(self) -> None:
+        before = self.client.everything()
+        room = max(0, self.model.room(self.now))
+        decision = self.limiter.peek("ada")
+        assert (decision.allowed, decision.remaining) == (room > 0, room)
+        assert decision.retry_after // MS == self.model.wait(1, self.now)
+        assert self.client.everything() == before
+
+    @rule(ms=st.one_of(st.integers(1, 12), st.integers(1, 1_100), st.integers(1, 4_000_000)))
+    def time_passes(self, ms: int) -> None:
+        self.client.advance(ms * MS)
+
+    @rule()
+    def until_the_next_permit(self) -> None:
+        wait = self.limiter.peek("ada").retry_after
+        if wait > MS:
+            self.client.advance(wait - MS)
+            assert not self.limiter.peek("ada").allowed
+        if wait:
+            self.client.advance(min(wait, MS))
+            assert self.limiter.peek("ada").allowed
+
+
+@pytest.fixture(scope="module")
+def client(redis_session: RedisServer) -> Any:
+    """Give the Redis of the run, its clock moved by the stories."""
+    with clocked(str(redis_session.socket)) as client:
+        yield client
+
+
+@pytest.mark.timeout(3_600 if SOAKING else 300)
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_limiter_does_what_its_model_does(name: str, client: Clocked) -> None:
+    story = type("Story" + name, (Story,), {"pair": staticmethod(PAIRS[name]), "client": client})
+    machine: Any = story.TestCase  # type: ignore[attr-defined]  # made by type()
+    machine.settings = settings(
+        max_examples=examples(30),
+        stateful_step_count=25,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+    )
+    machine("runTest").runTest()

@@ -1,0 +1,158 @@
+"""Limiters on a Redis whose clock a test moves.
+
+The scripts run as they ship, on a real server. A few lines before them stand between a script and
+Redis: ``TIME`` gives the test's time, and expiries go by it as well, as Redis would do it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from dispatcher.limiters import (
+    GCRA,
+    Algorithm,
+    AsyncLimiter,
+    Concurrency,
+    CounterPerKey,
+    FixedWindow,
+    Limiter,
+    Limits,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+)
+
+MS = timedelta(milliseconds=1)
+MINUTE = timedelta(minutes=1)
+CLOCK = "test:clock"
+START_US = 1_763_730_000_123_456
+"""A time in 2025 that is no round one."""
+
+PRELUDE = """
+local real, redis = redis, {}
+local test_us = tonumber(real.call('HGET', 'test:clock', 'now'))
+local test_ms = math.floor(test_us / 1000)
+local function test_expiry(key, at)
+  real.call('HSET', 'test:clock', 'end of ' .. key, string.format('%.0f', at))
+end
+for _, key in ipairs(KEYS) do
+  local at = real.call('HGET', 'test:clock', 'end of ' .. key)
+  if at and (test_ms > tonumber(at) or real.call('EXISTS', key) == 0) then
+    real.call('DEL', key)
+    real.call('HDEL', 'test:clock', 'end of ' .. key)
+  end
+end
+function redis.call(command, key, ...)
+  local given = {...}
+  if command == 'TIME' then
+    return {string.format('%.0f', math.floor(test_us / 1000000)),
+            string.format('%.0f', test_us % 1000000)}
+  elseif command == 'PEXPIRE' then
+    return test_expiry(key, test_ms + given[1])
+  elseif command == 'PEXPIREAT' then
+    return test_expiry(key, given[1])
+  elseif command == 'PTTL' then
+    local at = real.call('HGET', 'test:clock', 'end of ' .. key)
+    return at and at - test_ms or -1
+  elseif command == 'SET' and given[2] == 'PX' then
+    test_expiry(key, test_ms + given[3])
+    return real.call('SET', key, given[1])
+  end
+  return real.call(command, key, ...)
+end
+"""
+
+
+class Clocked(redis.Redis):
+    """A client whose scripts see the time that the test set."""
+
+    def register_script(self, script: Any) -> Any:
+        return super().register_script(PRELUDE + script)
+
+    def set_us(self, now_us: int) -> None:
+        self.hset(CLOCK, "now", now_us)
+
+    @property
+    def now_us(self) -> int:
+        return int(cast(bytes, self.hget(CLOCK, "now")))
+
+    def advance(self, length: timedelta) -> None:
+        self.set_us(self.now_us + length // timedelta(microseconds=1))
+
+    def everything(self) -> dict[bytes, bytes | None]:
+        """Return all that limiters keep and that has not expired."""
+        ends = cast("dict[bytes, bytes]", self.hgetall(CLOCK))
+        now_ms = self.now_us // 1_000
+        return {
+            key: self.dump(key)
+            for key in cast("list[bytes]", self.keys("*"))
+            if key != CLOCK.encode() and int(ends.get(b"end of " + key, now_ms)) >= now_ms
+        }
+
+
+def clocked(path: str) -> Clocked:
+    """Return such a client, and set the time to START_US."""
+    client = Clocked(unix_socket_path=path)
+    client.set_us(START_US)
+    return client
+
+
+COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
+    "FixedWindow": FixedWindow,
+    "CounterPerKey": CounterPerKey,
+    "SlidingLog": SlidingLog,
+    "SlidingList": SlidingList,
+    "SlidingCounter": SlidingCounter,
+    "GCRA": lambda count, period: GCRA(count, period, max_burst=count - 1),
+    "Concurrency": lambda count, period: Concurrency(count, hold=period),
+}
+"""Every algorithm that counts and takes a length, by its name: makes N per length."""
+
+ALL: Mapping[str, Callable[[int], Algorithm]] = {
+    **{name: (lambda count, make=make: make(count, MINUTE)) for name, make in COUNTED.items()},  # type: ignore[misc]  # binds make
+    "aligned": lambda count: FixedWindow(count, "day", align="Asia/Shanghai"),
+}
+"""Every algorithm that counts: makes N per minute or day."""
+
+
+@dataclass
+class Ways:
+    """One limiter through either client, called the same way."""
+
+    limit: Algorithm | Limits
+    path: str
+    way: str
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if self.way == "sync":
+            again = Retry(NoBackoff(), 3)
+            with redis.Redis(unix_socket_path=self.path, retry=again) as client:
+                return getattr(self.limit.on(client, **self.more), name)
+
+        def call(*positional: Any, **named: Any) -> Any:
+            async def run() -> Any:
+                again = AsyncRetry(NoBackoff(), 3)
+                async with redis.asyncio.Redis(unix_socket_path=self.path, retry=again) as client:
+                    limiter: AsyncLimiter = self.limit.on(client, **self.more)
+                    called: Awaitable[Any] = getattr(limiter, name)(*positional, **named)
+                    return await called
+
+            return asyncio.run(run())
+
+        return call
+
+
+def taken(limiter: Limiter, key: str, times: int) -> int:
+    """Ask that many times for one permit; return how many were given."""
+    return sum(limiter.acquire(key).allowed for _ in range(times))

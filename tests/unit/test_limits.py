@@ -1,0 +1,199 @@
+"""Limits as plain values: what they take, what they say, how they are written."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+import redis
+import redis.asyncio
+
+from dispatcher.errors import InvalidValue
+from dispatcher.limiters import (
+    GCRA,
+    Algorithm,
+    AsyncLimiter,
+    Concurrency,
+    CoolDown,
+    CounterPerKey,
+    FixedWindow,
+    Limiter,
+    Limits,
+    Request,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+    parse,
+)
+from dispatcher.redis_keys import LimiterKeys
+
+MINUTE = timedelta(minutes=1)
+CLIENT = redis.Redis()  # nothing connects before something is sent
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("100/second", SlidingList(100, timedelta(seconds=1))),
+        ("2/30 seconds", SlidingList(2, timedelta(seconds=30))),
+        ("5/day in Asia/Shanghai", FixedWindow(5, "day", align="Asia/Shanghai")),
+        ("3000/months in UTC", FixedWindow(3_000, "month", align="UTC")),
+        ("50/second burst 200", GCRA(50, timedelta(seconds=1), max_burst=200)),
+        (" 1 / minute  burst  0 ", GCRA(1, MINUTE)),
+    ],
+)
+def test_a_limit_is_read_from_a_string(text: str, limit: Algorithm) -> None:
+    found = parse(text)
+    assert found == limit
+    assert parse(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "5/", "5/fortnight", "0/second", "5/month", "5/2 day in UTC", "5/day in Mars",
+     "5/day in", "5/second burst", "5/second burst -1", "5/day in UTC burst 3", None, 5],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused(text: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        parse(text)
+    assert refused.value.accepted
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FixedWindow(0, MINUTE),
+        lambda: FixedWindow(cast(int, True), MINUTE),
+        lambda: FixedWindow(cast(int, 1.5), MINUTE),
+        lambda: FixedWindow(10_000_001, MINUTE),
+        lambda: FixedWindow(1, timedelta(0)),
+        lambda: FixedWindow(1, timedelta(microseconds=10_500)),
+        lambda: FixedWindow(1, timedelta(days=367)),
+        lambda: FixedWindow(1, "month"),
+        lambda: FixedWindow(1, MINUTE, align="UTC"),
+        lambda: FixedWindow(1, "second", align="UTC"),
+        lambda: FixedWindow(1, "day", align="Mars"),
+        lambda: FixedWindow(1, MINUTE, name="a:b"),
+        lambda: FixedWindow(1, MINUTE, name="permits"),
+        lambda: GCRA(1, MINUTE, max_burst=-1),
+        lambda: GCRA(7, timedelta(days=366), max_burst=1_000_000),
+        lambda: SlidingCounter(10_000_000, timedelta(days=366)),
+        lambda: Concurrency(0),
+        lambda: Concurrency(1, hold=timedelta(days=2)),
+        lambda: CoolDown(name="{}"),
+        lambda: Limits([]),
+        lambda: Limits(cast(Any, ["5/minute"])),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        make()
+    assert refused.value.field
+    assert refused.value.accepted
+
+
+def on(**more: Any) -> Limiter:
+    limits = [FixedWindow(5, MINUTE), Concurrency(3), CoolDown()]
+    return Limits(limits).on(CLIENT, **more)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: on().acquire(""), "key"),
+        (lambda: on().acquire("x" * 1_025), "key"),
+        (lambda: on().acquire("é" * 513), "key"),
+        (lambda: on().acquire("\ud800"), "key"),
+        (lambda: on().acquire(cast(Any, 5)), "keys"),
+        (lambda: on().acquire(cast(Any, b"ada")), "keys"),
+        (lambda: on().acquire(["ada"]), "keys"),
+        (lambda: on().acquire(["ada", "", "ben"]), "key"),
+        (lambda: on().acquire("ada", 0), "n"),
+        (lambda: on().acquire("ada", 4), "n"),
+        (lambda: on().acquire("ada", cast(int, True)), "n"),
+        (lambda: on().acquire_up_to("ada", 0), "n"),
+        (lambda: on().peek("ada", 4), "n"),
+        (lambda: on().acquire("ada", permit=""), "permit"),
+        (lambda: on().acquire("ada", permit="", wait=True), "permit"),
+        (lambda: on().acquire("ada", permit="a\0"), "permit"),
+        (lambda: on().acquire("ada", permit=cast(Any, b"a")), "permit"),
+        (lambda: on().acquire("ada", timeout=1), "timeout"),
+        (lambda: on().acquire("ada", wait=True, timeout=-1), "timeout"),
+        (lambda: on().acquire("ada", wait=True, timeout=float("nan")), "timeout"),
+        (lambda: on().give_back("ada", ""), "permit"),
+        (lambda: on().close("ada"), "until"),
+        (lambda: on().close("ada", timedelta(0)), "length"),
+        (lambda: on().acquire_each([Request("ada", 4)]), "n"),
+        (lambda: on().acquire_each([Request("ada", limits=(3,))]), "limits"),
+        (lambda: on().acquire_each([Request("ada", limits=(0, 0))]), "limits"),
+        (lambda: on(prefix="a:b"), "prefix"),
+        (lambda: on(tag=""), "tag"),
+        (lambda: on(on_fault="ignore"), "on_fault"),
+        (lambda: on(remember=timedelta(0)), "remember"),
+        (lambda: FixedWindow(1, MINUTE).on(cast(Any, "redis://")), "client"),
+        (lambda: FixedWindow(1, MINUTE).on(CLIENT.pipeline()), "client"),
+        (lambda: FixedWindow(1, MINUTE).on(redis.asyncio.Redis().pipeline()), "client"),
+        (lambda: Limits([FixedWindow(5, MINUTE)] * 2).on(CLIENT).acquire("ada"), "limits"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
+    call: Callable[[], object], field: str
+) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        call()
+    assert refused.value.field == field
+
+
+def test_limits_are_values() -> None:
+    every = [
+        FixedWindow(5, "day", align="UTC"), SlidingLog(5, MINUTE), SlidingList(5, MINUTE),
+        CounterPerKey(5, MINUTE), SlidingCounter(5, MINUTE), GCRA(5, MINUTE, max_burst=2),
+        Concurrency(5), CoolDown(),
+    ]  # fmt: skip
+    assert pickle.loads(pickle.dumps(every)) == every  # noqa: S301 - our own bytes
+    assert len({*every, *every}) == len(every)
+    assert len({each.label for each in every}) == len(every)
+
+
+def test_both_limiters_have_the_same_methods() -> None:
+    def methods(of: type) -> dict[str, list[tuple[str, object]]]:
+        return {
+            name: [(each.name, each.default) for each in inspect.signature(f).parameters.values()]
+            for name, f in vars(of).items()
+            if not name.startswith("_")
+        }
+
+    assert methods(Limiter) == methods(AsyncLimiter)
+
+
+def test_no_two_keys_of_callers_share_a_key_in_redis() -> None:
+    names = [
+        LimiterKeys(prefix, tag).state(name, key)
+        for prefix in ("p", "p.q")
+        for tag in (None, "t", "u")
+        for name in ("n", "m")
+        for key in ("k", "t", "t}:n", "t}:n:k", "p@t", "@t}:n:k", ":k", "k}:n", "{k}")
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_the_library_needs_no_settings_and_no_database() -> None:
+    code = (
+        "import redis; from dispatcher.limiters import FixedWindow;"
+        "print(FixedWindow(5, 'minute'), type(FixedWindow(5, 'minute').on(redis.Redis())).__name__)"
+    )
+    wrong = dict.fromkeys(("DISPATCHER_DATABASE_URL", "DISPATCHER_BROKER_URL"), "nonsense")
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path), **wrong},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == "5/minute Limiter"
