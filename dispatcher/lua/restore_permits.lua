@@ -10,7 +10,8 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Rounded up: a hand-over must not count from earlier than it was.
+local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 for position = 4, #ARGV, 2 do
   redis.call('ZADD', KEYS[2], now - ARGV[position], ARGV[position + 1])
 end

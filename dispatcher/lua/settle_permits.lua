@@ -7,7 +7,8 @@
 -- A permit that is not in its log (it was given back, or Redis was emptied) is not added.
 
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Rounded up: a hand-over must not count from earlier than it was.
+local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 for position = 1, #ARGV, 3 do
   local at = now - ARGV[position + 2]
   redis.call('ZADD', KEYS[tonumber(ARGV[position])], 'XX', at, ARGV[position + 1])

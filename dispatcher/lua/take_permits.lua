@@ -71,7 +71,8 @@ for log, said in ipairs(logs) do
     end
   end
   if state.most > 0 then
-    state.in_hand = redis.call('ZCOUNT', KEYS[state.place], '(' .. now, '+inf')
+    -- What was settled in this very ms has a time that is rounded up.
+    state.in_hand = redis.call('ZCOUNT', KEYS[state.place], '(' .. now + 1, '+inf')
   end
   if state.line > 0 and redis.call('EXISTS', KEYS[state.line]) == 1 then
     redis.call('ZREMRANGEBYSCORE', KEYS[state.line], '-inf', now - LATE)

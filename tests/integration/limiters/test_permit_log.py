@@ -130,7 +130,28 @@ def test_settle_moves_a_permit_to_its_hand_over(make: Make) -> None:
     began = logs.now()
     logs.settle(b"1", since_ms=250)
     [at] = logs.members().values()
-    assert began - 250 <= at <= logs.now() - 250
+    assert began + 1 - 250 <= at <= logs.now() + 1 - 250
+
+
+def test_no_hand_over_counts_from_earlier_than_it_was(make: Make) -> None:
+    logs = make("1000/hour")
+    logs.client.set("rebuild", "mine")
+    for number in range(50):
+        permit = number.to_bytes(2, "big")
+        logs.acquire(permit)
+        seconds, microseconds = cast("tuple[int, int]", logs.client.time())
+        logs.settle(permit)
+        assert logs.members()[permit] * 1_000 >= seconds * 1_000_000 + microseconds
+        logs.client.delete("log")
+        seconds, microseconds = cast("tuple[int, int]", logs.client.time())
+        logs.log.restore(
+            [(PermitRequest(permit, ("log",)), timedelta(0))],
+            rebuild_key="rebuild",
+            marker="mine",
+            marker_life=timedelta(seconds=9),
+            longest=timedelta(hours=1),
+        )
+        assert logs.members()[permit] * 1_000 >= seconds * 1_000_000 + microseconds
 
 
 def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> None:
@@ -194,6 +215,6 @@ def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None
     logs.log.restore(taken, marker="mine", **words)  # type: ignore[arg-type]  # one dict for brevity
     ended = logs.now()
     members = logs.members()
-    assert began - 600_000 <= members[b"old"] <= ended - 600_000
-    assert began + 10_000 <= members[b"in hand"] <= ended + 10_000
+    assert began + 1 - 600_000 <= members[b"old"] <= ended + 1 - 600_000
+    assert began + 1 + 10_000 <= members[b"in hand"] <= ended + 1 + 10_000
     assert [each.allowed for each in logs.acquire(b"1", b"2")] == [True, False]
