@@ -148,12 +148,13 @@ def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
 
 @on_postgresql
 @pytest.mark.parametrize(
-    "statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"COMMIT"]
+    "statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"done AS"]
 )
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_of_the_record_records_once(
     through: House, postgres_proxy: Proxy, statement: bytes, lost: int
 ) -> None:
+    lost = 1 if statement == b"done AS" else lost  # asked again in two statements
     message = through.submit()
     arm = once(lambda: postgres_proxy.drop_reply(statement, times=lost))
     through.memory.before = lambda _: arm()
@@ -167,7 +168,7 @@ def test_a_lost_reply_of_the_record_records_once(
 
 @on_postgresql
 @pytest.mark.parametrize(
-    "statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"COMMIT"]
+    "statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"wanted AS"]
 )
 def test_a_lost_reply_of_the_claim_claims_once(
     through: House, postgres_proxy: Proxy, statement: bytes

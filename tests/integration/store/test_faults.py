@@ -128,13 +128,14 @@ def test_pooled_connections_that_went_stale_are_not_noticed(
         assert Messages(direct).get(message.id) == message
 
 
-def test_a_claim_whose_commit_lost_its_reply_is_still_ours_or_nobodys(
-    through: Database, direct: Database, postgres_proxy: Proxy
+@pytest.mark.parametrize(("statement", "lost"), [(b"wanted", 1), (b"UPDATE messages", 2)])
+def test_a_claim_whose_reply_is_lost_is_still_ours_or_nobodys(
+    through: Database, direct: Database, postgres_proxy: Proxy, statement: bytes, lost: int
 ) -> None:
     message = rows.add_due(direct)
-    postgres_proxy.drop_reply(b"COMMIT")
+    postgres_proxy.drop_reply(statement, times=lost)
     claims = Claims(through, ttl=rows.TTL).claim([message.id])
-    assert postgres_proxy.dropped == 1
+    assert postgres_proxy.dropped == lost
     found = rows.row(direct, message.id)
     assert found.status == "sending"
     assert found.attempt_count == 1
@@ -143,13 +144,16 @@ def test_a_claim_whose_commit_lost_its_reply_is_still_ours_or_nobodys(
     assert len(Messages(direct).attempts(message.id)) == 1
 
 
-@pytest.mark.parametrize("outcome", ["sent", "again", "snoozed"])
-def test_a_record_whose_commit_lost_its_reply_counts_once(
-    through: Database, direct: Database, postgres_proxy: Proxy, outcome: str
+@pytest.mark.parametrize(
+    ("outcome", "statement"),
+    [("sent", b"done AS"), ("again", b"COMMIT"), ("snoozed", b"done AS")],
+)
+def test_a_record_whose_reply_is_lost_counts_once(
+    through: Database, direct: Database, postgres_proxy: Proxy, outcome: str, statement: bytes
 ) -> None:
     claim = rows.claimed(direct)
     claims, wait = Claims(through, ttl=rows.TTL), timedelta(minutes=1)
-    postgres_proxy.drop_reply(b"COMMIT")
+    postgres_proxy.drop_reply(statement)
     if outcome == "sent":
         claims.record([Result(claim, "receipt")], [], enqueue_in=rows.SOON)
     elif outcome == "again":
