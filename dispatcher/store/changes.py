@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeEngine
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import attempts, has_status, messages
 
 Row = dict[str, Any]
 _Given = Callable[[str], ColumnElement[Any]]
@@ -43,7 +43,7 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
-_SENDING = messages.c.status == Status.SENDING.value
+_SENDING = has_status(Status.SENDING)
 
 
 class Change:
@@ -89,7 +89,7 @@ def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
 SENT = Change(
     lambda given: (
         update(messages)
-        .where(*_ours(given), or_(_SENDING, messages.c.status == Status.SCHEDULED.value))
+        .where(*_ours(given), has_status(Status.SENDING, Status.SCHEDULED))
         .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
     )
 )
@@ -124,7 +124,7 @@ EXPIRED = Change(
         update(messages)
         .where(
             *_ours(given),
-            messages.c.status == Status.SCHEDULED.value,
+            has_status(Status.SCHEDULED),
             messages.c.expires_at <= messages.c.next_attempt_at,
         )
         .values(status=Status.EXPIRED.value, finished_at=_NOW)

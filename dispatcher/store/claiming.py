@@ -30,7 +30,7 @@ from sqlalchemy import (
 from dispatcher.message import Status
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import MESSAGE_COLUMNS
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import attempts, has_status, messages
 
 _NOW = database_now()
 _BEGUN = ["message_id", "token", "started_at"]
@@ -95,7 +95,7 @@ def _wanted(these: ColumnElement[bool], ahead: ColumnElement[float] | float) -> 
         select(messages.c.id)
         .where(
             these,
-            messages.c.status == Status.SCHEDULED.value,
+            has_status(Status.SCHEDULED),
             messages.c.next_attempt_at <= later(_NOW, ahead),
             or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
         )
@@ -107,7 +107,7 @@ def _wanted(these: ColumnElement[bool], ahead: ColumnElement[float] | float) -> 
 def _take(mark: Any, ttl: ColumnElement[float] | float) -> Update:
     return (
         update(messages)
-        .where(messages.c.status == Status.SCHEDULED.value)
+        .where(has_status(Status.SCHEDULED))
         .values(
             status=Status.SENDING.value,
             claim_token=messages.c.claim_token + 1,

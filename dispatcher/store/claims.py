@@ -29,7 +29,7 @@ from dispatcher.store.claiming import Claiming, at_once
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import to_message
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import has_status, messages
 
 _NO_WAIT = timedelta(0)
 _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
@@ -108,7 +108,7 @@ class Claims:
         tokens = {each.message.id: each.token for each in claims}
         query = select(messages.c.id, messages.c.claim_token).where(
             self._database.one_of(messages.c.id, list(tokens)),
-            messages.c.status == Status.SENDING.value,
+            has_status(Status.SENDING),
         )
 
         def work(connection: Connection) -> Sequence[Any]:
@@ -129,7 +129,7 @@ class Claims:
             update(messages)
             .where(
                 messages.c.id.in_(message_ids),
-                messages.c.status == Status.SCHEDULED.value,
+                has_status(Status.SCHEDULED),
                 messages.c.next_attempt_at <= now,
                 messages.c.expires_at <= now,
             )
@@ -137,7 +137,7 @@ class Claims:
         )
         query = select(messages.c.id, messages.c.next_attempt_at, now.label("now")).where(
             messages.c.id.in_(message_ids),
-            messages.c.status == Status.SCHEDULED.value,
+            has_status(Status.SCHEDULED),
             messages.c.next_attempt_at > now,
         )
 
@@ -151,7 +151,7 @@ class Claims:
         """Let the sweep hand these over when they are due: their task came far too early."""
         statement = (
             update(messages)
-            .where(messages.c.id.in_(message_ids), messages.c.status == Status.SCHEDULED.value)
+            .where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
             .values(enqueue_at=messages.c.next_attempt_at)
         )
         self._database.run(lambda connection: connection.execute(statement))

@@ -16,7 +16,7 @@ from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Attempt, Body, Message, Outcome, Status, dump_json
 from dispatcher.store.database import Database, Unanswered, cause, is_disconnect, unavailable
 from dispatcher.store.instants import database_now
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import attempts, has_status, messages
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _WRITTEN = (
@@ -134,7 +134,7 @@ class Messages:
         """
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
+            .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
         return self._changed(message_id, statement)
@@ -157,7 +157,7 @@ class Messages:
             update(messages)
             .where(
                 messages.c.id == message.id,
-                messages.c.status == Status.SCHEDULED.value,
+                has_status(Status.SCHEDULED),
                 messages.c.send_at == message.send_at,
             )
             .values(
@@ -177,7 +177,7 @@ class Messages:
         """
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
+            .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
             .values(body=body)
         )
         return self._changed(message_id, statement)
@@ -201,7 +201,7 @@ class Messages:
         Return whether it is gone.
         """
         statement = delete(messages).where(
-            messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value
+            messages.c.id == message_id, has_status(Status.SCHEDULED)
         )
         query = select(messages.c.id).where(messages.c.id == message_id)
 
@@ -216,7 +216,7 @@ class Messages:
         statement = (
             update(messages)
             .where(
-                messages.c.id.in_(message_ids), messages.c.status == Status.SCHEDULED.value
+                messages.c.id.in_(message_ids), has_status(Status.SCHEDULED)
             )
             .values(enqueue_at=database_now())
         )  # fmt: skip
