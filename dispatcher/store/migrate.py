@@ -10,7 +10,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
+from alembic.script.revision import RevisionError
 
 from dispatcher.store.database import Database, translated
 
@@ -53,7 +53,7 @@ def schema_standing(database: Database) -> SchemaStanding:
     )
     try:
         later = list(scripts.iterate_revisions("head", revision or "base"))
-    except CommandError:
+    except RevisionError:
         return SchemaStanding(revision, head, (), is_known=False)
     missing = tuple(each.revision for each in reversed(later))
     return SchemaStanding(revision, head, missing, is_known=True)
