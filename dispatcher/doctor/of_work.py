@@ -52,8 +52,8 @@ def orphans(many: int) -> Verdict:
     if not many:
         return ok("every reservation is confirmed, or young")
     return warning(
-        f"{many} reservations are older than reconcile_grace and not settled: they take places "
-        "that may belong to nobody",
+        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which take "
+        "places that may belong to nobody",
         "see work.sweep: the same beat starts `reconcile`; a database that does not answer stops "
         "it, too",
     )
@@ -73,7 +73,11 @@ def channels(strange: Mapping[str, int]) -> Verdict:
 
 
 def _messages(late: Late) -> str:
-    return "1 message waits" if late.many == 1 else f"{late.many} messages wait"
+    return f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many} {what}{'' if many == 1 else 's'}"
 
 
 def _rounded(length: timedelta) -> timedelta:

@@ -14,7 +14,6 @@ from dispatcher.store.instants import database_now, later
 from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.schema import messages, metadata
 
-_MOST_COUNTED = 10_000
 _DURABILITY = {
     "postgresql": ("fsync", "synchronous_commit"),
     "sqlite": ("journal_mode", "synchronous"),
@@ -23,10 +22,7 @@ _ASK = {"postgresql": "SHOW {}", "sqlite": "PRAGMA {}"}
 
 
 class Late(NamedTuple):
-    """Messages that something should have happened to: how many, counted up to 10,000.
-
-    ``longest`` is how long ago it should have happened to the first of them.
-    """
+    """How many messages something should have happened to, and how long ago to the first."""
 
     many: int = 0
     longest: timedelta = timedelta(0)
@@ -113,10 +109,9 @@ class StoreSurvey:
     def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
         now = database_now()
         before = later(now, -older_than.total_seconds())
-        where = (messages.c.status == status.value, since <= before, *more)
-        some = select(messages.c.id).where(*where).limit(_MOST_COUNTED).subquery()
-        counted = select(func.count()).select_from(some).scalar_subquery()
-        query = select(counted, func.min(since), now).where(*where)
+        query = select(func.count(), func.min(since), now).where(
+            messages.c.status == status.value, since <= before, *more
+        )
         many, first, present = self._read(query)[0]
         return Late(many, present - first) if many else Late()
 
