@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.cli import doctor, services
+from dispatcher.checkup import doctor_for
+from dispatcher.cli import services
 from dispatcher.store import StoreSurvey
 from tests.integration.cli.conftest import Run, run_process
 from tests.support.house import House
@@ -141,8 +142,11 @@ def test_a_worker_does_not_start_beside_a_database_with_another_time(
     assert started == []
 
 
-def test_the_check_leaves_no_connections_behind(house: House) -> None:
+def test_what_a_doctor_opened_is_closed_behind_it(house: House) -> None:
     before = house.redis.info("clients")["connected_clients"]
+    seen = []
     for _ in range(3):
-        doctor.check_before_start(house.settings)
+        with doctor_for(house.settings) as doctor:
+            doctor.examine()
+        seen.append(doctor)  # nothing is closed for want of a reference
     wait_until(lambda: house.redis.info("clients")["connected_clients"] <= before, 5)
