@@ -3,7 +3,8 @@
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
 submit, ``joined`` for those who do so in their own transaction, whose database ``identity`` tells
 from others, ``claims`` for those who deliver, ``upkeep`` for the sweep, ``standings`` for those who
-compare. ``schema`` describes the tables that the migrations build.
+compare, ``survey`` for those who examine a deployment. ``schema`` describes the tables that the
+migrations build.
 """
 
 from dispatcher.store.bulk import BulkMessages
@@ -12,8 +13,9 @@ from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.joined import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages
-from dispatcher.store.migrate import migrate
+from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.standings import Standing, Standings
+from dispatcher.store.survey import Late, StoreSurvey
 from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
 __all__ = [
@@ -27,11 +29,14 @@ __all__ = [
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
+    "Late",
     "Messages",
     "Place",
     "Result",
+    "SchemaStanding",
     "Standing",
     "Standings",
+    "StoreSurvey",
     "StoreUpkeep",
     "migrate",
 ]
