@@ -233,7 +233,7 @@ class Round:
     def _tried(self, claim: Claim) -> Ended | Unsent:
         now = self._clock.monotonic()
         is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout
-        if self._is_over or not is_ours:
+        if self._is_over or self._is_stopping() or not is_ours:
             return Unsent(claim)
         if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:
             return Unsent(claim)
