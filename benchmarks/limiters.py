@@ -125,13 +125,13 @@ def turning(act: Peer) -> Callable[[], object]:
 def empty_script(client: redis.Redis) -> Callable[[], object]:
     """Return a call with the keys and the arguments of three limits, of a script of one line."""
     script = client.register_script("return 1")
-    words: list[str | int] = ["fixed_window", 2, 1_000, 60_000] * 3
+    words: list[str | int] = ["fixed_window", 1_000, 60_000] * 3
     turns = count()
 
     def call() -> object:
         key = f"customer-{next(turns) % KEYS}"
         keys = [f"{{empty:{key}}}:{name}-1000-60000" for name in ("p0", "p1", "a", "b", "c")]
-        return script(keys=keys, args=[60_000, 3, *words, "AAAAAAAAAAAAAAAA", 1, 1, 3, 1, 2, 3])
+        return script(keys=keys, args=[60_000, *words, "AAAAAAAAAAAAAAAAAAAA", 1, 1, 1])
 
     return call
 

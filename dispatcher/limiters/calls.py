@@ -7,7 +7,8 @@ from datetime import timedelta
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Pause, Steps, checked, new_id
-from dispatcher.limiters.base import MOST_AT_ONCE, Decision, State, check_permits
+from dispatcher.limiters.base import MOST_AT_ONCE, check_permits
+from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.holds import waits_for_a_hold
 
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be given back long before it ends
@@ -69,7 +70,7 @@ def peek(asking: Asking, keys: Keys, n: int) -> Steps[Decision]:
     states = asking.addresses.states(asking.addresses.each(keys))
 
     def call(now_ms: int) -> Call:
-        return Call("limits_peek", states, (n, len(states), *asking.words(now_ms)))
+        return Call("limits_peek", states, (n, *asking.words(now_ms)))
 
     try:
         now, room, *rest = yield from asking.ask(call)
@@ -84,9 +85,7 @@ def give_back(asking: Asking, keys: Keys, permit: str) -> Steps[int]:
     checked(permit)
 
     def call(now_ms: int) -> Call:
-        words = asking.words(now_ms)
-        args = (asking.span, len(asking.parts), permit, *words)
-        return Call("limits_give_back", names, args)
+        return Call("limits_give_back", names, (asking.span, permit, *asking.words(now_ms)))
 
     _, given_back = yield from asking.ask(call)
     return given_back
@@ -131,12 +130,10 @@ def _acquire(
 
 def _take(asking: Asking, keys: Keys, n: int, least: int, permit: str) -> Steps[Decision]:
     names = asking.addresses.whole(keys)
-    many = len(asking.parts)
 
     def call(now_ms: int) -> Call:
         words = asking.words(now_ms)
-        wanted = (permit, n, least, many, *asking.places)
-        return Call("limits_acquire", names, (asking.span, many, *words, *wanted))
+        return Call("limits_acquire", names, (asking.span, *words, permit, 0, n, least))
 
     if asking.aligned:
         now, *flat = yield from asking.ask(call)

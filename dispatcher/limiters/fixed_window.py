@@ -52,7 +52,7 @@ class FixedWindow(CountPerLength):
         """Return what its part of the scripts is told: with a zone, the windows around then."""
         if self.align is None:
             return CountPerLength.words(self, now_ms)
-        return (self.count, *self._bounds(now_ms))
+        return (self.count, 0, *self._bounds(now_ms))
 
     def _bounds(self, now_ms: int) -> Sequence[int]:
         unit = cast(CalendarUnit, self.period)

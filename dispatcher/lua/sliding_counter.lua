@@ -23,10 +23,9 @@ function sliding_counter.read(place, at)
   local passed = math.max(0, now - stretch * length)
   return {
     kind = sliding_counter, place = place, count = count, length = length, stretch = stretch,
-    passed = passed,
     room = count - present - math.ceil(previous * (length - passed) / length),
     previous = previous, present = present, open = old == stretch
-  }
+  }, at + 2
 end
 
 -- Stretch by stretch: those ahead take what fits into each before its end. They only become more

@@ -28,8 +28,8 @@ function sliding_list.read(place, at)
   end
   return {
     kind = sliding_list, place = place, count = count,
-    room = count - taken, length = length, stale = size > taken
-  }
+    room = count - taken, length = length, stale = size > taken, newest = nil
+  }, at + 2
 end
 
 function sliding_list.wait(state, n, ahead)
