@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, final
@@ -125,8 +126,8 @@ class Decision:
         shown = zip(_FIELDS, self._shown(), strict=True)
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
-    def __reduce__(self) -> tuple[type[Decision], tuple[Any, ...]]:
-        return Decision, self._facts
+    def __reduce__(self) -> tuple[Callable[..., Decision], tuple[Any, ...]]:
+        return _again, self._facts
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Decision does not change: {name}")
@@ -136,6 +137,10 @@ class Decision:
 
     def _shown(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in _FIELDS)
+
+
+def _again(*facts: Any) -> Decision:
+    return Decision(**dict(zip(_FIELDS, facts, strict=True)))
 
 
 _keep = vars(Decision)["_facts"].__set__  # as a frozen class sets what it holds

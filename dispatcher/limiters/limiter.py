@@ -16,7 +16,7 @@ from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import calls, holds
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, checked, new_id
+from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
 from dispatcher.limiters.base import check_permits, translated
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.direct import Acquisitions, Client, Direct
@@ -68,9 +68,8 @@ class Limiter:
             decision = self._at_once(keys, n, permit, new=new)
             if decision is not None:
                 return decision
-        return self._run(
-            calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
-        )
+        steps = calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
+        return self._run(steps, direct=wait)
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
@@ -179,7 +178,7 @@ class Limiter:
 
         return decorate
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Steps[T], *, direct: bool = True) -> T:
         try:
             step = next(steps)
             while True:
@@ -188,7 +187,7 @@ class Limiter:
                     step = steps.send(())
                     continue
                 try:
-                    reply = self._send(step.script, step.keys, step.args)
+                    reply = self._send(step, direct=direct)
                 except LimitersUnavailable as error:
                     step = steps.throw(error)
                 else:
@@ -218,14 +217,14 @@ class Limiter:
             return None
         return asking.decision(reply[0], reply[1:], None, permit)
 
-    def _send(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> Reply:
+    def _send(self, call: Call, *, direct: bool) -> Reply:
+        keys, args, answer = call.keys, call.args, None
         with translated():
-            registered = self._registered(script)
-            answer = None
-            if self._asking.repeatable and self._direct.open:
-                answer = self._direct.call(("EVALSHA", registered.sha, len(keys), *keys, *args))
+            script = self._registered(call.script)
+            if direct and self._asking.repeatable and self._direct.open:
+                answer = self._direct.call(("EVALSHA", script.sha, len(keys), *keys, *args))
             if answer is None:
-                answer = registered(keys=keys, args=args)
+                answer = script(keys=keys, args=args)
             return as_reply(answer)
 
     def _registered(self, script: str) -> Script:
