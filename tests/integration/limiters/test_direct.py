@@ -92,6 +92,15 @@ def test_every_reply_may_be_lost_but_the_last(
     assert limiter.peek("ada").remaining == 4
 
 
+def test_a_call_is_made_once_more_than_redis_py_would_make_it(
+    through: redis.Redis, proxy: Proxy
+) -> None:
+    proxy.drop_reply(b"{limits:ada}", times=99)
+    with pytest.raises(LimitersUnavailable):
+        SEVERAL.on(through).acquire("ada")
+    assert proxy.dropped == 1 + 1 + TRIES
+
+
 def test_a_client_that_repeats_nothing_is_told_at_once(proxy: Proxy) -> None:
     with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0)) as client:
         limiter = FIVE.on(client)
@@ -152,8 +161,9 @@ def test_what_an_error_answers_is_raised_and_costs_no_line(
     through.set(state, "no hash")
     with pytest.raises(LimitersUnavailable, match="WRONGTYPE"):
         limiter.acquire("ada")
-    assert proxy.accepted == lines
     assert in_use(through) == 0
+    assert limiter.acquire("ben").allowed
+    assert proxy.accepted == lines
 
 
 class Traced(redis.Redis):
@@ -189,14 +199,24 @@ def test_whoever_stands_in_redis_pys_way_sees_every_call(
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"single_connection_client": True}, {"decode_responses": True}, {"protocol": 3}]
+    ("kwargs", "directly"),
+    [
+        ({"single_connection_client": True}, False),
+        ({"decode_responses": True}, True),
+        ({"protocol": 3}, True),
+    ],
 )
 def test_clients_of_any_kind_are_answered_alike(
-    kwargs: dict[str, Any], redis_server: RedisServer
+    kwargs: dict[str, Any],
+    directly: bool,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    past = calls(monkeypatch)
     with redis.Redis(unix_socket_path=str(redis_server.socket), **kwargs) as client:
         limiter = SEVERAL.on(client)
         assert [limiter.acquire("ada").remaining for _ in range(6)] == [4, 3, 2, 1, 0, 0]
+    assert bool(past) is directly
 
 
 def test_what_counts_twice_when_repeated_is_left_to_redis_py(
