@@ -131,7 +131,7 @@ def empty_script(client: redis.Redis) -> Callable[[], object]:
     def call() -> object:
         key = f"customer-{next(turns) % KEYS}"
         keys = [f"{{empty:{key}}}:{name}-1000-60000" for name in ("p0", "p1", "a", "b", "c")]
-        return script(keys=keys, args=[60_000, *words, "AAAAAAAAAAAAAAAAAAAA", 1, 1, 1])
+        return script(keys=keys, args=[60_000, *words, "AAAAAAAAAAAA", 1, 1, 1])
 
     return call
 

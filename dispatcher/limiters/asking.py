@@ -8,6 +8,7 @@ steps. ``calls.py``, ``groups.py`` and ``holds.py`` have the operations.
 from __future__ import annotations
 
 import os
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -177,7 +178,7 @@ class Asking:
 
 def new_id() -> str:
     """Return a permit id that nobody else has."""
-    return os.urandom(10).hex()
+    return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit keeps one
 
 
 def checked(permit: str) -> str:

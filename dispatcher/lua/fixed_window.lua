@@ -1,6 +1,6 @@
 -- A count that begins anew: with the first permit after its end, or with the calendar.
 --
--- Included. State HASH; n: how many were taken, e: end of the window, ms
+-- Included. State STRING of two doubles: how many were taken, and the end of the window, ms
 -- Words 1 count   2 length, ms
 --       or 2 0   3... five bounds of consecutive calendar periods, ms
 --
@@ -30,12 +30,14 @@ function fixed_window.read(place, at)
     end
     ends = tonumber(ARGV[bound])
   end
-  local kept = redis.call('HMGET', KEYS[place], 'n', 'e')
-  local old_end = kept[2] and tonumber(kept[2]) or 0
+  local value, taken, old_end = redis.call('GET', KEYS[place]), 0, 0
+  if value then
+    taken, old_end = struct.unpack('<dd', value)
+  end
   local open = old_end > now
   local state = {
     kind = fixed_window, place = place, count = count,
-    room = open and count - kept[1] or count, ends = open and old_end or ends,
+    room = open and count - taken or count, ends = open and old_end or ends,
     open = open, length = length
   }
   if not bound then
@@ -54,15 +56,15 @@ function fixed_window.wait(state, n, ahead)
 end
 
 function fixed_window.take(state, n)
-  local key = KEYS[state.place]
+  state.room = state.room - n
+  local key, value = KEYS[state.place], struct.pack('<dd', state.count - state.room, state.ends)
   if state.open then
-    redis.call('HINCRBY', key, 'n', n)
+    redis.call('SET', key, value, 'KEEPTTL')
   else
-    redis.call('HSET', key, 'n', n, 'e', state.ends)
+    redis.call('SET', key, value)
     redis.call('PEXPIREAT', key, state.ends)
     state.open = true
   end
-  state.room = state.room - n
 end
 
 function fixed_window.whole(state)
@@ -74,6 +76,6 @@ function fixed_window.back(state, n, _, at)
   if not state.open or at / 1000 < opened or state.room + n > state.count then
     return 0
   end
-  redis.call('HINCRBY', KEYS[state.place], 'n', -n)
+  fixed_window.take(state, -n)
   return n
 end

@@ -158,7 +158,7 @@ def test_what_an_error_answers_is_raised_and_costs_no_line(
     limiter.acquire("ada")
     lines, state = proxy.accepted, "{limits:ada}:fixed_window-5-60000"
     assert through.delete(state) == 1
-    through.set(state, "no hash")
+    through.rpush(state, "no text")
     with pytest.raises(LimitersUnavailable, match="WRONGTYPE"):
         limiter.acquire("ada")
     assert in_use(through) == 0
