@@ -161,6 +161,12 @@ class Asking:
             refused_by=None if granted else str(self.parts[number]),
         )
 
+    def spacing(self, refused: Decision) -> float:
+        """Return how far apart permits of the limit that refused are on average, in seconds."""
+        return next(
+            (each.spacing_ms / 1_000 for each in self.parts if str(each) == refused.refused_by), 0.0
+        )
+
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
         """Answer for a Redis that could not be asked, if that is the policy."""
         if self._on_fault == "raise":

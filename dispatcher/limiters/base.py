@@ -41,6 +41,11 @@ class Part(ABC):
         return 0
 
     @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms; 0 where no length tells."""
+        return 0.0
+
+    @property
     @abstractmethod
     def most(self) -> int:
         """How many permits it can ever give in one call; 0 where it counts nothing."""

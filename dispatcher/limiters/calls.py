@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached
@@ -113,6 +114,7 @@ def _acquire(
         return (yield from _take(asking, keys, n, n, permit))
     seconds = _seconds(timeout)
     deadline = None if seconds is None else asking.clock.monotonic() + seconds
+    waited = False
     while True:
         decision = yield from _take(asking, keys, n, n, permit)
         if decision:
@@ -125,6 +127,11 @@ def _acquire(
                 pause = min(pause, left)
         if left is not None and pause > left:
             return decision
+        if waited:
+            # Somebody was quicker. Those who were told one time must not all come at it again.
+            pause += random.uniform(0, asking.spacing(decision))  # noqa: S311 - no secret
+            pause = pause if left is None else min(pause, left)
+        waited = True
         yield Pause(pause)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Self, cast
 from dispatcher import zones
 from dispatcher.errors import InvalidValue
 from dispatcher.limiters.counted import CountPerLength
-from dispatcher.periods import CALENDAR_UNITS, CalendarUnit, bounds
+from dispatcher.periods import CALENDAR_UNITS, LONGEST_MS, CalendarUnit, bounds
 from dispatcher.quota import Limit, read_count, split_zone
 
 _UNITS = ", ".join(CALENDAR_UNITS)
@@ -35,6 +35,13 @@ class FixedWindow(CountPerLength):
     def aligned(self) -> bool:
         """Whether windows follow a calendar."""
         return self.align is not None
+
+    @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms."""
+        if self.align is None:
+            return self.length_ms / self.count
+        return LONGEST_MS[cast(CalendarUnit, self.period)] / self.count
 
     @classmethod
     def parse(cls, text: str) -> Self:
