@@ -133,3 +133,20 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(crews: list[Se
     assert 1 <= len(names) <= 2
     senders.close()
     wait_until(lambda: not names & {thread.name for thread in threading.enumerate()})
+
+
+def test_where_no_thread_can_be_started_the_caller_does_it(
+    crews: list[Senders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    crews.append(Senders("test", most=4))
+    hand = Hand()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        sending(crews[0], hand).add(claims(0.0, 0.0, 0.0))
+        assert len(hand.at) == 3
+        assert hand.idle.is_set()
+    sending(crews[0], hand).add(claims(0.0, 0.0, 0.0, 0.0))
+    wait_until(lambda: len(hand.at) == 4)
