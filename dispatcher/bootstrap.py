@@ -39,6 +39,7 @@ from dispatcher.store import (
     BulkMessages,
     Claims,
     Database,
+    HeldMessages,
     JoinedMessages,
     Messages,
     Standings,
@@ -48,6 +49,7 @@ from dispatcher.submission import (
     BulkSubmission,
     Changes,
     Handover,
+    Held,
     JoinedSubmission,
     Outlook,
     Planning,
@@ -260,6 +262,11 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
         )
+
+    @_built_once
+    def held(self) -> Held:
+        """The use cases of those who decide about unknown outcomes."""
+        return Held(messages=self.messages, held=HeldMessages(self.database))
 
     @_built_once
     def delivery(self) -> Delivery:

@@ -20,6 +20,7 @@ from pydantic_settings import NoDecode
 
 from dispatcher.errors import InvalidValue
 from dispatcher.hours import Hours
+from dispatcher.message import OnUnknown
 from dispatcher.quota import (
     CalendarLimit,
     CalendarQuota,
@@ -111,6 +112,13 @@ class Channel(BaseModel):
     """Upper bound of the wait after the first failed try; doubles with each further one."""
     backoff_longest: Length = timedelta(minutes=10)
     """Upper bound of any wait."""
+    on_unknown: OnUnknown = "retry"
+    """What follows a try whose outcome nobody knows, where a message does not say it itself.
+
+    ``retry``: another try, at least once. ``hold``: it waits for a person, at most once.
+    """
+    expire_after: Length | None = None
+    """How long after its send time a message is still sent, where it has no expiry itself."""
 
     @cached_property
     def quiet(self) -> Hours | None:

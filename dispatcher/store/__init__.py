@@ -2,7 +2,8 @@
 
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
 submit, ``joined`` for those who do so in their own transaction, whose database ``identity`` tells
-from others, ``claims`` for those who deliver, ``upkeep`` for the sweep, ``standings`` for those who
+from others, ``claims`` for those who deliver, ``held`` for those who decide what a worker left
+open, ``upkeep`` for the sweep, ``standings`` for those who
 compare. ``schema`` describes the tables that the migrations build.
 """
 
@@ -10,6 +11,7 @@ from dispatcher.store.bulk import BulkMessages
 from dispatcher.store.claims import Claim, Claims, Failure, Result
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
+from dispatcher.store.held import HeldMessages
 from dispatcher.store.joined import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import migrate
@@ -24,6 +26,7 @@ __all__ = [
     "Database",
     "Due",
     "Failure",
+    "HeldMessages",
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",

@@ -22,7 +22,9 @@ from sqlalchemy import (
     column,
     delete,
     func,
+    literal,
     or_,
+    select,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -41,7 +43,9 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
-_SENDING = messages.c.status == Status.SENDING.value
+_SENDING, _HELD = (messages.c.status == each.value for each in (Status.SENDING, Status.HELD))
+_OPEN = or_(_SENDING, _HELD)
+"""Nobody knows its outcome yet: it is under way, or held until its worker, or a person, tells."""
 
 
 class Change:
@@ -78,7 +82,7 @@ def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
 SENT = Change(
     lambda given: (
         update(messages)
-        .where(*_ours(given), or_(_SENDING, messages.c.status == Status.SCHEDULED.value))
+        .where(*_ours(given), or_(_OPEN, messages.c.status == Status.SCHEDULED.value))
         .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
     )
 )
@@ -86,7 +90,7 @@ SENT = Change(
 
 FAILED = Change(
     lambda given: update(messages)
-    .where(*_ours(given), _SENDING)
+    .where(*_ours(given), _OPEN)
     .values(
         status=Status.FAILED.value, finished_at=_NOW, last_error=given("error"), **_NO_CLAIM
     ),
@@ -96,7 +100,7 @@ FAILED = Change(
 
 AGAIN = Change(
     lambda given: update(messages)
-    .where(*_ours(given), _SENDING)
+    .where(*_ours(given), _OPEN)
     .values(
         status=Status.SCHEDULED.value,
         next_attempt_at=later(_NOW, given("wait")),
@@ -123,7 +127,7 @@ EXPIRED = Change(
 
 SNOOZED = Change(
     lambda given: update(messages)
-    .where(*_ours(given), _SENDING)
+    .where(*_ours(given), _OPEN)
     .values(
         status=Status.SCHEDULED.value,
         attempt_count=messages.c.attempt_count - 1,
@@ -135,10 +139,24 @@ SNOOZED = Change(
 )  # fmt: skip
 """It was not handed over, and no attempt counts."""
 
-UNDONE_ATTEMPT = Change(
-    lambda given: delete(attempts).where(*_attempt(given), attempts.c.finished_at.is_(None))
+_WAS_HELD = (
+    select(literal(1))
+    .where(
+        messages.c.id == attempts.c.message_id,
+        messages.c.claim_token == attempts.c.token,
+        messages.c.status == Status.SCHEDULED.value,
+        messages.c.on_unknown == "hold",
+        attempts.c.outcome == Outcome.UNKNOWN.value,
+    )
+    .exists()
 )
-"""The attempt that its claim wrote did not happen."""
+
+UNDONE_ATTEMPT = Change(
+    lambda given: delete(attempts).where(
+        *_attempt(given), or_(attempts.c.finished_at.is_(None), _WAS_HELD)
+    )
+)
+"""The attempt that its claim wrote did not happen; also where its message was held for it."""
 
 OUTCOME = Change(
     lambda given: update(attempts)

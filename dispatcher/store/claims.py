@@ -159,8 +159,9 @@ class Claims:
 
         A record is refused silently where another claim has been made since: the token fences.
         A success is taken also when the claim ran out but nobody has claimed the message again,
-        since it stops a second sending. Messages to be tried again are due ``wait`` from now and
-        handed over by the sweep ``enqueue_in`` after that.
+        since it stops a second sending; a failure also where the message is held for want of it.
+        Messages to be tried again are due ``wait`` from now and handed over by the sweep
+        ``enqueue_in`` after that.
         """
         again = [each for each in failures if each.wait is not None]
         ended = [each for each in failures if each.wait is None]

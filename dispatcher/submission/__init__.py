@@ -2,14 +2,15 @@
 
 ``schedule`` judges a draft, ``submission`` accepts it, ``joined`` does so in a transaction of the
 caller's, ``bulk`` accepts thousands, ``plan`` tells what would come of them (``cases``: what both
-share), ``changes`` moves, alters and cancels what was accepted, ``handover`` gives Celery what is
-near, ``outlook`` tells why times are free or not.
+share), ``changes`` moves, alters and cancels what was accepted, ``held`` releases or drops what is
+held, ``handover`` gives Celery what is near, ``outlook`` tells why times are free or not.
 """
 
 from dispatcher.submission.bulk import BulkSubmission
 from dispatcher.submission.cases import OnProgress, Result
 from dispatcher.submission.changes import Changes, Wish
 from dispatcher.submission.handover import Handover
+from dispatcher.submission.held import Held
 from dispatcher.submission.joined import JoinedSubmission
 from dispatcher.submission.outlook import Outlook
 from dispatcher.submission.plan import Planning
@@ -21,6 +22,7 @@ __all__ = [
     "BulkSubmission",
     "Changes",
     "Handover",
+    "Held",
     "JoinedSubmission",
     "OnProgress",
     "Outlook",

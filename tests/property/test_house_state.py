@@ -193,6 +193,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             send_at=moving.send_at,
             zone=message.zone,
             expires_at=message.expires_at,
+            expire_after=message.expire_after,
             enqueue_at=moving.send_at,
         )
         accepted.at = asked
