@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,8 @@ from dispatcher.quota import (
     parse_limit,
     parse_quota,
 )
+
+CatchUp = Literal["send", "expire", "reslot"]
 
 
 def _read_length(value: object) -> object:
@@ -119,6 +121,12 @@ class Channel(BaseModel):
     """
     expire_after: Length | None = None
     """How long after its send time a message is still sent, where it has no expiry itself."""
+    catch_up: CatchUp = "send"
+    """What becomes of messages that are overdue: that nobody took for ``overdue_after``.
+
+    ``send``: they are sent late. ``expire``: they end as expired. ``reslot``: they are booked
+    again, in the order of their times, at the first slots from now on that fit every quota.
+    """
 
     @cached_property
     def quiet(self) -> Hours | None:

@@ -3,7 +3,7 @@
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
 submit, ``joined`` for those who do so in their own transaction, whose database ``identity`` tells
 from others, ``claims`` for those who deliver, ``held`` for those who decide what a worker left
-open, ``upkeep`` for the sweep, ``standings`` for those who
+open, ``upkeep`` for the sweep, ``overdue`` for what it catches up with, ``standings`` for those who
 compare. ``schema`` describes the tables that the migrations build.
 """
 
@@ -15,6 +15,7 @@ from dispatcher.store.held import HeldMessages
 from dispatcher.store.joined import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import migrate
+from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
 from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
@@ -31,10 +32,12 @@ __all__ = [
     "JoinedMessages",
     "JoinedTransaction",
     "Messages",
+    "Overdue",
     "Place",
     "Result",
     "Standing",
     "Standings",
     "StoreUpkeep",
     "migrate",
+    "overdue",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, insert, literal, or_, select, true, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import (
@@ -59,12 +59,16 @@ class Failure:
 class Claims:
     """Takes messages to deliver them and writes down what came of it.
 
-    The database's clock alone decides what is due. Every call may be run again.
+    The database's clock alone decides what is due. Every call may be run again. What ``leaves``
+    describes is not taken.
     """
 
-    def __init__(self, database: Database, *, ttl: timedelta) -> None:
+    def __init__(
+        self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
+    ) -> None:
         self._database = database
         self._ttl = ttl
+        self._takes = true() if leaves is None else ~leaves
 
     def claim(self, message_ids: Sequence[UUID]) -> list[Claim]:
         """Take those messages that are scheduled and due; end those that are past their expiry.
@@ -79,6 +83,7 @@ class Claims:
                 messages.c.id.in_(message_ids),
                 messages.c.status == Status.SCHEDULED.value,
                 messages.c.next_attempt_at <= now,
+                self._takes,
             )
             .order_by(messages.c.id)
             .with_for_update(skip_locked=True)

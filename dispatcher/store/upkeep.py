@@ -76,10 +76,14 @@ class Taken(NamedTuple):
 
 
 class StoreUpkeep:
-    """The store's half of the sweep. Any number of sweeps may run side by side."""
+    """The store's half of the sweep. Any number of sweeps may run side by side.
 
-    def __init__(self, database: Database) -> None:
+    What ``leaves`` describes is not handed to Celery.
+    """
+
+    def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
         self._database = database
+        self._takes = true() if leaves is None else ~leaves
 
     def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
         """Return messages whose time to be enqueued has come, soonest first.
@@ -90,7 +94,11 @@ class StoreUpkeep:
         now = database_now()
         chosen = (
             select(messages.c.id)
-            .where(messages.c.status == Status.SCHEDULED.value, messages.c.enqueue_at <= now)
+            .where(
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.enqueue_at <= now,
+                self._takes,
+            )
             .order_by(messages.c.enqueue_at)
             .limit(at_most)
             .with_for_update(skip_locked=True)

@@ -112,14 +112,17 @@ class Changes:
             if draft.expire_after is None:  # a message keeps its word, the channel's may be new
                 valid = valid._replace(expire_after=None)
             judge_times(valid, now=now)
-            moved = self._move(message, valid)
+            moved = self.move(message, valid)
             if moved is not None:
                 self._handover.enqueue(moved)
                 return moved
         raise StoreUnavailable("others changed the message again and again")
 
-    def _move(self, message: Message, valid: ValidDraft) -> Message | None:
-        """Return the moved message, or None when somebody else changed it meanwhile."""
+    def move(self, message: Message, valid: ValidDraft) -> Message | None:
+        """Return the moved message, or None when somebody else changed it meanwhile.
+
+        ``valid`` is what it is to be. Raises like :meth:`reschedule`.
+        """
         if (valid.send_at, valid.zone) == (message.send_at, message.zone):
             return self._change_row(message, message.send_at, valid)
         started = self._clock.monotonic()
