@@ -179,9 +179,12 @@ class Delivery:
                 self._failure(claim, Outcome.TEMPORARY, _text(error), error.retry_after)
             )
             self._close(message.channel, error, this)
-        except Exception as error:  # noqa: BLE001 - a transport may raise anything: temporary
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
             log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
-            this.failures.append(self._failure(claim, Outcome.TEMPORARY, _text(error), None))
+            if message.on_unknown == "hold":  # it may be with the provider: a line that broke, say
+                this.failures.append(Failure(claim, Outcome.UNKNOWN, _text(error), None))
+            else:
+                this.failures.append(self._failure(claim, Outcome.TEMPORARY, _text(error), None))
         else:
             this.results.append(Result(claim, None if receipt is None else storable_text(receipt)))
             return True

@@ -112,6 +112,16 @@ AGAIN = Change(
 )  # fmt: skip
 """It will be tried again after a wait, in seconds from now."""
 
+UNTOLD = Change(
+    lambda given: update(messages)
+    .where(*_ours(given), _OPEN)
+    .values(
+        status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error"), **_NO_CLAIM
+    ),
+    "error",
+)  # fmt: skip
+"""Its transport cannot tell what came of it: a person decides."""
+
 EXPIRED = Change(
     lambda given: (
         update(messages)

@@ -18,6 +18,7 @@ from dispatcher.store.changes import (
     SENT,
     SNOOZED,
     UNDONE_ATTEMPT,
+    UNTOLD,
     Row,
 )
 from dispatcher.store.database import Database
@@ -48,7 +49,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A hand-over that failed. ``wait`` until the next try; None when there will be none."""
+    """A hand-over that failed. ``wait`` until the next try; None when there will be none.
+
+    With an unknown outcome the message is held.
+    """
 
     claim: Claim
     outcome: Outcome
@@ -169,11 +173,14 @@ class Claims:
         ``enqueue_in`` after that.
         """
         again = [each for each in failures if each.wait is not None]
-        ended = [each for each in failures if each.wait is None]
+        untold = [each for each in failures if each.outcome is Outcome.UNKNOWN]
+        known = [each for each in failures if each.outcome is not Outcome.UNKNOWN]
+        ended = [each for each in known if each.wait is None]
 
         def work(connection: Connection) -> None:
             SENT.run(connection, [_key(each.claim) for each in results])
             FAILED.run(connection, [_key(each.claim) | {"error": each.error} for each in ended])
+            UNTOLD.run(connection, [_key(each.claim) | {"error": each.error} for each in untold])
             rows = [
                 _key(each.claim) | _waits(each.wait, enqueue_in) | {"error": each.error}
                 for each in again

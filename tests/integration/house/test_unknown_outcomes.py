@@ -312,6 +312,40 @@ def test_what_a_worker_says_it_never_handed_over_is_not_held_for_it(
     assert slow.sent == []
 
 
+def break_line(_: Message) -> None:
+    raise TimeoutError("the provider did not answer")
+
+
+def test_what_a_transport_cannot_tell_is_held(slow: House) -> None:
+    """A failure that has no name may be a line that broke after the provider took the message."""
+    messages = [slow.submit(name, on_unknown="hold") for name in ("ada", "ben")]
+    other = slow.submit("cyd")
+    slow.memory.before = break_line
+    assert slow.deliver(*messages, other) == 0
+    slow.memory.before = None
+    for message in messages:
+        now = slow.again(message)
+        assert (now.status, now.attempt_count) == (Status.HELD, 1)
+        assert now.last_error == "TimeoutError: the provider did not answer"
+        [attempt] = slow.dispatcher.attempts(message.id)
+        assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, now.last_error)
+        assert len(slow.permits(message.scope)) == 1, "it counts as a hand-over"
+    assert slow.again(other).status is Status.SCHEDULED
+    assert [each.outcome for each in slow.dispatcher.attempts(other.id)] == [Outcome.TEMPORARY]
+    slow.dispatcher.release(messages[0].id)
+    assert deliver_again(slow, messages[0]) == 1
+    assert slow.deliver(messages[1]) == 0
+
+
+@pytest.mark.parametrize("error", [TemporaryFailure("busy"), PermanentFailure("no")], ids=repr)
+def test_what_a_transport_can_tell_is_not_held(slow: House, error: Exception) -> None:
+    message = slow.submit(on_unknown="hold")
+    slow.memory.before = lambda _: raising(error)()
+    slow.deliver(message)
+    is_final = isinstance(error, PermanentFailure)
+    assert slow.again(message).status is (Status.FAILED if is_final else Status.SCHEDULED)
+
+
 def test_a_lost_outcome_is_held(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
     claims = slow.parts.delivery._claims
