@@ -55,8 +55,8 @@ class CatchUp:
         self._store = store
         self._changes = changes
         self._handover = handover
-        ways = settings.caught_up_by("expire") + settings.caught_up_by("reslot")
-        self._is_needed = bool(ways)
+        self._reslots = bool(settings.caught_up_by("reslot"))
+        self._is_needed = self._reslots or bool(settings.caught_up_by("expire"))
 
     def run(self) -> CaughtUp:
         """Do what the channels say, in bounded batches. Raises StoreUnavailable."""
@@ -68,7 +68,7 @@ class CatchUp:
             expired += ended
             if ended < _EXPIRED_AT_ONCE:
                 break
-        for _ in range(_MOST_BATCHES):
+        for _ in range(_MOST_BATCHES if self._reslots else 0):
             taken = self._store.take(at_most=_MOVED_AT_ONCE, lease=self._settings.claim_ttl)
             if taken is None:
                 break

@@ -294,21 +294,22 @@ def test_what_a_worker_says_it_never_handed_over_is_not_held_for_it(
     slow: House, late: bool
 ) -> None:
     """It froze before the hand-over; when it resumes, its claim is too short for one."""
-    message = slow.submit(on_unknown="hold")
+    message, other = slow.submit(on_unknown="hold"), slow.submit("ben")
 
     def freeze() -> None:
         slow.moved.advance(slow.settings.claim_ttl)
         if late:
-            slow.end_claims(message)
-            assert slow.parts.sweep.rescue() == 1
+            slow.end_claims(message, other)
+            assert slow.parts.sweep.rescue() == 2
             assert slow.again(message).status is Status.HELD
 
     delivery = vars(slow.parts.delivery)
     delivery["_permits"] = Between(slow.parts.permits, after={"acquire": once(freeze)})
-    assert slow.deliver(message) == 0
+    assert slow.deliver(message, other) == 0
     now = slow.again(message)
     assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
     assert slow.dispatcher.attempts(message.id) == []
+    assert len(slow.dispatcher.attempts(other.id)) == slow.again(other).attempt_count == late
     assert slow.sent == []
 
 
