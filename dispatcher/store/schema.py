@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import get_args
+
 from sqlalchemy import (
     JSON,
     Boolean,
@@ -22,8 +25,8 @@ from sqlalchemy import (
     text,
 )
 
-from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, Outcome, Status
-from dispatcher.store.instants import Instant
+from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, OnUnknown, Outcome, Status
+from dispatcher.store.instants import Instant, Length
 
 metadata = MetaData(
     naming_convention={
@@ -36,7 +39,7 @@ metadata = MetaData(
 )
 
 
-def _one_of(column: str, values: type[Status] | type[Outcome]) -> str:
+def _one_of(column: str, values: Iterable[str]) -> str:
     listed = ", ".join(f"'{value}'" for value in values)
     return f"{column} IN ({listed})"
 
@@ -68,6 +71,8 @@ messages = Table(
     Column("scopes", JSON(none_as_null=True)),
     Column("zone", String(MAX_ZONE)),
     Column("quiet_hours", Text),
+    Column("on_unknown", String(5), nullable=False, server_default="retry"),
+    Column("expire_after", Length),
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", Status), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
@@ -76,9 +81,15 @@ messages = Table(
         name="sending_has_claim",
     ),
     CheckConstraint(
-        "(status IN ('scheduled', 'sending')) = (finished_at IS NULL)", name="final_has_end"
+        "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
+        name="final_has_end",
     ),
     CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
+    CheckConstraint(_one_of("on_unknown", get_args(OnUnknown)), name="on_unknown_known"),
+    CheckConstraint(
+        "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
+        name="expire_after_has_expiry",
+    ),
 )
 
 # What the sweep looks for stays small however many messages are stored.
@@ -87,6 +98,7 @@ for _name, _columns, _where in (
     ("claim_expires_at", ("claim_expires_at",), "status = 'sending'"),
     ("finished_at", ("finished_at",), "finished_at IS NOT NULL"),
     ("unreleased", ("id",), "reserved AND status IN ('cancelled', 'expired')"),
+    ("held", ("id",), "status = 'held'"),
 ):
     Index(
         f"ix_messages_{_name}",
