@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import redis
@@ -97,9 +98,8 @@ def held(
     log: Path,
 ) -> tuple[float, float]:
     """Return by how many bytes a worker and the broker grow."""
-    before = client.info("memory")["used_memory"]
     publish()
-    stored = client.info("memory")["used_memory"] - before
+    stored = cast("int", client.memory_usage(queue, samples=0))
     hidden = f"{queue}.hidden"
     client.rename(queue, hidden)
     with worker() as pid:
