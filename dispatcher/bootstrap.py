@@ -397,3 +397,10 @@ def here() -> Parts:
             _here.parts = Parts(Settings.load())
             _here.pid = os.getpid()
         return _here.parts
+
+
+def stop_here() -> None:
+    """Begin no further hand-over in this process. May be called in the handler of a signal."""
+    parts = _here.parts
+    if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
+        parts.lanes.stop()
