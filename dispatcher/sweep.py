@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidValue, QueueUnavailable
+from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Rebuild, Reserved, Upkeep
@@ -82,6 +83,7 @@ class Sweep:
             due = self._store.take_due(at_most=_BATCH, grace=self._settings.enqueue_grace)
             if not due:
                 break
+            fault("enqueue_due.after_take")
             try:
                 self._queue.enqueue([Ticket(*each) for each in due])
             except QueueUnavailable as error:
@@ -173,6 +175,7 @@ class Sweep:
         # missed. It either commits within the settle time, or looks at its reservation again.
         self._clock.sleep(settle.total_seconds())
         self._windows.wipe(rebuild)
+        fault("rebuild.after_wipe")
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
             for page in self._store.places(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
@@ -180,7 +183,9 @@ class Sweep:
                 self._windows.hold(rebuild)
                 if tell is not None:
                     tell(len(page))
+        fault("rebuild.after_restore")
         opened = self._windows.open(windows)
+        fault("rebuild.after_windows")
         if permits.parts:
             life = self._settings.settle + MARKER_SPARE
             for taken in self._store.permits(memory=self._permits.memory, batch=_BATCH):
@@ -214,6 +219,7 @@ class Sweep:
             if not found:
                 break
             holding = self._store.holding([each.message_id for each in found])
+            fault("reconcile.after_look_up")
             corrected += self._windows.confirm(found, holding)
             confirmed = sum(each.message_id in holding for each in found)
             known, unknown = known + confirmed, unknown + len(found) - confirmed
@@ -226,7 +232,9 @@ class Sweep:
     def _release_unneeded(self) -> int:
         places = self._store.unreleased(at_most=_BATCH)
         if places:
+            fault("reconcile.before_release")
             self._windows.release(self._reserved(places))
+            fault("reconcile.after_release")
             self._store.mark_released([place.message_id for place in places])
         return len(places)
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
@@ -136,6 +137,7 @@ class StoreUpkeep:
                 )
                 .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
             )
+            fault("rescue.in_transaction")
             connection.execute(
                 update(messages)
                 .where(messages.c.id.in_(ids), *run_out)
@@ -174,7 +176,9 @@ class StoreUpkeep:
             .where(messages.c.id.in_(chosen.scalar_subquery()))
             .returning(messages.c.id)
         )
-        return len(self._database.run(lambda connection: connection.execute(statement).all()))
+        deleted = self._database.run(lambda connection: connection.execute(statement).all())
+        fault("prune.after_batch")
+        return len(deleted)
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""
