@@ -169,23 +169,7 @@ class Environment:
 
     def stored(self) -> list[Stored]:
         """Return all messages with the outcomes of their attempts, read past the code."""
-        with self._database.engine.connect() as connection:
-            rows = connection.execute(select(messages)).all()
-            tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
-        outcomes: dict[UUID, list[Outcome | None]] = {}
-        for row in tries:
-            outcome = Outcome(row.outcome) if row.outcome else None
-            outcomes.setdefault(row.message_id, []).append(outcome)
-        return [
-            Stored(
-                id=row.id,
-                scope=row.scope,
-                send_at_ms=to_ms(row.send_at),
-                status=Status(row.status),
-                outcomes=tuple(outcomes.get(row.id, ())),
-            )
-            for row in rows
-        ]
+        return stored_in(self._database)
 
     def windows(self) -> dict[str, dict[UUID, int]]:
         """Return what Redis holds, read past the code."""
@@ -249,6 +233,27 @@ class Environment:
                         service.start()
                         started[name] = time.monotonic()
                         self.restarts += 1
+
+
+def stored_in(database: Database) -> list[Stored]:
+    """Return all messages of a store with the outcomes of their attempts, read past the code."""
+    with database.engine.connect() as connection:
+        rows = connection.execute(select(messages)).all()
+        tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
+    outcomes: dict[UUID, list[Outcome | None]] = {}
+    for row in tries:
+        outcome = Outcome(row.outcome) if row.outcome else None
+        outcomes.setdefault(row.message_id, []).append(outcome)
+    return [
+        Stored(
+            id=row.id,
+            scope=row.scope,
+            send_at_ms=to_ms(row.send_at),
+            status=Status(row.status),
+            outcomes=tuple(outcomes.get(row.id, ())),
+        )
+        for row in rows
+    ]
 
 
 def _assert_none(problems: Sequence[str]) -> None:
