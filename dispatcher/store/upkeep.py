@@ -42,11 +42,12 @@ HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.v
 
 
 class Due(NamedTuple):
-    """A message to hand to Celery."""
+    """A message to hand to Celery. ``is_suspect``: the outcome of its last attempt is unknown."""
 
     message_id: UUID
     channel: str
     next_attempt_at: datetime
+    is_suspect: bool
 
 
 class Place(NamedTuple):
@@ -101,7 +102,12 @@ class StoreUpkeep:
             update(messages)
             .where(messages.c.id.in_(chosen.scalar_subquery()))
             .values(enqueue_at=later(due_from, grace.total_seconds()))
-            .returning(messages.c.id, messages.c.channel, messages.c.next_attempt_at)
+            .returning(
+                messages.c.id,
+                messages.c.channel,
+                messages.c.next_attempt_at,
+                messages.c.last_error.is_not_distinct_from(_UNKNOWN),
+            )
         )
         rows = self._database.run(lambda connection: connection.execute(statement).all())
         return sorted((Due(*row) for row in rows), key=lambda due: due.next_attempt_at)

@@ -150,7 +150,7 @@ def test_wait_tells_where_it_stands_and_goes_on_when_it_may(tmp_path: Path) -> N
 
 def test_sleep_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(faults.time, "sleep", slept.append)
+    monkeypatch.setattr("dispatcher.faults.time.sleep", slept.append)
     arm(f"{POINT}=sleep:1.5@2")
     passes(3)
     assert slept == [1.5]
