@@ -21,6 +21,7 @@ import re
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,16 +124,18 @@ def arm(spec: str | None) -> None:
 
 
 def arm_by_environment() -> None:
-    """Arm what the environment says, and tell the log. Raises InvalidSettings."""
+    """Arm what the environment says, and tell log and standard error. Raises InvalidSettings."""
     spec = os.environ.get(VARIABLE)
     if not spec:
         return
     if _armed is None or _armed.spec != spec:
         arm(spec)
-    log.critical(
-        "%s IS SET: this process kills, stops or fails itself on purpose (%s). "
-        "It is for tests; unset it in production.", VARIABLE, spec,
-    )  # fmt: skip
+    text = (
+        f"{VARIABLE} IS SET: this process kills, stops or fails itself on purpose ({spec}). "
+        "It is for tests; unset it in production."
+    )
+    log.critical("%s", text)
+    warnings.warn(text, RuntimeWarning, stacklevel=2)  # also where nobody reads logs
 
 
 def _parsed(text: str) -> tuple[str, _Fault]:

@@ -143,6 +143,14 @@ class Environment:
             self._wanted.difference_update(names)
         self.kill(*names)
 
+    def stop(self, name: str, deadline: float) -> None:
+        """Tell a service to end in good order, and wait for it; it stays down until ``up``."""
+        with self._lock:
+            self._wanted.discard(name)
+            service = self._services[name]
+        os.kill(service.pid, signal.SIGTERM)
+        wait_until(lambda: not service.alive, deadline)
+
     def pid(self, name: str) -> int:
         """Return the process id of a service."""
         return self._services[name].pid
@@ -170,6 +178,11 @@ class Environment:
     def stored(self) -> list[Stored]:
         """Return all messages with the outcomes of their attempts, read past the code."""
         return stored_in(self._database)
+
+    def rows(self) -> Sequence[Any]:
+        """Return all messages as they are stored."""
+        with self._database.engine.connect() as connection:
+            return connection.execute(select(messages)).all()
 
     def windows(self) -> dict[str, dict[UUID, int]]:
         """Return what Redis holds, read past the code."""

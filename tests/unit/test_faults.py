@@ -103,9 +103,11 @@ def test_an_armed_process_says_so_and_says_what_happens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, f"{POINT}=raise@2")
-    Parts(Settings())
+    with pytest.warns(RuntimeWarning, match=VARIABLE):
+        Parts(Settings())
     assert passes(1) == [False]
-    Parts(Settings())  # goes on counting
+    with pytest.warns(RuntimeWarning):
+        Parts(Settings())  # goes on counting
     assert passes(1) == [True]
     loud = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
     assert [VARIABLE in each for each in loud] == [True, True, False]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +14,12 @@ from sqlalchemy.orm import Session
 
 from dispatcher import Dispatcher, Draft, Message, Status
 from dispatcher.clock import SystemClock
+from dispatcher.faults import VARIABLE
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.crashes import CHANNEL, ROOMY, How, die, heal, judge, lines, published, reconcile
+from tests.support.environment import child_environment, dispatcher_command
 from tests.support.house import BODY, House
 
 LATER = timedelta(hours=2)
@@ -171,3 +175,27 @@ def test_a_reschedule_that_dies_leaves_one_place_where_the_row_says(
         reschedules(house.dispatcher, message)
     heal(house)
     judge(house, [message.id])
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_command_that_is_armed_says_so_and_dies_and_a_wrong_spec_stops_it(house: House) -> None:
+    asked = ["submit", "--channel", CHANNEL, "--recipient", "ada", "--text", "x", "--send-in", "1"]
+
+    def run(spec: str) -> subprocess.CompletedProcess[str]:
+        env = {**child_environment(house.settings), VARIABLE: spec}
+        command = dispatcher_command(*asked)
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    before = house.snapshot()
+    wrong = run("submit.after_reserve=explode")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith(f"error: {VARIABLE}: 'submit.after_reserve=explode'")
+    assert house.snapshot() == before
+    killed = run("submit.after_reserve=kill")
+    assert killed.returncode == -signal.SIGKILL
+    assert f"{VARIABLE} IS SET" in killed.stderr
+    assert house.members() != {}
+    reconcile(house)
+    assert house.members() == {}
