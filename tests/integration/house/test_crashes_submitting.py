@@ -142,7 +142,8 @@ def test_a_submit_killed_between_two_shards_leaves_no_place_in_either(
 def test_a_cancel_that_dies_before_the_release_is_final_and_its_place_is_freed(
     house: House, how: How
 ) -> None:
-    message = house.dispatcher.submit(**wish("ada", send_in=timedelta(seconds=2)))
+    message = house.dispatcher.submit(**wish("ada", send_in=timedelta(minutes=5)))
+    reconcile(house)  # what is confirmed is not pending any more: only the row tells
     die("cancel.after_row", cancels, house.settings, message, how=how)
     assert house.again(message).status is Status.CANCELLED
     assert house.members() != {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from dispatcher import Dispatcher, Message, ReservationsUnavailable, Status
 from dispatcher.clock import SystemClock
-from dispatcher.message import Outcome
+from dispatcher.message import Outcome, new_id
+from dispatcher.store import Due
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.crashes import (
@@ -193,3 +195,35 @@ def test_a_prune_that_dies_deleted_whole_messages_and_what_is_young_stays(
     assert {each.id for each in house.dispatcher.find()} == {each.id for each in young}
     assert house.attempt_rows() == []
     assert house.parts.sweep.prune() == 0
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)
+def test_what_was_rescued_is_handed_over_alone_and_what_was_never_tried_in_groups(
+    house: House,
+) -> None:
+    rescued, fresh = submitted(house), submitted(house)
+    house.parts.delivery._claims.claim([each.id for each in rescued])
+    house.end_claims(*rescued)
+    house.parts.sweep.rescue()
+    house.change(fresh, enqueue_at=house.database_time() - timedelta(seconds=1))
+    house.parts.sweep.enqueue_due()
+    tasks = published(house)
+    assert {len(ids) for ids in tasks if {*ids} & {each.id for each in rescued}} == {1}
+    assert len(tasks) < len(rescued) + len(fresh)
+    heal(house)
+    judge(house, [each.id for each in (*rescued, *fresh)])
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("many", [1, 7, 1_000])
+def test_what_was_rescued_comes_a_little_apart_and_within_a_second(house: House, many: int) -> None:
+    now = house.clock.now()
+    due = [Due(new_id(), CHANNEL, now, is_suspect=True) for _ in range(many)]
+    calm = Due(new_id(), CHANNEL, now, is_suspect=False)
+    tickets = house.parts.sweep._tickets([*due, calm])
+    assert {each.message_id for each in tickets if each.alone} == {each.message_id for each in due}
+    assert [each.due_at for each in tickets if not each.alone] == [now]
+    times = sorted(each.due_at for each in tickets if each.alone)
+    apart = [later - sooner for sooner, later in pairwise(times)]
+    assert all(timedelta(0) < each <= timedelta(milliseconds=20) for each in apart)
+    assert times[-1] - now < timedelta(seconds=2)
