@@ -152,6 +152,23 @@ def test_a_worker_killed_while_it_renews_a_claim_leaves_one_message_of_unknown_o
     assert outcomes(house) == {messages[0].id: [UNKNOWN, SENT]}
 
 
+@on_postgresql
+@pytest.mark.parametrize("point", ["after_permits", "before_hand_over", "after_hand_over"])
+def test_what_a_killed_worker_may_have_sent_counts_against_the_limit_of_its_next_try(
+    make: Callable[..., House], point: str
+) -> None:
+    house = make(quotas=["1/minute"])
+    [message] = due(house, "ada")
+    die(f"deliver.{point}", delivers, house.settings, [message])
+    house.end_claims(message)
+    assert house.parts.sweep.rescue() == 1
+    before = begun(house)
+    assert house.deliver(message) == 0
+    assert begun(house) == before
+    wait = house.again(message).next_attempt_at - house.database_time()
+    assert wait > timedelta(seconds=30), "the minute is counted from the latest it can have been"
+
+
 @contextmanager
 def frozen_at(point: str, house: House, messages: list[Message]) -> Iterator[Any]:
     """Give a worker in a process of its own that froze at a point; end it in any case."""

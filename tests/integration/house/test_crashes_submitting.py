@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
-from dispatcher import Dispatcher, Draft, Message, Status
+from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Status
 from dispatcher.clock import SystemClock
 from dispatcher.faults import VARIABLE
 from tests.integration.house.conftest import Build
@@ -176,6 +176,30 @@ def test_a_reschedule_that_dies_leaves_one_place_where_the_row_says(
         reschedules(house.dispatcher, message)
     heal(house)
     judge(house, [message.id])
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("point", ["submit.after_reserve", "submit.after_commit"])
+def test_what_a_killed_submit_reserved_blocks_others_until_it_is_known_to_be_nobodys(
+    build: Build, tmp_path: Path, point: str
+) -> None:
+    house = ledger_house(build, tmp_path, quotas=["1/minute"])
+    at = house.clock.now() + LATER
+    die(point, submits_at, house.settings, at)
+    with pytest.raises(QuotaExceeded):
+        submits_at(house.dispatcher, at, idempotency_key="another")
+    reconcile(house)
+    if house.rows():
+        with pytest.raises(QuotaExceeded):
+            submits_at(house.dispatcher, at, idempotency_key="another")
+    else:
+        submits_at(house.dispatcher, at, idempotency_key="another")
+    assert len(house.rows()) == 1
+    assert windows_of(house) == promised(house)
+
+
+def submits_at(dispatcher: Dispatcher, at: datetime, **more: Any) -> None:
+    dispatcher.submit(**wish("ada", send_in=None, send_at=at, **more))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
