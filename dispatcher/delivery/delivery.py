@@ -13,6 +13,7 @@ from dispatcher.delivery.outcomes import Outcomes
 from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.round import Hands, Round
 from dispatcher.delivery.senders import Senders
+from dispatcher.faults import fault
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
 from dispatcher.settings import Settings
@@ -71,6 +72,7 @@ class Delivery:
         while waiting and not self.is_stopping:
             claimed_at = self._clock.monotonic()
             claims = self._claims.claim(waiting, ahead=self._ahead)
+            fault("deliver.after_claim")
             sent += self._deliver(claims, claimed_at, self._clock.monotonic())
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]

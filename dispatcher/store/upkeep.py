@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
@@ -41,11 +42,12 @@ HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.v
 
 
 class Due(NamedTuple):
-    """A message to hand to Celery."""
+    """A message to hand to Celery. ``is_suspect``: the outcome of its last attempt is unknown."""
 
     message_id: UUID
     channel: str
     next_attempt_at: datetime
+    is_suspect: bool
 
 
 class Place(NamedTuple):
@@ -108,7 +110,12 @@ class StoreUpkeep:
             update(messages)
             .where(messages.c.id.in_(chosen.scalar_subquery()))
             .values(enqueue_at=later(due_from, grace.total_seconds()))
-            .returning(messages.c.id, messages.c.channel, messages.c.next_attempt_at)
+            .returning(
+                messages.c.id,
+                messages.c.channel,
+                messages.c.next_attempt_at,
+                messages.c.last_error.is_not_distinct_from(_UNKNOWN),
+            )
         )
         rows = self._database.run(lambda connection: connection.execute(statement).all())
         return sorted((Due(*row) for row in rows), key=lambda due: due.next_attempt_at)
@@ -146,6 +153,7 @@ class StoreUpkeep:
                 )
                 .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
             )
+            fault("rescue.in_transaction")
             connection.execute(
                 update(messages)
                 .where(messages.c.id.in_(ids), *run_out)
@@ -185,7 +193,9 @@ class StoreUpkeep:
             .where(messages.c.id.in_(chosen.scalar_subquery()))
             .returning(messages.c.id)
         )
-        return len(self._database.run(lambda connection: connection.execute(statement).all()))
+        deleted = self._database.run(lambda connection: connection.execute(statement).all())
+        fault("prune.after_batch")
+        return len(deleted)
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""
