@@ -101,6 +101,8 @@ class Sending:
             self._active += start
         if start:
             self._senders.call(self._work)
+        else:  # those at work may hang in what they hand over
+            self._call_another()
 
     def _work(self) -> None:
         while True:
