@@ -1,0 +1,44 @@
+"""The thread that leads a group, while those who hand over are busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, Status, TemporaryFailure
+from dispatcher.clock import SystemClock
+from dispatcher.limiters import Permit, PermitAnswer, Permits
+from tests.integration.house.conftest import Build
+from tests.support.doubles import Between, once
+from tests.support.house import House, hour_ago
+from tests.support.waiting import wait_until
+
+TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
+
+
+@pytest.fixture
+def pair(build: Build) -> House:
+    """Give a house whose channel hands over two messages at a time."""
+    return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
+
+
+def in_background(house: House, messages: Sequence[Message]) -> threading.Thread:
+    thread = threading.Thread(target=house.deliver, args=messages)
+    thread.start()
+    return thread
+
+
+def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
+    return {house.again(each).status for each in messages}
+
+
+def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
+    """Such as one from before a reschedule: the sweep is to hand over a horizon ahead."""
+    message = house.submit(send_in=timedelta(days=1))
+    before = house.columns(message, "enqueue_at")
+    assert house.deliver(message) == 0
+    assert house.columns(message, "enqueue_at") == before
