@@ -36,6 +36,24 @@ def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
     return {house.again(each).status for each in messages}
 
 
+def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> None:
+    house = build(clock=SystemClock(), channels=TWO_SENDERS)
+    now = house.clock.now()
+    soon, later = (
+        house.submit(name, send_at=now + timedelta(seconds=wait))
+        for name, wait in (("ada", 0.25), ("ben", 0.6))
+    )
+    begun = {}
+
+    def note(message: Message) -> None:
+        begun[message.id] = house.clock.now()
+
+    house.memory.before = note
+    assert house.deliver(soon, later) == 2
+    assert soon.send_at <= begun[soon.id] < soon.send_at + timedelta(seconds=0.2)
+    assert begun[later.id] >= later.send_at
+
+
 def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
     """Such as one from before a reschedule: the sweep is to hand over a horizon ahead."""
     message = house.submit(send_in=timedelta(days=1))
