@@ -102,6 +102,7 @@ class Round:
         self._timeout = settings.transport_timeout.total_seconds()
         self._ends_at = claimed_at + self._ttl
         self._renew_at = 0.0
+        self._closing = threading.Lock()
         self._closed_until = 0.0
         self._lost: set[UUID] = set()
         self._is_over = False
@@ -270,7 +271,9 @@ class Round:
         wait = _sane(error.retry_after)
         if not error.closes_channel or not wait:
             return
-        self._closed_until = self._clock.monotonic() + wait.total_seconds()
+        closed_until = self._clock.monotonic() + wait.total_seconds()
+        with self._closing:  # the later end holds
+            self._closed_until = max(self._closed_until, closed_until)
         try:
             self._permits.close(self._hands.name, wait)
         except LimitersUnavailable as unavailable:

@@ -36,6 +36,30 @@ def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
     return {house.again(each).status for each in messages}
 
 
+def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    first_closed, both_closed = threading.Event(), threading.Event()
+
+    def closed() -> None:
+        if first_closed.is_set():
+            pair.moved.advance(timedelta(seconds=2))
+            both_closed.set()
+        first_closed.set()
+        assert both_closed.wait(10)
+
+    pair.swap("permits", Between(pair.parts.permits, after={"close": closed}))
+
+    def refuse(message: Message) -> None:
+        if message.id == messages[0].id:
+            raise TemporaryFailure("busy", timedelta(seconds=10), closes_channel=True)
+        if message.id == messages[1].id:
+            assert first_closed.wait(10)
+            raise TemporaryFailure("busy", timedelta(seconds=1), closes_channel=True)
+
+    pair.memory.before = refuse
+    assert pair.deliver(*messages) == 0
+
+
 def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> None:
     house = build(clock=SystemClock(), channels=TWO_SENDERS)
     now = house.clock.now()
