@@ -195,7 +195,7 @@ class Round:
             return
         if now < self._renew_at:
             return
-        held = list(self._with_senders.values())
+        held = [*self._with_senders.values(), *self._waiting]
         try:
             # Permits first: nothing may be handed over later than they count.
             self._permits.extend([permit_of(each) for each in held], hold=self._settings.claim_ttl)

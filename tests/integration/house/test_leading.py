@@ -36,6 +36,52 @@ def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
     return {house.again(each).status for each in messages}
 
 
+class Hesitant:
+    """Permits that let the third of a group wait at first."""
+
+    def __init__(self, real: Permits) -> None:
+        self._real = real
+        self._asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
+        self._asked += 1
+        given = self._real.acquire(wanted[:2], hold=hold)
+        later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
+        return given + [later for _ in wanted[2:]]
+
+
+def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
+    """The store was away for long while an outcome was recorded."""
+    pair.swap("permits", Hesitant(pair.parts.permits))
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    third = messages[2]
+    claims = vars(pair.parts.delivery)["_claims"]
+    gone = threading.Event()
+    ends: list[object] = []
+
+    def stall() -> None:
+        ends.extend(pair.columns(third, "claim_expires_at"))
+        pair.moved.advance(pair.settings.claim_ttl * 0.6)
+
+    vars(pair.parts.delivery)["_outcomes"]._claims = Between(claims, before={"record": once(stall)})
+
+    def hand_over(message: Message) -> None:
+        if message.id == messages[1].id:
+            pair.moved.advance(timedelta(seconds=0.1))
+            assert gone.wait(10)
+        elif message.id == third.id:
+            ends.extend(pair.columns(third, "claim_expires_at"))
+            gone.set()
+
+    pair.memory.before = hand_over
+    assert pair.deliver(*messages) == 3
+    assert len(ends) == 2
+    assert ends[1] > ends[0], "it is handed over under the renewed claim"  # type: ignore[operator]
+
+
 def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
     first_closed, both_closed = threading.Event(), threading.Event()
