@@ -187,9 +187,14 @@ class Round:
         self._recorded_at = self._clock.monotonic()
 
     def _keep_hold(self) -> None:
-        """Renew the claims that the senders have, while half of the claim is over but not all."""
+        """Renew what the senders have and what waits, while half of the claim is over but not all.
+
+        What no sender can begin any more is put back: rescued, its outcome would count as unknown.
+        """
         now = self._clock.monotonic()
         left = self._ends_at - now
+        if left < self._timeout:
+            self._withdraw()
         too_long = now - self._claimed_at > _LONGEST_HOLD_SECONDS
         if not self._with_senders or not 0 < left < self._ttl / 2 or too_long:
             return
@@ -220,13 +225,22 @@ class Round:
     def _end(self) -> None:
         """Put back what does not go any more; wait for what is on its way, and record it."""
         self._is_over = True
-        self._returns.put_back([(claim, _NO_WAIT) for claim in self._waiting])
+        waiting, self._waiting = self._waiting, []
+        self._returns.put_back([(claim, _NO_WAIT) for claim in waiting])
+        self._withdraw()
         while self._with_senders:
             self._collect()
             self._keep_hold()
             self._pause()
         if self._ended:
             self._record()
+
+    def _withdraw(self) -> None:
+        """Put back what no sender has taken."""
+        claims = self._sending.withdraw()
+        for claim in claims:
+            del self._with_senders[claim.message.id]
+        self._returns.put_back([(claim, _NO_WAIT) for claim in claims])
 
     def _hand_over(self, claim: Claim) -> None:
         """Report what came of one claim. The senders call this."""

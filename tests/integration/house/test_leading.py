@@ -82,6 +82,57 @@ def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
     assert ends[1] > ends[0], "it is handed over under the renewed claim"  # type: ignore[operator]
 
 
+def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> None:
+    messages = [pair.submit(f"name {number}") for number in range(6)]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(_: Message) -> None:
+        under_way.wait(10)
+        assert released.wait(10)
+
+    pair.memory.before = hang
+    thread = in_background(pair, messages)
+    try:
+        under_way.wait(10)
+        pair.parts.lanes.stop()
+        rest = [each for each in messages if pair.again(each).status is Status.SENDING][2:]
+        assert rest
+        wait_until(
+            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
+        )
+    finally:
+        released.set()
+        thread.join(20)
+    assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
+    assert len(pair.sent) == 2
+
+
+def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pair: House) -> None:
+    """It would be rescued, as if somebody had tried to send it."""
+    messages = [pair.submit(f"name {number}") for number in range(6)]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(_: Message) -> None:
+        under_way.wait(10)
+        assert released.wait(10)
+
+    pair.memory.before = hang
+    thread = in_background(pair, messages)
+    try:
+        under_way.wait(10)
+        pair.moved.advance(pair.settings.claim_ttl)
+        wait_until(
+            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
+        )
+    finally:
+        released.set()
+        thread.join(20)
+    assert all(len(pair.dispatcher.attempts(each.id)) <= 1 for each in messages)
+    assert len(pair.sent) == 2
+
+
 def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
     first_closed, both_closed = threading.Event(), threading.Event()
