@@ -34,6 +34,7 @@ class Lanes:
         self._delivery = delivery
         self._at_once = at_once
         self._lock = threading.Lock()
+        self._stopped = False
         self._lanes: dict[str, _Lane] = defaultdict(_Lane)
 
     def deliver(self, message_ids: Sequence[UUID], channel: str) -> None:
@@ -57,7 +58,8 @@ class Lanes:
             while group:
                 self._delivery.deliver(group)
                 with self._lock:
-                    group = lane.waiting.popleft() if lane.waiting else None
+                    goes_on = bool(lane.waiting) and not self._stopped
+                    group = lane.waiting.popleft() if goes_on else None
                     lane.under_way -= group is None
         except BaseException:
             with self._lock:
@@ -67,7 +69,6 @@ class Lanes:
 
     def stop(self) -> None:
         """Begin no further hand-over. What waits here is enqueued again after its grace."""
+        # A signal may call this in the midst of a thread that has the lock.
+        self._stopped = True
         self._delivery.stop()
-        with self._lock:
-            for lane in self._lanes.values():
-                lane.waiting.clear()
