@@ -306,6 +306,9 @@ class TemporaryFailure(DeliveryError):
     on this channel until then.
     """
 
+    retry_after: timedelta | None = None
+    closes_channel: bool = False
+
     def __init__(
         self,
         reason: str = "",

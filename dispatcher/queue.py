@@ -92,7 +92,10 @@ class Queue:
         """Publish tasks for these messages. Raises QueueUnavailable: some may be published."""
         if self._clock.monotonic() < self._paused_until:
             raise QueueUnavailable("the broker did not answer a moment ago")
-        groups = group(tickets, coalesce=self._coalesce, size=self._group_size)
+        now = self._clock.now()
+        # What is late is due now, all of it: it shares tasks.
+        late = [each if each.due_at > now else each._replace(due_at=now) for each in tickets]
+        groups = group(late, coalesce=self._coalesce, size=self._group_size)
         try:
             self._publish(list(groups))
         except Exception as error:

@@ -81,7 +81,7 @@ class Delivery:
             if len(soon) < len(early):
                 self._claims.enqueue_when_due([id_ for id_ in early if id_ not in soon])
             if soon:
-                pause = max(soon.values()) - self._ahead
+                pause = min(max(soon.values()) - self._ahead, min(soon.values()) - EARLY)
                 self._clock.sleep(max(0.0, pause.total_seconds()))
             waiting = list(soon)
         return sent

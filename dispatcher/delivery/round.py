@@ -103,6 +103,7 @@ class Round:
         self._timeout = settings.transport_timeout.total_seconds()
         self._ends_at = claimed_at + self._ttl
         self._renew_at = 0.0
+        self._closing = threading.Lock()
         self._closed_until = 0.0
         self._lost: set[UUID] = set()
         self._is_over = False
@@ -188,15 +189,20 @@ class Round:
         self._recorded_at = self._clock.monotonic()
 
     def _keep_hold(self) -> None:
-        """Renew the claims that the senders have, while half of the claim is over but not all."""
+        """Renew what the senders have and what waits, while half of the claim is over but not all.
+
+        What no sender can begin any more is put back: rescued, its outcome would count as unknown.
+        """
         now = self._clock.monotonic()
         left = self._ends_at - now
+        if left < self._timeout:
+            self._withdraw()
         too_long = now - self._claimed_at > _LONGEST_HOLD_SECONDS
         if not self._with_senders or not 0 < left < self._ttl / 2 or too_long:
             return
         if now < self._renew_at:
             return
-        held = list(self._with_senders.values())
+        held = [*self._with_senders.values(), *self._waiting]
         try:
             # Permits first: nothing may be handed over later than they count.
             self._permits.extend([permit_of(each) for each in held], hold=self._settings.claim_ttl)
@@ -223,13 +229,22 @@ class Round:
     def _end(self) -> None:
         """Put back what does not go any more; wait for what is on its way, and record it."""
         self._is_over = True
-        self._returns.put_back([(claim, _NO_WAIT) for claim in self._waiting])
+        waiting, self._waiting = self._waiting, []
+        self._returns.put_back([(claim, _NO_WAIT) for claim in waiting])
+        self._withdraw()
         while self._with_senders:
             self._collect()
             self._keep_hold()
             self._pause()
         if self._ended:
             self._record()
+
+    def _withdraw(self) -> None:
+        """Put back what no sender has taken."""
+        claims = self._sending.withdraw()
+        for claim in claims:
+            del self._with_senders[claim.message.id]
+        self._returns.put_back([(claim, _NO_WAIT) for claim in claims])
 
     def _hand_over(self, claim: Claim) -> None:
         """Report what came of one claim. The senders call this."""
@@ -276,7 +291,9 @@ class Round:
         wait = _sane(error.retry_after)
         if not error.closes_channel or not wait:
             return
-        self._closed_until = self._clock.monotonic() + wait.total_seconds()
+        closed_until = self._clock.monotonic() + wait.total_seconds()
+        with self._closing:  # the later end holds
+            self._closed_until = max(self._closed_until, closed_until)
         try:
             self._permits.close(self._hands.name, wait)
         except LimitersUnavailable as unavailable:

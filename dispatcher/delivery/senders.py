@@ -101,6 +101,17 @@ class Sending:
             self._active += start
         if start:
             self._senders.call(self._work)
+        else:  # those at work may hang in what they hand over
+            self._call_another()
+
+    def withdraw(self) -> list[Claim]:
+        """Take back what nobody has taken yet."""
+        claims = []
+        while True:
+            try:
+                claims.append(self._left.popleft()[1])
+            except IndexError:
+                return claims
 
     def _work(self) -> None:
         while True:

@@ -5,13 +5,21 @@
 --       (negative: how long it may still be used)
 -- Reply 1
 --
--- A permit that is not in its log (it was given back, or Redis was emptied) is not added.
+-- A permit that is not in its log (it was given back, or Redis was emptied) is not added. A log lives
+-- as long after its latest permit as take_permits.lua has said; one that is moved beyond that takes
+-- the end of the log with it.
 
 local time = redis.call('TIME')
 -- Rounded up: a hand-over must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 for position = 1, #ARGV, 3 do
   local at = now - ARGV[position + 2]
-  redis.call('ZADD', KEYS[tonumber(ARGV[position])], 'XX', at, ARGV[position + 1])
+  local log, id = KEYS[tonumber(ARGV[position])], ARGV[position + 1]
+  local last = at > now and tonumber(redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')[2])
+  local moved = redis.call('ZADD', log, 'XX', 'CH', at, id) == 1
+  local left = moved and last and at > last and redis.call('PTTL', log) or -1
+  if left >= 0 then
+    redis.call('PEXPIRE', log, left + at - last)
+  end
 end
 return 1

@@ -156,10 +156,17 @@ class Claims:
         return {row.id: row.next_attempt_at - row.now for row in self._database.run(work)}
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
-        """Let the sweep hand these over when they are due: their task came far too early."""
+        """Let the sweep hand these over when they are due at the latest.
+
+        Their task came far too early, and was perhaps that of a time before a reschedule.
+        """
         statement = (
             update(messages)
-            .where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
+            .where(
+                messages.c.id.in_(message_ids),
+                has_status(Status.SCHEDULED),
+                messages.c.enqueue_at > messages.c.next_attempt_at,
+            )
             .values(enqueue_at=messages.c.next_attempt_at)
         )
         self._database.run(lambda connection: connection.execute(statement))

@@ -112,3 +112,13 @@ def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
     end(threads, deliveries)
     assert deliveries.is_stopping
     assert deliveries.done == list(deliveries.slow)
+
+
+def test_a_stop_is_heard_while_the_lanes_are_locked(deliveries: Deliveries) -> None:
+    """It comes from a signal, which may interrupt the very thread that has the lock."""
+    lane = lanes(deliveries)
+    with vars(lane)["_lock"]:
+        stopping = threading.Thread(target=lane.stop, daemon=True)
+        stopping.start()
+        stopping.join(1)
+        assert not stopping.is_alive()

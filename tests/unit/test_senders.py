@@ -69,7 +69,7 @@ def test_each_goes_at_its_instant_and_none_before(crews: list[Senders]) -> None:
     instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
     sending(crews[0], hand).add(claims(*instants))
     assert hand.idle.wait(5)
-    assert list(hand.at) == [0, 1, 2, 3]
+    assert sorted(hand.at) == [0, 1, 2, 3]
     assert all(hand.at[number] >= at for number, at in enumerate(instants))
 
 
@@ -150,3 +150,17 @@ def test_where_no_thread_can_be_started_the_caller_does_it(
         assert hand.idle.is_set()
     sending(crews[0], hand).add(claims(0.0, 0.0, 0.0, 0.0))
     wait_until(lambda: len(hand.at) == 4)
+
+
+def test_what_is_added_while_the_last_one_hangs_goes_at_once(crews: list[Senders]) -> None:
+    crews.append(Senders("test", most=2))
+    released = threading.Event()
+    hand = Hand(meanwhile=lambda: 7 in hand.at or released.wait(20))
+    twice = sending(crews[0], hand)
+    twice.add(claims(0.0))
+    wait_until(lambda: 0 in hand.at)
+    twice.add([(0.0, cast("Claim", 7))])
+    try:
+        wait_until(lambda: 7 in hand.at, 3)
+    finally:
+        released.set()

@@ -62,6 +62,18 @@ def test_a_near_message_is_enqueued_at_once_and_a_far_one_is_not(build: Build) -
         assert secret.encode() not in everything
 
 
+def test_what_is_late_shares_tasks_however_far_apart_it_was_due(build: Build) -> None:
+    """After an outage there would be a task for each otherwise."""
+    house = build(clock=SystemClock(), group_size=3)
+    messages = [house.submit(f"name {n}", send_in=60 * SECOND) for n in range(5)]
+    now = house.database_time()
+    for number, message in enumerate(messages):
+        house.change([message], enqueue_at=now, next_attempt_at=now - (5 - number) * SECOND)
+    assert house.parts.sweep.enqueue_due() == 5
+    ids = [str(message.id) for message in messages]
+    assert [ids_in(task) for task in tasks(house)] == [ids[:3], ids[3:]]
+
+
 def test_what_comes_near_is_handed_over_in_groups_of_one_channel(build: Build) -> None:
     house = build(clock=SystemClock(), group_size=3, horizon=5)
     at = SystemClock().now().replace(microsecond=0) + 20 * SECOND

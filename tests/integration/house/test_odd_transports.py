@@ -227,3 +227,22 @@ def test_what_ends_its_worker_at_a_hand_over_leaves_those_after_it_as_they_were(
     make_due(house, *messages[3:])
     assert house.deliver(*messages) == 2
     assert transport.seen == list(GROUP)
+
+
+class Busy(TemporaryFailure):
+    """Says nothing to the class that it comes from."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def test_a_temporary_failure_of_the_transports_own_is_one(build: Build) -> None:
+    def refuse() -> None:
+        raise Busy(503)
+
+    house, _, messages = at_odds(build, refuse)
+    assert house.deliver(*messages) == 4
+    neighbours_are_sent(house, messages)
+    assert house.again(messages[2]).status is Status.SCHEDULED
+    [attempt] = house.dispatcher.attempts(messages[2].id)
+    assert attempt.outcome is Outcome.TEMPORARY

@@ -171,6 +171,18 @@ def test_a_permit_given_back_is_free_at_once_in_every_log(make: Make) -> None:
     assert logs.acquire(b"2", logs=["a", "b"])[0].allowed
 
 
+def test_a_log_lives_as_long_as_the_permits_that_are_extended_in_it(make: Make) -> None:
+    """A hand-over that lasts must not be forgotten with its log."""
+    logs = make("2/minute")
+    assert logs.acquire(b"1", b"2", hold=1_000 * MS)[0].allowed
+    for _ in range(3):
+        logs.settle(b"1", since_ms=-300_000)
+        logs.settle(b"2", since_ms=-300_000)
+    assert 359_000 < logs.client.pttl("log") <= 361_000, "the hold, and the length of the limit"
+    logs.settle(b"1", since_ms=0)
+    assert logs.client.pttl("log") > 359_000
+
+
 def test_a_log_expires_when_it_counts_no_more(make: Make) -> None:
     logs = make("1/minute", "5/hour")
     logs.acquire(b"1", hold=timedelta(seconds=30))

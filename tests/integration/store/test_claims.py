@@ -221,7 +221,7 @@ def test_what_is_put_back_counts_no_attempt(database: Database) -> None:
 
 def test_what_came_far_too_early_is_left_to_the_sweep(database: Database) -> None:
     message = rows.add(database)
-    rows.change(database, message.id, enqueue_at=rows.now() - MINUTE)
+    rows.change(database, message.id, enqueue_at=message.next_attempt_at + MINUTE)
     claims(database).enqueue_when_due([message.id])
     assert rows.row(database, message.id).enqueue_at == message.next_attempt_at
 

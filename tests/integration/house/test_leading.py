@@ -1,0 +1,183 @@
+"""The thread that leads a group, while those who hand over are busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, Status, TemporaryFailure
+from dispatcher.clock import SystemClock
+from dispatcher.limiters import Permit, PermitAnswer, Permits
+from tests.integration.house.conftest import Build
+from tests.support.doubles import Between, once
+from tests.support.house import House, hour_ago
+from tests.support.waiting import wait_until
+
+TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
+
+
+@pytest.fixture
+def pair(build: Build) -> House:
+    """Give a house whose channel hands over two messages at a time."""
+    return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
+
+
+def in_background(house: House, messages: Sequence[Message]) -> threading.Thread:
+    thread = threading.Thread(target=house.deliver, args=messages)
+    thread.start()
+    return thread
+
+
+def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
+    return {house.again(each).status for each in messages}
+
+
+class Hesitant:
+    """Permits that let the third of a group wait at first."""
+
+    def __init__(self, real: Permits) -> None:
+        self._real = real
+        self._asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
+        self._asked += 1
+        given = self._real.acquire(wanted[:2], hold=hold)
+        later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
+        return given + [later for _ in wanted[2:]]
+
+
+def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
+    """The store was away for long while an outcome was recorded."""
+    pair.swap("permits", Hesitant(pair.parts.permits))
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    third = messages[2]
+    claims = vars(pair.parts.delivery)["_claims"]
+    gone = threading.Event()
+    ends: list[object] = []
+
+    def stall() -> None:
+        ends.extend(pair.columns(third, "claim_expires_at"))
+        pair.moved.advance(pair.settings.claim_ttl * 0.6)
+
+    vars(pair.parts.delivery)["_outcomes"]._claims = Between(claims, before={"record": once(stall)})
+
+    def hand_over(message: Message) -> None:
+        if message.id == messages[1].id:
+            pair.moved.advance(timedelta(seconds=0.1))
+            assert gone.wait(10)
+        elif message.id == third.id:
+            ends.extend(pair.columns(third, "claim_expires_at"))
+            gone.set()
+
+    pair.memory.before = hand_over
+    assert pair.deliver(*messages) == 3
+    assert len(ends) == 2
+    assert ends[1] > ends[0], "it is handed over under the renewed claim"  # type: ignore[operator]
+
+
+def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> None:
+    messages = [pair.submit(f"name {number}") for number in range(6)]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(_: Message) -> None:
+        under_way.wait(10)
+        assert released.wait(10)
+
+    pair.memory.before = hang
+    thread = in_background(pair, messages)
+    try:
+        under_way.wait(10)
+        pair.parts.lanes.stop()
+        rest = [each for each in messages if pair.again(each).status is Status.SENDING][2:]
+        assert rest
+        wait_until(
+            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
+        )
+    finally:
+        released.set()
+        thread.join(20)
+    assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
+    assert len(pair.sent) == 2
+
+
+def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pair: House) -> None:
+    """It would be rescued, as if somebody had tried to send it."""
+    messages = [pair.submit(f"name {number}") for number in range(6)]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(_: Message) -> None:
+        under_way.wait(10)
+        assert released.wait(10)
+
+    pair.memory.before = hang
+    thread = in_background(pair, messages)
+    try:
+        under_way.wait(10)
+        pair.moved.advance(pair.settings.claim_ttl)
+        wait_until(
+            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
+        )
+    finally:
+        released.set()
+        thread.join(20)
+    assert all(len(pair.dispatcher.attempts(each.id)) <= 1 for each in messages)
+    assert len(pair.sent) == 2
+
+
+def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    first_closed, both_closed = threading.Event(), threading.Event()
+
+    def closed() -> None:
+        if first_closed.is_set():
+            pair.moved.advance(timedelta(seconds=2))
+            both_closed.set()
+        first_closed.set()
+        assert both_closed.wait(10)
+
+    pair.swap("permits", Between(pair.parts.permits, after={"close": closed}))
+
+    def refuse(message: Message) -> None:
+        if message.id == messages[0].id:
+            raise TemporaryFailure("busy", timedelta(seconds=10), closes_channel=True)
+        if message.id == messages[1].id:
+            assert first_closed.wait(10)
+            raise TemporaryFailure("busy", timedelta(seconds=1), closes_channel=True)
+
+    pair.memory.before = refuse
+    assert pair.deliver(*messages) == 0
+
+
+def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> None:
+    house = build(clock=SystemClock(), channels=TWO_SENDERS)
+    now = house.clock.now()
+    soon, later = (
+        house.submit(name, send_at=now + timedelta(seconds=wait))
+        for name, wait in (("ada", 0.25), ("ben", 0.6))
+    )
+    begun = {}
+
+    def note(message: Message) -> None:
+        begun[message.id] = house.clock.now()
+
+    house.memory.before = note
+    assert house.deliver(soon, later) == 2
+    assert soon.send_at <= begun[soon.id] < soon.send_at + timedelta(seconds=0.2)
+    assert begun[later.id] >= later.send_at
+
+
+def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
+    """Such as one from before a reschedule: the sweep is to hand over a horizon ahead."""
+    message = house.submit(send_in=timedelta(days=1))
+    before = house.columns(message, "enqueue_at")
+    assert house.deliver(message) == 0
+    assert house.columns(message, "enqueue_at") == before
