@@ -20,6 +20,7 @@ from dispatcher.store.changes import (
     UNDONE_ATTEMPT,
     Row,
 )
+from dispatcher.store.chosen import chosen
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
@@ -87,7 +88,7 @@ class Claims:
         scheduled = messages.c.status == Status.SCHEDULED.value
         take = (
             update(messages)
-            .where(messages.c.id.in_(wanted.scalar_subquery()), scheduled, alive)
+            .where(scheduled, alive)
             .values(
                 status=Status.SENDING.value,
                 claim_token=messages.c.claim_token + 1,
@@ -98,7 +99,7 @@ class Claims:
         )
         expire = (
             update(messages)
-            .where(messages.c.id.in_(wanted.scalar_subquery()), scheduled, ~alive)
+            .where(scheduled, ~alive)
             .values(status=Status.EXPIRED.value, finished_at=now)
         )
         taken = (messages.c.claimed_by == mine, messages.c.id.in_(message_ids))
@@ -121,8 +122,9 @@ class Claims:
         )
 
         def work(connection: Connection) -> list[Claim]:
-            connection.execute(take)
-            connection.execute(expire)
+            these = messages.c.id.in_(chosen(connection, wanted))
+            connection.execute(take.where(these))
+            connection.execute(expire.where(these))
             connection.execute(begin)
             rows = connection.execute(read).all()
             return [

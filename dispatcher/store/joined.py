@@ -17,15 +17,17 @@ from uuid import UUID
 from weakref import ref
 
 from sqlalchemy import Connection, event, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Message
+from dispatcher.store import numbers
+from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.identity import Identity
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
+from dispatcher.store.once import insert_once, unless_there
 from dispatcher.store.schema import messages
 
 if TYPE_CHECKING:
@@ -87,15 +89,18 @@ class JoinedTransaction(Generic[T]):
         # SQLite undoes a statement that fails by itself. Its driver begins a transaction only with
         # the first write, so that a savepoint before would be one that commits when it is released.
         self._needs_savepoints = connection.dialect.name != "sqlite"
-        dialect = postgresql if self._needs_savepoints else sqlite
-        insert = dialect.insert(messages).on_conflict_do_nothing()
-        self._insert = insert.returning(messages.c.id)
+        self._is_mysql = connection.dialect.name in MYSQL
+        self._insert = insert_once(connection.dialect.name)
+        self._is_there = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as seen from inside, and its fingerprint."""
         query = select(*MESSAGE_COLUMNS, messages.c.fingerprint).where(
             messages.c.idempotency_key == idempotency_key
         )
+        if self._is_mysql and self._is_there:
+            # It may be younger than the transaction's snapshot; only a lock looks past that.
+            query = query.with_for_update(read=True)
         with self._undone_alone():
             row = self._connection.execute(query).one_or_none()
         return (to_message(row), row.fingerprint) if row is not None else None
@@ -104,12 +109,21 @@ class JoinedTransaction(Generic[T]):
         """Store ``message``; False when its id or its idempotency key was there before."""
         row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint)
         with self._undone_alone():
-            return self._connection.execute(self._insert, row).one_or_none() is not None
+            is_new = unless_there(lambda: self._is_inserted(row))
+        self._is_there = not is_new
+        return is_new
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of the messages that are stored, as seen from inside."""
         with self._undone_alone():
             return _present(self._connection, message_ids)
+
+    def _is_inserted(self, row: dict[str, Any]) -> bool:
+        if self._is_mysql:
+            self._connection.execute(self._insert, row)
+            return True
+        returning = self._insert.returning(messages.c.id)
+        return self._connection.execute(returning, row).one_or_none() is not None
 
     @contextmanager
     def _undone_alone(self) -> Iterator[None]:
@@ -120,8 +134,12 @@ class JoinedTransaction(Generic[T]):
             else:
                 yield
         except SQLAlchemyError as error:
+            ended = numbers.ended(error) if self._is_mysql else None
+            if ended is not None:
+                # What the caller wrote is gone, but the next statement would begin anew unseen.
+                self._connection.invalidate()
             # The caller's engine may put our values into its text.
-            raise unavailable(error) from None
+            raise unavailable(ended or error) from None
         except (UnicodeError, OverflowError) as error:
             reason = f"the driver refused a value ({type(error).__name__})"
             raise StoreUnavailable(reason, refused=True) from None
@@ -145,7 +163,7 @@ class JoinedMessages:
         """
         connection = _connection_of(session)
         ours, theirs = self._database.engine.dialect.name, connection.dialect.name
-        if theirs != ours:
+        if theirs != ours and not {theirs, ours} <= set(MYSQL):
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:
             if not connection.in_transaction():

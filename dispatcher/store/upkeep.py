@@ -29,6 +29,7 @@ from sqlalchemy import (
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
+from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import attempts, messages
@@ -88,7 +89,7 @@ class StoreUpkeep:
         task was lost.
         """
         now = database_now()
-        chosen = (
+        wanted = (
             select(messages.c.id)
             .where(messages.c.status == Status.SCHEDULED.value, messages.c.enqueue_at <= now)
             .order_by(messages.c.enqueue_at)
@@ -96,14 +97,10 @@ class StoreUpkeep:
             .with_for_update(skip_locked=True)
         )
         due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
-        statement = (
-            update(messages)
-            .where(messages.c.id.in_(chosen.scalar_subquery()))
-            .values(enqueue_at=later(due_from, grace.total_seconds()))
-            .returning(messages.c.id, messages.c.channel, messages.c.next_attempt_at)
-        )
-        rows = self._database.run(lambda connection: connection.execute(statement).all())
-        return sorted((Due(*row) for row in rows), key=lambda due: due.next_attempt_at)
+        put_off = update(messages).values(enqueue_at=later(due_from, grace.total_seconds()))
+        told = (messages.c.id, messages.c.channel, messages.c.next_attempt_at)
+        rows = change_chosen(self._database, wanted, put_off, *told)
+        return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def rescue(self, *, at_most: int) -> int:
         """End the claims that have run out; return how many.
@@ -159,7 +156,7 @@ class StoreUpkeep:
 
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many."""
-        chosen = (
+        wanted = (
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
@@ -169,12 +166,7 @@ class StoreUpkeep:
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
-        statement = (
-            delete(messages)
-            .where(messages.c.id.in_(chosen.scalar_subquery()))
-            .returning(messages.c.id)
-        )
-        return len(self._database.run(lambda connection: connection.execute(statement).all()))
+        return len(change_chosen(self._database, wanted, delete(messages), messages.c.id))
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""
@@ -278,7 +270,8 @@ class StoreUpkeep:
                 literal(value, column.type)
                 for column, value in zip(place, place_of(rows[-1]), strict=True)
             ]
-            page = query.where(tuple_(*place) > tuple_(*last)).limit(batch)
+            # Said twice: MariaDB and MySQL find no place in an index by a tuple.
+            page = query.where(place[0] >= last[0], tuple_(*place) > tuple_(*last)).limit(batch)
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())

@@ -7,9 +7,13 @@ from collections import Counter
 from datetime import timedelta
 from uuid import UUID, uuid4
 
+import pytest
+
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
 from tests.support import rows
+
+pytestmark = pytest.mark.every_database
 
 MINUTE = timedelta(minutes=1)
 

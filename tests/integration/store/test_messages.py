@@ -15,6 +15,8 @@ from dispatcher.message import Message, Status
 from dispatcher.store import Claims, Database, Messages
 from tests.support import rows
 
+pytestmark = pytest.mark.every_database
+
 
 def test_what_was_added_is_read_back_the_same(database: Database) -> None:
     message = rows.a_message(

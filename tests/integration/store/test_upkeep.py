@@ -15,6 +15,8 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import Claims, Database, Messages, Place, Result, StoreUpkeep
 from tests.support import rows
 
+pytestmark = pytest.mark.every_database
+
 GRACE = timedelta(seconds=5)
 DAY = timedelta(days=1)
 
