@@ -10,16 +10,18 @@ import os
 import subprocess
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 import pymysql
 import pytest
 
 ADDRESS = ("127.0.0.1", 3306)
+_LOGIN: dict[str, Any] = {"user": "root", "autocommit": True, "ssl_disabled": True}
 _GUARD = """
 import sys, pymysql
-given = {"host": sys.argv[1], "port": int(sys.argv[2]), "user": "root", "autocommit": True}
+given = {"host": sys.argv[1], "port": int(sys.argv[2]), "user": "root", "autocommit": True,
+         "ssl_disabled": True}
 sys.stdin.read()
 with pymysql.connect(**given) as connection, connection.cursor() as cursor:
     cursor.execute("SELECT schema_name FROM information_schema.schemata")
@@ -47,7 +49,7 @@ class MariaDBServer:
     def found(cls) -> Self:
         """Return the server on the usual port; skip the test where there is none."""
         try:
-            pymysql.connect(host=ADDRESS[0], port=ADDRESS[1], user="root").close()
+            pymysql.connect(host=ADDRESS[0], port=ADDRESS[1], **_LOGIN).close()
         except pymysql.Error as error:
             reason = f"no MariaDB on {ADDRESS[0]}:{ADDRESS[1]} for root without password ({error})"
             if "mariadb" in os.environ.get("DISPATCHER_TESTS_REQUIRE", ""):
@@ -91,11 +93,10 @@ class MariaDBServer:
         """Run statements on a connection of its own; return the rows of the last."""
         with (
             pymysql.connect(
-                host=self.address[0], port=self.address[1], user="root", database=database,
-                autocommit=True,
+                host=self.address[0], port=self.address[1], database=database, **_LOGIN
             ) as connection,
             connection.cursor() as cursor,
-        ):  # fmt: skip
+        ):
             for statement in statements:
                 cursor.execute(statement)
             return list(cursor.fetchall())
