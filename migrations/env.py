@@ -16,7 +16,7 @@ _LOCK = 0x64697370  # "disp": two migrations at a time take turns
 def run(connection: Connection) -> None:
     sqlite = connection.dialect.name == "sqlite"
     if connection.dialect.name in MYSQL:
-        from dispatcher.store.mariadb import taking_turns  # noqa: PLC0415 - its driver is an extra
+        from dispatcher.store.mariadb import finish_what_was_begun, taking_turns  # noqa: PLC0415 - its driver is an extra
 
         with taking_turns(connection):
             context.configure(
@@ -24,6 +24,7 @@ def run(connection: Connection) -> None:
                 target_metadata=described(connection.dialect.name),
                 transactional_ddl=False,
             )
+            finish_what_was_begun(context.get_context().impl)
             context.run_migrations()
         return
     if not sqlite:

@@ -9,8 +9,12 @@ from functools import cache
 from typing import Any
 
 import pymysql
+from alembic.ddl.impl import DefaultImpl
 from pymysql.constants import CR
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
+from sqlalchemy.exc import DBAPIError
+
+from dispatcher.store import numbers
 
 _STATEMENT_SECONDS = 10
 _LOCK_SECONDS = 3  # a wait for a lock is begun three times
@@ -19,6 +23,8 @@ _MIGRATION_SECONDS = 31_536_000  # a year: the longest wait a server takes
 _LINE = {"connect_timeout": 3, "read_timeout": _ANSWER_SECONDS, "write_timeout": _ANSWER_SECONDS}
 _ENCODING = {"charset": "utf8mb4", "use_unicode": True}
 _PACKET_TOO_LARGE = 1153
+_DONE_BEFORE = frozenset({1050, 1060, 1061, 1091, 1826, 3821, 3822})
+"""The table, the column, the index, the constraint is there already, or gone already."""
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _SESSION = (
     "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', "
@@ -66,12 +72,21 @@ class BoundedConnection(pymysql.Connection):
         return made
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Run one statement."""
+        """Run one statement. What stops it in the midst of an answer ends the connection, too.
+
+        Else the next statement would read the rest as its own answer.
+        """
         if isinstance(sql, str):
             sql = sql.encode(self.encoding)
         if self.largest is not None and len(sql) >= self.largest:
             raise pymysql.DataError(_PACKET_TOO_LARGE, "larger than max_allowed_packet")
-        return super().query(sql, unbuffered)
+        try:
+            return super().query(sql, unbuffered)
+        except pymysql.MySQLError:
+            raise  # a whole answer, or the line is closed already
+        except BaseException:
+            self.close()
+            raise
 
     def be_patient(self) -> None:
         """Let statements take their time."""
@@ -125,3 +140,25 @@ def taking_turns(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
+
+
+def finish_what_was_begun(impl: DefaultImpl) -> None:
+    """Let a migration go on past what is done already, if a migration was here before.
+
+    These databases commit each statement of a migration, so one that was interrupted has left its
+    first statements. Without the table of versions nothing here is ours.
+    """
+    connection = impl.connection
+    if connection is None or not inspect(connection).has_table("alembic_version"):
+        return
+    execute = impl._exec
+
+    def unless_done(*given: Any, **more: Any) -> Any:
+        try:
+            return execute(*given, **more)
+        except DBAPIError as error:
+            if numbers.of(error) not in _DONE_BEFORE:
+                raise
+            return None
+
+    impl._exec = unless_done  # type: ignore[method-assign]  # of this one run

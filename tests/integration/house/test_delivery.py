@@ -14,6 +14,8 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once
 from tests.support.house import BODY, House, hour_ago
 
+pytestmark = pytest.mark.every_database
+
 HOUR = timedelta(hours=1)
 
 

@@ -12,6 +12,8 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import raising
 from tests.support.house import House, hour_ago
 
+pytestmark = pytest.mark.every_database
+
 HOUR = timedelta(hours=1)
 ROOMY = "100/minute"
 

@@ -16,6 +16,8 @@ from tests.support.doubles import at_once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.every_database
+
 CANARY = "canary-body-4711"
 SECOND = timedelta(seconds=1)
 

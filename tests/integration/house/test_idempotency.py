@@ -16,6 +16,8 @@ from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House
 
+pytestmark = pytest.mark.every_database
+
 SOON = FAR + timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 

@@ -17,6 +17,8 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 
+pytestmark = pytest.mark.every_database
+
 SOON = FAR + timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
 

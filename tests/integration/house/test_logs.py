@@ -17,6 +17,8 @@ from tests.support.house import House, hour_ago
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 
+pytestmark = pytest.mark.every_database
+
 BODY = "canary-body-4711"
 RECIPIENT = "canary-recipient-4712"
 SCOPE = "canary-scope-4713"

@@ -26,6 +26,8 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House
 
+pytestmark = pytest.mark.every_database
+
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LATER = FAR + HOUR
 

@@ -19,6 +19,8 @@ from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
 from tests.support.reserving import window
 
+pytestmark = pytest.mark.every_database
+
 SOON = FAR + timedelta(minutes=1)
 
 

@@ -14,6 +14,8 @@ from dispatcher.sendtime import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House
 
+pytestmark = pytest.mark.every_database
+
 SEED = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)

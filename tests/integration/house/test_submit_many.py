@@ -27,6 +27,8 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, raising
 from tests.support.house import BODY, FAR, House
 
+pytestmark = pytest.mark.every_database
+
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LATER = FAR + HOUR
 TRICKY = [

@@ -20,6 +20,8 @@ from tests.support.house import FAR, House, hour_ago
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.every_database
+
 MINUTE = timedelta(minutes=1)
 QUICK = {"settle": 0.001, "reconcile_grace": 0.002}
 

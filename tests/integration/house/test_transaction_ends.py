@@ -31,6 +31,8 @@ from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.every_database
+
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 PATIENT = {"settle": 0.001, "reconcile_grace": 0.002}

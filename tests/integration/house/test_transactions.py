@@ -31,6 +31,8 @@ from tests.support.callers import (
 from tests.support.doubles import Between
 from tests.support.house import House
 
+pytestmark = pytest.mark.every_database
+
 MINUTE = timedelta(minutes=1)
 SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 
@@ -201,6 +203,11 @@ def test_a_message_that_the_database_refuses_leaves_the_transaction_usable(
     if house.url.startswith("sqlite"):
         house.sql(
             "CREATE TRIGGER refuse BEFORE INSERT ON messages BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    elif house.url.startswith("mysql"):
+        house.sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON messages FOR EACH ROW "
+            f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{SECRET}'"
         )
     else:
         house.sql(

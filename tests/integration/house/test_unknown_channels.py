@@ -12,6 +12,8 @@ from dispatcher.redis_keys import PermitKeys
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 
+pytestmark = pytest.mark.every_database
+
 FILE = {"file": {"transport": "file"}}
 BOTH = FILE | {"memory": {"transport": "memory", "max_attempts": 2, "limits": ["100/minute"]}}
 

@@ -30,6 +30,8 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
 
+pytestmark = pytest.mark.every_database
+
 MINUTE = timedelta(minutes=1)
 WORKS = ("submitted", "moved", "cancelled")
 LATER = FAR + timedelta(hours=1)

@@ -116,6 +116,25 @@ def test_a_body_that_no_packet_holds_is_refused_on_a_line_that_stays(database: D
     assert rows.count(database) == 0
 
 
+def test_what_stops_a_statement_in_the_midst_of_its_answer_leaves_no_rest(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = rows.add(database)
+
+    class OutOfTime(Exception):
+        """What a signal raises, such as Celery's at a soft time limit."""
+
+    def stop(_: object) -> None:
+        raise OutOfTime
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pymysql.connections.MySQLResult._read_rowdata_packet", stop)
+        with pytest.raises(OutOfTime):
+            rows.count(database)
+    assert Messages(database).get(message.id) == message
+    assert database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
+
+
 def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> None:
     message = rows.add(database)
     seen = numbers_of_errors(impatient)
