@@ -211,3 +211,11 @@ def test_a_body_comes_back_as_it_was_given(database: Database, body: dict[str, A
     addition = Addition(together, together.send_at, None, dump_json(body))
     assert BulkMessages(database).add([addition])
     assert Messages(database).get(together.id).body == body
+
+
+def test_what_a_column_does_not_take_is_no_twin(database: Database) -> None:
+    message = rows.a_message(channel=None, idempotency_key="key")
+    with pytest.raises(StoreUnavailable) as caught:
+        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert caught.value.refused
+    assert rows.count(database) == 0
