@@ -71,6 +71,12 @@ def test_a_connection_is_set_up_whatever_the_server_is_used_to(database: Databas
     }  # fmt: skip
 
 
+def test_what_a_url_asks_for_wins(impatient: Database) -> None:
+    with impatient.engine.connect() as connection:
+        asked = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
+    assert asked == 0
+
+
 def test_a_url_of_either_name_leads_there_also_with_another_encoding(database_url: str) -> None:
     for url in (
         database_url.replace("mysql://", "mariadb://"),
@@ -318,13 +324,6 @@ def _cancelled(database: Database) -> None:
         Messages(database).cancel(rows.add(database).id)
 
 
-def _sent(database: Database) -> None:
-    for _ in range(3):
-        claim = rows.claimed(database)
-        Claims(database, ttl=rows.TTL).put_back([], enqueue_in=rows.SOON)
-        rows.change(database, claim.message.id, recipient="r")
-
-
 DUTIES: dict[str, tuple[Callable[[Database], object], Callable[[StoreUpkeep], int]]] = {
     "take_due": (
         lambda database: [rows.add_due(database) for _ in range(3)],
@@ -336,10 +335,6 @@ DUTIES: dict[str, tuple[Callable[[Database], object], Callable[[StoreUpkeep], in
         lambda upkeep: upkeep.prune(older_than=timedelta(days=30), at_most=9),
     ),
     "unreleased": (_cancelled, lambda upkeep: len(upkeep.unreleased(at_most=9))),
-    "permits": (
-        _sent,
-        lambda upkeep: sum(map(len, upkeep.permits(memory=timedelta(minutes=1), batch=9))),
-    ),
 }
 
 
@@ -353,3 +348,11 @@ def test_a_duty_of_the_sweep_reads_what_it_looks_for_and_not_the_table(
     before = _status(cold, "Handler_read")
     assert do(upkeep) >= 3
     assert _status(cold, "Handler_read") - before < COLD / 10
+
+
+def test_a_page_of_permits_begins_where_the_one_before_it_ended(cold: Database) -> None:
+    upkeep = StoreUpkeep(cold)
+    before = _status(cold, "Handler_read")
+    pages = list(upkeep.permits(memory=timedelta(days=30), batch=50))
+    assert sum(map(len, pages)) == COLD
+    assert _status(cold, "Handler_read") - before < 4 * COLD
