@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from dispatcher.celery_app import create_app
 from dispatcher.clock import Clock, SystemClock
-from dispatcher.delivery import Delivery
+from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
 from dispatcher.limiters import InHand, LogLimit, Permits, reaches_ms
 from dispatcher.queue import Queue
@@ -172,7 +172,7 @@ class Parts:
         """What hands ids to Celery."""
         return Queue(
             create_app(self.settings, submitting=True),
-            name=self.settings.queue,
+            queue_of=self.settings.queue_of,
             clock=self.clock,
             coalesce=self.settings.coalesce,
             group_size=self.settings.group_size,
@@ -274,6 +274,11 @@ class Parts:
         )
 
     @_built_once
+    def lanes(self) -> Lanes:
+        """What keeps the channels apart in a worker."""
+        return Lanes(self.delivery, at_once=self.settings.groups_at_once)
+
+    @_built_once
     def sweep(self) -> Sweep:
         """The duties of the beat job."""
         return Sweep(
@@ -324,6 +329,8 @@ class Parts:
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
+        if "delivery" in built:
+            self.delivery.close()
         if "redis" in built:
             self.redis.close()
         if "database" in built:

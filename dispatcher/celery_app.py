@@ -43,7 +43,7 @@ def options(
         "task_publish_retry": False,
         "task_acks_late": False,
         "task_default_queue": settings.queue,
-        "task_queues": [Queue(settings.queue)],
+        "task_queues": [Queue(name) for name in settings.queues],
         "task_create_missing_queues": False,
         "worker_prefetch_multiplier": 1,
         "worker_soft_shutdown_timeout": 10.0,
@@ -87,9 +87,9 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
 
 
 def attach(app: Celery, settings: Settings) -> None:
-    """Add the dispatcher's tasks, their queue and the sweep to an app of yours.
+    """Add the dispatcher's tasks, their queues and the sweep to an app of yours.
 
-    Its workers must take the queue ``settings.queue``; its beat starts the sweep. The tasks load
+    Its workers must take the queues ``settings.queues``; its beat starts the sweep. The tasks load
     their settings from the environment and ``dispatcher.toml``, as :meth:`Settings.load` does, and
     ``settings.broker_url`` must be the app's broker.
     """

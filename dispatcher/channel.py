@@ -97,6 +97,8 @@ class Channel(BaseModel):
     """Limits on the hand-overs of the whole channel, beside those of each scope."""
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """How many of its messages may be in the hands of workers at a time, all workers together."""
+    senders: Annotated[int, Field(ge=1, le=1_000)] = 16
+    """How many of its messages one worker process hands over side by side."""
     quotas: Quotas = ()
     """Quotas of the whole channel, such as its provider's allowance, judged at submit."""
     recipient_quotas: Quotas = ()

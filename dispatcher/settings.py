@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     )
     """Celery's broker (Redis or RabbitMQ); by default the Redis above."""
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
-    """Celery queue of the dispatcher's tasks."""
+    """Celery queue of the sweep. Each channel has one of its own: ``dispatcher.email``."""
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
     """Judged at submit, per scope, on the promised times; guarded again at delivery.
@@ -111,6 +111,8 @@ class Settings(BaseSettings):
     """How long past its time a message may stay unclaimed before it is enqueued again."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Most messages in one task."""
+    groups_at_once: Annotated[int, Field(ge=1, le=100)] = 4
+    """How many tasks of one channel a worker process works on at a time; the others wait."""
     coalesce: Length = timedelta(milliseconds=50)
     """Messages of one channel due within this length share a task."""
     claim_ttl: Length = timedelta(seconds=30)
@@ -177,6 +179,15 @@ class Settings(BaseSettings):
             found[scope.of_channel(name)] = channel.quotas
         found |= {name: kind.quotas for name, kind in self.scopes.items()}
         return {kind: quotas for kind, quotas in found.items() if quotas}
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The Celery queues that workers take tasks from."""
+        return (self.queue, *(self.queue_of(name) for name in self.channels))
+
+    def queue_of(self, channel: str) -> str:
+        """Return the Celery queue of a channel; that of the sweep for one that is not known."""
+        return f"{self.queue}.{channel}" if channel in self.channels else self.queue
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which are not validated."""

@@ -5,14 +5,21 @@ from __future__ import annotations
 from uuid import UUID
 
 from celery import shared_task
+from celery.signals import worker_shutting_down
 
 from dispatcher.bootstrap import here
 
 
 @shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
-def deliver(message_ids: list[str]) -> None:
+def deliver(message_ids: list[str], channel: str = "") -> None:
     """Deliver these messages."""
-    here().delivery.deliver([UUID(each) for each in message_ids])
+    here().lanes.deliver([UUID(each) for each in message_ids], channel)
+
+
+@worker_shutting_down.connect
+def stop(**_: object) -> None:
+    """Put back what is not on its way yet."""
+    here().lanes.stop()
 
 
 @shared_task(name="dispatcher.enqueue_due", ignore_result=True, acks_late=False)

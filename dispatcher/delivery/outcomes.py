@@ -1,11 +1,11 @@
-"""What came of the hand-overs of a group, and writing it down."""
+"""What came of hand-overs, and writing it down."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
@@ -18,21 +18,13 @@ log = logging.getLogger(__name__)
 _RECORD_AGAIN_SECONDS = 0.2
 
 
-@dataclass(slots=True)
-class Round:
-    """What one claim of a group has come to so far. Times are of the monotonic clock.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A hand-over that came to an end, at a time of the monotonic clock."""
 
-    ``in_hand`` are the claims that were neither handed over nor put back, ``closed`` tells until
-    when the provider of a channel wants nothing.
-    """
-
-    claimed_at: float
-    ends_at: float
-    in_hand: dict[UUID, Claim]
-    results: list[Result] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    used: list[tuple[Claim, float]] = field(default_factory=list)
-    closed: dict[str, float] = field(default_factory=dict)
+    claim: Claim
+    outcome: Result | Failure
+    at: float
 
 
 class Outcomes:
@@ -46,41 +38,39 @@ class Outcomes:
         self._claims = claims
         self._permits = permits
 
-    def record(self, this: Round) -> None:
-        """Write down what came of the hand-overs so far, again and again while the claim holds."""
-        while this.results or this.failures:
+    def record(self, ended: Sequence[Ended], *, until: float) -> None:
+        """Write down what came of hand-overs, again and again until that time (monotonic)."""
+        results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
+        failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
+        while True:
             try:
-                self._claims.record(this.results, this.failures, enqueue_in=-self._settings.horizon)
+                self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
                 break
             except StoreUnavailable as error:
                 if error.refused:
-                    self._record_each(this)
+                    self._record_each(results, failures)
                     break
-                if self._clock.monotonic() > this.ends_at:
+                if self._clock.monotonic() > until:
                     _lost(error)
                     break
                 self._clock.sleep(_RECORD_AGAIN_SECONDS)
-        self._settle(this)
-        this.results, this.failures = [], []
+        self._settle(ended)
 
-    def _record_each(self, this: Round) -> None:
+    def _record_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
         """Record one by one, so that what the store refuses takes no other outcome with it."""
         singles: list[tuple[list[Result], list[Failure]]] = [
-            *(([each], []) for each in this.results),
-            *(([], [each]) for each in this.failures),
+            *(([each], []) for each in results),
+            *(([], [each]) for each in failures),
         ]
-        for results, failures in singles:
+        for some_results, some_failures in singles:
             try:
-                self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
+                self._claims.record(some_results, some_failures, enqueue_in=-self._settings.horizon)
             except StoreUnavailable as error:
                 _lost(error)
 
-    def _settle(self, this: Round) -> None:
-        if not this.used:
-            return
+    def _settle(self, ended: Sequence[Ended]) -> None:
         now = self._clock.monotonic()
-        used = [(permit_of(each), timedelta(seconds=now - ended)) for each, ended in this.used]
-        this.used = []
+        used = [(permit_of(each.claim), timedelta(seconds=now - each.at)) for each in ended]
         try:
             self._permits.settle(used)
         except LimitersUnavailable as error:

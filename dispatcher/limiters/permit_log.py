@@ -143,14 +143,17 @@ class PermitLog:
             self._close(keys=[closing], args=[length // _MILLISECOND, 0])
 
     def settle(self, used: Sequence[tuple[PermitRequest, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its hand-over ended."""
+        """Note when permits were used: each with the time since its hand-over ended.
+
+        Negative: how long it may still take until it is used.
+        """
         logs = sorted({log for request, _ in used for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
         arguments = [
             part
             for request, since in used
             for log in request.logs
-            for part in (place[log], request.permit_id, max(0, since // _MILLISECOND))
+            for part in (place[log], request.permit_id, since // _MILLISECOND)
         ]
         with translated():
             self._settle(keys=logs, args=arguments)

@@ -92,6 +92,10 @@ class Permits:
         """Note when permits were used: each with the time since its hand-over ended."""
         self._log.settle([(self._request(permit), since) for permit, since in used])
 
+    def extend(self, in_hand: Sequence[Permit], *, hold: timedelta) -> None:
+        """Let permits that were not used, or whose hand-over lasts, be used within ``hold``."""
+        self._log.settle([(self._request(permit), -hold) for permit in in_hand])
+
     def give_back(self, unused: Sequence[Permit]) -> None:
         """Return permits that were not used; harmless for those that were not granted."""
         self._log.give_back([self._request(permit) for permit in unused])

@@ -2,6 +2,7 @@
 --
 -- KEYS  logs, ZSETs of permits
 -- ARGV  per permit: place of its log in KEYS, permit id, time since the hand-over ended in ms
+--       (negative: how long it may still be used)
 -- Reply 1
 --
 -- A permit that is not in its log (it was given back, or Redis was emptied) is not added.

@@ -7,7 +7,7 @@ the statement for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -21,6 +21,8 @@ from sqlalchemy import (
     column,
     delete,
     func,
+    literal,
+    null,
     or_,
     update,
 )
@@ -30,7 +32,7 @@ from sqlalchemy.types import TypeEngine
 from dispatcher.message import Outcome, Status
 from dispatcher.store.columns import id_type
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import attempts, has_status, messages
 
 Row = dict[str, Any]
 _Given = Callable[[str], ColumnElement[Any]]
@@ -41,7 +43,7 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
-_SENDING = messages.c.status == Status.SENDING.value
+_SENDING = has_status(Status.SENDING)
 
 
 class Change:
@@ -49,22 +51,31 @@ class Change:
 
     def __init__(self, make: Callable[[_Given], Update | Delete], *names: str) -> None:
         self._names = ("id", "token", *names)
+        self.make = make
         self._one = make(lambda name: bindparam(f"given_{name}", type_=_TYPES[name]))
-        arrays = [bindparam(f"given_{name}", type_=ARRAY(_TYPES[name])) for name in self._names]
-        columns = [column(name, _TYPES[name]) for name in self._names]
-        table = func.unnest(*arrays).table_valued(*columns, name="given").render_derived()
-        self._many = make(lambda name: table.c[name])
+        self._many = make(_from_arrays(self._names))
 
     def run(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Change what these rows name, as far as it is still theirs."""
         if not rows:
             return
         if connection.dialect.name == "postgresql" and len(rows) > 1:
-            given = {f"given_{name}": [row[name] for row in rows] for name in self._names}
-            connection.execute(self._many, given)
+            connection.execute(self._many, arrays(rows))
         else:
             ones = [{f"given_{name}": row[name] for name in self._names} for row in rows]
             connection.execute(self._one, ones)
+
+
+def arrays(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return rows as the arrays that a statement for many is given; at least one row."""
+    return {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
+
+
+def _from_arrays(names: Sequence[str]) -> _Given:
+    columns = [column(name, _TYPES[name]) for name in names]
+    given = [bindparam(f"given_{name}", type_=ARRAY(_TYPES[name])) for name in names]
+    table = func.unnest(*given).table_valued(*columns, name="given").render_derived()
+    return lambda name: table.c[name]
 
 
 def _ours(given: _Given) -> tuple[ColumnElement[bool], ...]:
@@ -78,7 +89,7 @@ def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
 SENT = Change(
     lambda given: (
         update(messages)
-        .where(*_ours(given), or_(_SENDING, messages.c.status == Status.SCHEDULED.value))
+        .where(*_ours(given), has_status(Status.SENDING, Status.SCHEDULED))
         .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
     )
 )
@@ -113,7 +124,7 @@ EXPIRED = Change(
         update(messages)
         .where(
             *_ours(given),
-            messages.c.status == Status.SCHEDULED.value,
+            has_status(Status.SCHEDULED),
             messages.c.expires_at <= messages.c.next_attempt_at,
         )
         .values(status=Status.EXPIRED.value, finished_at=_NOW)
@@ -155,3 +166,30 @@ OUTCOME = Change(
     "outcome", "error", "receipt",
 )  # fmt: skip
 """What came of an attempt."""
+
+RENEWED = Change(
+    lambda given: (
+        update(messages)
+        .where(*_ours(given), _SENDING)
+        .values(claim_expires_at=later(_NOW, given("wait")))
+    ),
+    "wait",
+)
+"""Its hand-over lasts: the claim holds for longer, in seconds from now."""
+
+
+def sent_at_once() -> Update:
+    """Return the statement that does SENT and OUTCOME for rows of id, token and receipt."""
+    given = _from_arrays(("id", "token", "receipt"))
+    said: dict[str, ColumnElement[Any]] = {
+        "outcome": literal(Outcome.SENT.value), "error": null()
+    }  # fmt: skip
+    outcome = OUTCOME.make(lambda name: said[name] if name in said else given(name))
+    return cast("Update", outcome).add_cte(SENT.make(given).cte("done"))
+
+
+def snoozed_at_once() -> Delete:
+    """Return the statement that does SNOOZED and UNDONE_ATTEMPT for the rows of the former."""
+    given = _from_arrays(("id", "token", "wait", "enqueue"))
+    undone = UNDONE_ATTEMPT.make(given)
+    return cast("Delete", undone).add_cte(SNOOZED.make(given).cte("done"))

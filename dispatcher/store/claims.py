@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from uuid import UUID, uuid4
+from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection, insert, literal, or_, select, update
+from sqlalchemy import Connection, select, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import (
@@ -15,27 +16,38 @@ from dispatcher.store.changes import (
     EXPIRED,
     FAILED,
     OUTCOME,
+    RENEWED,
     SENT,
     SNOOZED,
     UNDONE_ATTEMPT,
     Row,
+    arrays,
+    sent_at_once,
+    snoozed_at_once,
 )
-from dispatcher.store.chosen import chosen
+from dispatcher.store.claiming import Claiming, at_once
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.instants import database_now
+from dispatcher.store.messages import to_message
+from dispatcher.store.schema import has_status, messages
+
+_NO_WAIT = timedelta(0)
+_NEXT_ATTEMPT_AT, _EXPIRES_AT = (
+    list(Message.__dataclass_fields__).index(name) for name in ("next_attempt_at", "expires_at")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A message that is ours to deliver until the claim ends. The token fences our record.
 
-    ``expires_in`` is the time in seconds the message had left when it was claimed, None for ever.
+    ``due_in`` is how long it then still had to wait for its instant, in seconds; ``expires_in`` the
+    time it had left, None for ever.
     """
 
     message: Message
     token: int
+    due_in: float = 0.0
     expires_in: float | None = None
 
 
@@ -66,90 +78,80 @@ class Claims:
     def __init__(self, database: Database, *, ttl: timedelta) -> None:
         self._database = database
         self._ttl = ttl
+        self._claim_at_once = database.straight(at_once())
+        self._sent_at_once = database.straight(sent_at_once())
+        self._snoozed_at_once = database.straight(snoozed_at_once())
 
-    def claim(self, message_ids: Sequence[UUID]) -> list[Claim]:
-        """Take those messages that are scheduled and due; end those that are past their expiry.
+    def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT) -> list[Claim]:
+        """Take those messages that are scheduled and due, or due within ``ahead``.
 
-        The attempt is written with the claim, so that one which kills its process counts.
+        Those past their expiry are not taken. The attempt is written with the claim, so that one
+        which kills its process counts.
         """
-        mine = uuid4()
+        claiming = Claiming(message_ids, ahead=ahead, ttl=self._ttl)
+        rows: Sequence[Any] | None = self._claim_at_once(claiming.values)
+        if rows is None:
+            rows = self._database.transact(claiming.step_by_step)
+        return [
+            Claim(
+                to_message(row),
+                row[-2],
+                _seconds_until(row[_NEXT_ATTEMPT_AT], row[-1]) or 0.0,
+                _seconds_until(row[_EXPIRES_AT], row[-1]),
+            )
+            for row in rows
+        ]
+
+    def renew(self, claims: Sequence[Claim]) -> set[UUID]:
+        """Let claims last for their whole length from now on; return which are still ours."""
+        rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
+        tokens = {each.message.id: each.token for each in claims}
+        query = select(messages.c.id, messages.c.claim_token).where(
+            self._database.one_of(messages.c.id, list(tokens)),
+            has_status(Status.SENDING),
+        )
+
+        def work(connection: Connection) -> Sequence[Any]:
+            RENEWED.run(connection, rows)
+            return connection.execute(query).all()
+
+        held = self._database.transact(work)
+        return {row.id for row in held if row.claim_token == tokens[row.id]}
+
+    def unclaimed(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
+        """Look after messages that could not be claimed.
+
+        End those that are past their expiry; return how long each that is scheduled but not due
+        still has to wait.
+        """
         now = database_now()
-        wanted = (
-            select(messages.c.id)
-            .where(
-                messages.c.id.in_(message_ids),
-                messages.c.status == Status.SCHEDULED.value,
-                messages.c.next_attempt_at <= now,
-            )
-            .order_by(messages.c.id)
-            .with_for_update(skip_locked=True)
-        )
-        alive = or_(messages.c.expires_at.is_(None), messages.c.expires_at > now)
-        scheduled = messages.c.status == Status.SCHEDULED.value
-        take = (
-            update(messages)
-            .where(scheduled, alive)
-            .values(
-                status=Status.SENDING.value,
-                claim_token=messages.c.claim_token + 1,
-                attempt_count=messages.c.attempt_count + 1,
-                claimed_by=mine,
-                claim_expires_at=later(now, self._ttl.total_seconds()),
-            )
-        )
         expire = (
             update(messages)
-            .where(scheduled, ~alive)
+            .where(
+                messages.c.id.in_(message_ids),
+                has_status(Status.SCHEDULED),
+                messages.c.next_attempt_at <= now,
+                messages.c.expires_at <= now,
+            )
             .values(status=Status.EXPIRED.value, finished_at=now)
         )
-        taken = (messages.c.claimed_by == mine, messages.c.id.in_(message_ids))
-        begin = insert(attempts).from_select(
-            ["message_id", "token", "started_at"],
-            select(messages.c.id, messages.c.claim_token, now).where(
-                *taken,
-                ~select(literal(1))
-                .where(
-                    attempts.c.message_id == messages.c.id,
-                    attempts.c.token == messages.c.claim_token,
-                )
-                .exists(),
-            ),
-        )
-        read = (
-            select(*MESSAGE_COLUMNS, messages.c.claim_token, now.label("now"))
-            .where(*taken)
-            .order_by(messages.c.next_attempt_at, messages.c.id)
-        )
-
-        def work(connection: Connection) -> list[Claim]:
-            these = messages.c.id.in_(chosen(connection, wanted))
-            connection.execute(take.where(these))
-            connection.execute(expire.where(these))
-            connection.execute(begin)
-            rows = connection.execute(read).all()
-            return [
-                Claim(to_message(row), row.claim_token, _seconds_left(row.expires_at, row.now))
-                for row in rows
-            ]
-
-        return self._database.transact(work)
-
-    def early(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
-        """Return how long each message that is scheduled but not due still has to wait."""
-        now = database_now()
         query = select(messages.c.id, messages.c.next_attempt_at, now.label("now")).where(
             messages.c.id.in_(message_ids),
-            messages.c.status == Status.SCHEDULED.value,
+            has_status(Status.SCHEDULED),
             messages.c.next_attempt_at > now,
         )
-        rows = self._database.run(lambda connection: connection.execute(query).all())
-        return {row.id: row.next_attempt_at - row.now for row in rows}
+
+        def work(connection: Connection) -> Sequence[Any]:
+            connection.execute(expire)
+            return connection.execute(query).all()
+
+        return {row.id: row.next_attempt_at - row.now for row in self._database.run(work)}
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let the sweep hand these over when they are due: their task came far too early."""
         statement = (
             update(messages)
-            .where(messages.c.id.in_(message_ids), messages.c.status == Status.SCHEDULED.value)
+            .where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
             .values(enqueue_at=messages.c.next_attempt_at)
         )
         self._database.run(lambda connection: connection.execute(statement))
@@ -164,6 +166,9 @@ class Claims:
         since it stops a second sending. Messages to be tried again are due ``wait`` from now and
         handed over by the sweep ``enqueue_in`` after that.
         """
+        sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
+        if not failures and sent and self._sent_at_once(arrays(sent)) is not None:
+            return
         again = [each for each in failures if each.wait is not None]
         ended = [each for each in failures if each.wait is None]
 
@@ -198,7 +203,7 @@ class Claims:
         """
         given = list(snoozed)
         rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in given]
-        if not rows:
+        if not rows or self._snoozed_at_once(arrays(rows)) is not None:
             return
 
         def work(connection: Connection) -> None:
@@ -208,8 +213,8 @@ class Claims:
         self._database.transact(work)
 
 
-def _seconds_left(expires_at: datetime | None, now: datetime) -> float | None:
-    return (expires_at - now).total_seconds() if expires_at else None
+def _seconds_until(instant: datetime | None, now: datetime) -> float | None:
+    return (instant - now).total_seconds() if instant else None
 
 
 def _key(claim: Claim) -> Row:

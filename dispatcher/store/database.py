@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Executable,
     Uuid,
     any_,
     create_engine,
@@ -104,6 +105,26 @@ class Database:
         if self.url.get_backend_name() == "postgresql":
             return column == any_(literal(list(ids), ARRAY(Uuid())))
         return column.in_(ids)
+
+    def straight(self, statement: Executable) -> Callable[[Mapping[str, Any]], list[Any] | None]:
+        """Return a call that runs a statement past SQLAlchemy, where the database allows that.
+
+        It answers with the rows, or with None where the ordinary way is to be taken: what it was to
+        do may then be done, or not. Raises StoreUnavailable where the server waited for too long.
+        """
+        if self.url.get_backend_name() != "postgresql":
+            return lambda _: None
+        from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
+
+        run = postgres.Straight(self.engine, statement)
+
+        def call(values: Mapping[str, Any]) -> list[Any] | None:
+            try:
+                return run(values)
+            except Unanswered:
+                return None
+
+        return call
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` with each statement committed on its own."""

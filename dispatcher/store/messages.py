@@ -23,7 +23,7 @@ from dispatcher.store.database import (
 )
 from dispatcher.store.instants import database_now
 from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import attempts, has_status, messages
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _WRITTEN = (
@@ -140,7 +140,7 @@ class Messages:
         """
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
+            .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
         return self._changed(message_id, statement)
@@ -163,7 +163,7 @@ class Messages:
             update(messages)
             .where(
                 messages.c.id == message.id,
-                messages.c.status == Status.SCHEDULED.value,
+                has_status(Status.SCHEDULED),
                 messages.c.send_at == message.send_at,
             )
             .values(
@@ -183,7 +183,7 @@ class Messages:
         """
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value)
+            .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
             .values(body=body)
         )
         return self._changed(message_id, statement)
@@ -207,7 +207,7 @@ class Messages:
         Return whether it is gone.
         """
         statement = delete(messages).where(
-            messages.c.id == message_id, messages.c.status == Status.SCHEDULED.value
+            messages.c.id == message_id, has_status(Status.SCHEDULED)
         )
         query = select(messages.c.id).where(messages.c.id == message_id)
 
@@ -222,7 +222,7 @@ class Messages:
         statement = (
             update(messages)
             .where(
-                messages.c.id.in_(message_ids), messages.c.status == Status.SCHEDULED.value
+                messages.c.id.in_(message_ids), has_status(Status.SCHEDULED)
             )
             .values(enqueue_at=database_now())
         )  # fmt: skip

@@ -6,6 +6,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     ForeignKey,
     Index,
     Integer,
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    or_,
     text,
 )
 
@@ -122,6 +124,17 @@ attempts = Table(
     CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
     Index("ix_attempts_finished_at", "finished_at"),
 )
+
+
+def has_status(*statuses: Status) -> ColumnElement[bool]:
+    """Return the guard that a row has one of these statuses, for rows that are found by their id.
+
+    Written so that no index fits it: PostgreSQL would rather read all that are scheduled, when it
+    believes that they are few.
+    """
+    status = messages.c.status.concat("")
+    # Not IN: its length is not known before it is run, which rules it out for many rows at once.
+    return or_(*(status == each.value for each in statuses))
 
 
 def described(dialect: str) -> MetaData:

@@ -42,7 +42,7 @@ def test_with_the_brokers_queues_wiped_everything_is_delivered(
             load.wait_for(40 * wipe)
             # Tasks that the worker holds are safe from a wipe, those in the queue are not.
             running.down("worker")
-            wait_until(lambda: tasks.llen(running.settings.queue) > 10)
+            wait_until(lambda: tasks.llen(running.settings.queue_of(CHANNEL)) > 10)
             tasks.flushdb()
             running.up("worker")
     running.wait_until_ended(20)

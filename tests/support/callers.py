@@ -85,7 +85,7 @@ def remind(house: House, caller: Caller, recipient: str = "ada", **asked: Any) -
 
 def queued(house: House) -> int:
     """Return how many tasks wait in the broker."""
-    return house.broker.llen(house.settings.queue)
+    return house.broker.llen("dispatcher.memory")
 
 
 def _without_isolation_level(driver: Any, record: object) -> None:

@@ -99,6 +99,8 @@ class House(AbstractContextManager["House"]):
 
     def swap(self, name: str, part: object) -> None:
         """Put a double in the place of a part; the use cases are wired again."""
+        if "delivery" in vars(self.parts):
+            self.parts.delivery.close()
         for built in _USE_CASES:
             vars(self.parts).pop(built, None)
         vars(self.parts)[name] = part
@@ -255,9 +257,13 @@ def house_on(
     *,
     clock: MovableClock | SystemClock | None = None,
     opened: bool = True,
+    in_order: bool = True,
     **settings: Any,
 ) -> House:
-    """Build a house on a Redis server and a migrated database; ``settings`` override."""
+    """Build a house on a Redis server and a migrated database; ``settings`` override.
+
+    ``in_order`` lets one thread hand over the messages of a channel.
+    """
     chosen: dict[str, Any] = {
         "namespace": "house",
         "shards": 4,
@@ -266,9 +272,14 @@ def house_on(
         "broker_url": f"redis+socket://{server.socket}?virtual_host={BROKER_DB}",
         "data_dir": server.folder / "data",
     }
-    house = House(
-        Settings.load(**chosen | settings), clock or ActingClock(FAR), server=server, url=url
-    )
+    loaded = Settings.load(**chosen | settings)
+    if in_order:
+        channels = {
+            name: channel.model_copy(update={"senders": 1})
+            for name, channel in loaded.channels.items()
+        }
+        loaded = loaded.model_copy(update={"channels": channels})
+    house = House(loaded, clock or ActingClock(FAR), server=server, url=url)
     if opened:
         house.open()
         if isinstance(house.clock, MovableClock):

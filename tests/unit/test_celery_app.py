@@ -80,11 +80,12 @@ def test_a_submitting_app_gives_up_within_a_second() -> None:
     assert create_app(RABBIT, submitting=True).conf.broker_connection_timeout < 1.0
 
 
-def test_only_json_is_taken_and_one_queue_is_used() -> None:
+def test_only_json_is_taken_and_the_sweep_and_each_channel_have_a_queue() -> None:
     conf = create_app(REDIS).conf
     assert conf.accept_content == ["json"]
     assert conf.task_serializer == conf.event_serializer == conf.result_serializer == "json"
-    assert [queue.name for queue in options(REDIS)["task_queues"]] == ["dispatcher"]
+    names = [queue.name for queue in options(REDIS)["task_queues"]]
+    assert names == ["dispatcher", "dispatcher.console", "dispatcher.file", "dispatcher.memory"]
 
 
 @pytest.mark.parametrize("name", NAMES)

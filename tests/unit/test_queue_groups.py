@@ -28,9 +28,11 @@ def test_nothing_makes_no_group() -> None:
     assert grouped([]) == []
 
 
-def test_messages_due_within_the_length_share_a_task_due_at_the_last() -> None:
+def test_messages_due_within_the_length_share_a_task_due_at_the_first() -> None:
     first, second = ticket(0), ticket(50)
-    assert grouped([second, first]) == [Group((first.message_id, second.message_id), second.due_at)]
+    assert grouped([second, first]) == [
+        Group("sms", (first.message_id, second.message_id), first.due_at)
+    ]
 
 
 def test_a_millisecond_more_makes_a_task_of_its_own() -> None:
@@ -71,8 +73,8 @@ def test_every_message_is_in_exactly_one_group_that_keeps_the_bounds(
     for each in groups:
         members = [by_id[message_id] for message_id in each.message_ids]
         assert 1 <= len(members) <= size
-        assert len({member.channel for member in members}) == 1
         due = [member.due_at for member in members]
         assert due == sorted(due)
-        assert due[-1] == each.due_at
+        assert due[0] == each.due_at
+        assert {member.channel for member in members} == {each.channel}
         assert due[-1] - due[0] <= COALESCE

@@ -18,6 +18,8 @@ from tests.support.house import House, hour_ago, house_on
 from tests.support.servers import RedisServer
 
 MINUTE = timedelta(minutes=1)
+RECORDS = [b"UPDATE messages SET status", b"UPDATE attempts"]
+CLAIMS = [b"UPDATE messages SET status", b"INSERT INTO attempts"]
 
 
 def was_put_back(house: House, message: Message) -> None:
@@ -144,9 +146,14 @@ def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
 
 
 @pytest.mark.parametrize(
-    "statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"COMMIT"]
+    ("far", "statement", "lost"),
+    [
+        ("postgresql", b"done AS", 1),  # asked again in two statements
+        *(("postgresql", each, lost) for each in RECORDS for lost in (1, 2)),
+        *(("mariadb", each, lost) for each in (*RECORDS, b"COMMIT") for lost in (1, 2)),
+    ],
+    indirect=["far"],
 )
-@pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_of_the_record_records_once(
     through: House, far: FarDatabase, statement: bytes, lost: int
 ) -> None:
@@ -162,7 +169,12 @@ def test_a_lost_reply_of_the_record_records_once(
 
 
 @pytest.mark.parametrize(
-    "statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"COMMIT"]
+    ("far", "statement"),
+    [
+        *(("postgresql", each) for each in (*CLAIMS, b"wanted AS")),
+        *(("mariadb", each) for each in (*CLAIMS, b"COMMIT")),
+    ],
+    indirect=["far"],
 )
 def test_a_lost_reply_of_the_claim_claims_once(
     through: House, far: FarDatabase, statement: bytes

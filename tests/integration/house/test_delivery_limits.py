@@ -228,7 +228,7 @@ def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
 
     def look(message: Message) -> None:
         del message
-        in_hand.append(house.redis.zcount(log, f"({house.redis_ms()}", "+inf"))
+        in_hand.append(house.redis.zcount(log, f"({house.redis_ms() + 1}", "+inf"))
 
     house.memory.before = look
     messages = [house.submit(f"to {n}") for n in range(7)]

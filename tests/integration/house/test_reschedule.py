@@ -130,7 +130,7 @@ def test_what_comes_near_is_enqueued(slow: House) -> None:
     now = slow.clock.now()
     message = slow.submit(send_at=now + 5 * HOUR)
     slow.dispatcher.reschedule(message.id, send_at=now + MINUTE / 6)
-    assert slow.broker.llen("dispatcher") == 1
+    assert slow.broker.llen("dispatcher.memory") == 1
 
 
 @pytest.mark.parametrize(

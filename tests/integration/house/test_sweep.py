@@ -69,7 +69,7 @@ def test_a_rescued_message_is_enqueued_at_once(slow: House) -> None:
     slow.broker.flushdb()
     assert slow.parts.sweep.rescue() == 1
     assert slow.parts.sweep.enqueue_due() == 1
-    assert slow.broker.llen(slow.settings.queue) == 1
+    assert slow.broker.llen("dispatcher.memory") == 1
     assert slow.again(message).next_attempt_at <= slow.database_time()
 
 

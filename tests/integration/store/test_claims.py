@@ -49,7 +49,7 @@ def test_what_is_not_due_unknown_or_not_scheduled_is_not_claimed(database: Datab
 
 def test_an_early_message_is_told_how_long_to_wait(database: Database) -> None:
     early, due = rows.add(database), rows.add_due(database)
-    waits = claims(database).early([early.id, due.id, uuid4()])
+    waits = claims(database).unclaimed([early.id, due.id, uuid4()])
     assert set(waits) == {early.id}
     assert timedelta(minutes=59) < waits[early.id] <= timedelta(hours=1)
 
@@ -57,6 +57,7 @@ def test_an_early_message_is_told_how_long_to_wait(database: Database) -> None:
 def test_an_expired_message_ends_instead_of_being_claimed(database: Database) -> None:
     message = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1))
     assert claims(database).claim([message.id]) == []
+    assert claims(database).unclaimed([message.id]) == {}
     ended = Messages(database).get(message.id)
     assert ended.status is Status.EXPIRED
     assert ended.finished_at is not None

@@ -142,13 +142,23 @@ def test_pooled_connections_that_went_stale_are_not_noticed(
         assert Messages(direct).get(message.id) == message
 
 
-def test_a_claim_whose_commit_lost_its_reply_is_still_ours_or_nobodys(
-    through: Database, direct: Database, far: FarDatabase
+@pytest.mark.parametrize(
+    ("far", "statement", "lost"),
+    [
+        ("postgresql", b"wanted", 1),
+        ("postgresql", b"UPDATE messages", 2),
+        ("mariadb", b"UPDATE messages", 2),
+        ("mariadb", b"COMMIT", 1),
+    ],
+    indirect=["far"],
+)
+def test_a_claim_whose_reply_is_lost_is_still_ours_or_nobodys(
+    through: Database, direct: Database, far: FarDatabase, statement: bytes, lost: int
 ) -> None:
     message = rows.add_due(direct)
-    far.proxy.drop_reply(b"COMMIT")
+    far.proxy.drop_reply(statement, times=lost)
     claims = Claims(through, ttl=rows.TTL).claim([message.id])
-    assert far.proxy.dropped == 1
+    assert far.proxy.dropped == lost
     found = rows.row(direct, message.id)
     assert found.status == "sending"
     assert found.attempt_count == 1
@@ -157,13 +167,22 @@ def test_a_claim_whose_commit_lost_its_reply_is_still_ours_or_nobodys(
     assert len(Messages(direct).attempts(message.id)) == 1
 
 
-@pytest.mark.parametrize("outcome", ["sent", "again", "snoozed"])
-def test_a_record_whose_commit_lost_its_reply_counts_once(
-    through: Database, direct: Database, far: FarDatabase, outcome: str
+@pytest.mark.parametrize(
+    ("far", "outcome", "statement"),
+    [
+        ("postgresql", "sent", b"done AS"),
+        ("postgresql", "again", b"COMMIT"),
+        ("postgresql", "snoozed", b"done AS"),
+        *(("mariadb", outcome, b"COMMIT") for outcome in ("sent", "again", "snoozed")),
+    ],
+    indirect=["far"],
+)
+def test_a_record_whose_reply_is_lost_counts_once(
+    through: Database, direct: Database, far: FarDatabase, outcome: str, statement: bytes
 ) -> None:
     claim = rows.claimed(direct)
     claims, wait = Claims(through, ttl=rows.TTL), timedelta(minutes=1)
-    far.proxy.drop_reply(b"COMMIT")
+    far.proxy.drop_reply(statement)
     if outcome == "sent":
         claims.record([Result(claim, "receipt")], [], enqueue_in=rows.SOON)
     elif outcome == "again":

@@ -164,7 +164,7 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     Messages(database).cancel(cancelled)
     sent = ended(database, timedelta(0))
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
-    Claims(database, ttl=rows.TTL).claim([expired])
+    Claims(database, ttl=rows.TTL).unclaimed([expired])
     found = StoreUpkeep(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
     assert found == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
 

@@ -1,0 +1,185 @@
+"""Measure how fast a worker delivers what is due at once, against Celery's own tasks doing nothing.
+
+The same broker, the same pool, one worker process each, in turns. A delivery is claimed, permitted
+by the limits of its scope and of its channel, handed over, and recorded in PostgreSQL; the
+transport and Celery's task both write one line to a file. The tasks are there before the worker
+starts; counted is from the first line to the last, and the worker's CPU time in between.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from celery import Celery
+from rounds import facts, folder
+from submit import postgres
+
+from dispatcher import Dispatcher, Draft, Message, Settings
+from dispatcher.bootstrap import Parts
+from dispatcher.celery_app import options
+from dispatcher.embedded import embedded
+from dispatcher.store import migrate
+
+MESSAGES = 20_000
+ROUNDS = 3
+BODY = {"text": "Your code is 123456."}
+POOL = ("--pool=threads", "--concurrency=16")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Run(NamedTuple):
+    """Rate in messages/s, and CPU seconds of the worker for 1,000 of them."""
+
+    rate: float
+    cpu: float
+
+
+class Ledger:
+    """A transport that writes the instant of each hand-over and does nothing else."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def send(self, message: Message) -> str | None:
+        """Write down that ``message`` was handed over."""
+        os.write(self._file, f"{message.id} {time.time():.6f}\n".encode())
+        return None
+
+
+def main(messages: int) -> None:
+    ours, theirs = [], []
+    with folder() as path, embedded(path / "redis") as settings, postgres() as url:
+        settings = channelled(settings, url, path / "ledger")
+        parts = Parts(settings)
+        migrate(parts.database)
+        parts.sweep.reconcile(settle=timedelta(0))
+        parts.close()
+        for _ in range(ROUNDS):
+            theirs.append(celery_run(settings, path, messages))
+            ours.append(our_run(settings, path, messages))
+    print(f"\n### {messages:,} due at once, one worker process, PostgreSQL\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}, {' '.join(POOL)}\n")
+    print("| | messages/s (median) | least–most | worker CPU s per 1,000 |")
+    print("|---|---|---|---|")
+    for name, runs in (("Celery, tasks that do nothing", theirs), ("dispatcher", ours)):
+        rates = [run.rate for run in runs]
+        cpu = statistics.median(run.cpu for run in runs)
+        median = statistics.median(rates)
+        print(f"| {name} | {median:,.0f} | {min(rates):,.0f}–{max(rates):,.0f} | {cpu:.2f} |")
+    ratios = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
+    print(f"| ratio, round by round | {statistics.median(ratios):.1f} "
+          f"| {min(ratios):.1f}–{max(ratios):.1f} | |")  # fmt: skip
+
+
+def channelled(settings: Settings, url: str, ledger: Path, **channel: Any) -> Settings:
+    """Return settings with one channel, which is limited and writes to a ledger."""
+    carried = {
+        "transport": "delivery:Ledger", "options": {"path": str(ledger)},
+        "limits": ["100000/second"],
+    }  # fmt: skip
+    changes = {"database_url": url, "channels": {"sms": carried | channel}}
+    return Settings(**(settings.model_dump() | changes))
+
+
+def our_run(settings: Settings, path: Path, messages: int) -> Run:
+    with Dispatcher(settings) as dispatcher:
+        at = datetime.now(UTC) + timedelta(seconds=3 + messages / 3_000)
+        drafts = [
+            Draft(channel="sms", recipient=f"{at:%H%M%S} {number}", body=BODY, send_at=at)
+            for number in range(messages)
+        ]
+        answers = dispatcher.submit_many(drafts)
+        assert all(isinstance(each, Message) for each in answers)
+    while datetime.now(UTC) < at:
+        time.sleep(0.1)
+    command = [sys.executable, "-m", "dispatcher", "worker", "--concurrency=16"]
+    return watched(settings, path, command, messages)
+
+
+def celery_run(settings: Settings, path: Path, messages: int) -> Run:
+    app = plain_app(settings)
+    with app.producer_pool.acquire(block=True) as producer:
+        for _ in range(messages):
+            app.send_task("nothing", producer=producer, ignore_result=True)
+    command = [sys.executable, "-m", "celery", "-A", "delivery:plain", "worker", *POOL]
+    command += ["--without-gossip", "--without-mingle", "--queues=plain"]
+    return watched(settings, path, command, messages)
+
+
+def plain_app(settings: Settings) -> Celery:
+    """Return a Celery app with the same options and a task that does nothing."""
+    app = Celery("plain", set_as_current=False)
+    app.conf.update(options(settings))
+    app.conf.update(task_queues=None, task_default_queue="plain", task_create_missing_queues=True)
+    return app
+
+
+def watched(settings: Settings, path: Path, command: list[str], messages: int) -> Run:
+    ledger = path / "ledger"
+    ledger.unlink(missing_ok=True)
+    with running(settings, path, command) as pid:
+        deadline = time.monotonic() + 120
+        while count(ledger) < messages // 20 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        before, began = cpu_seconds(pid), count(ledger)
+        while count(ledger) < messages and time.monotonic() < deadline:
+            time.sleep(0.05)
+        cpu = cpu_seconds(pid) - before
+    times = sorted(float(line.split()[1]) for line in ledger.read_text().splitlines())
+    if len(times) != messages:
+        raise SystemExit(f"{len(times)} of {messages} were handed over")
+    return Run((messages - 1) / (times[-1] - times[0]), cpu / (messages - began) * 1_000)
+
+
+def count(ledger: Path) -> int:
+    """Return how many hand-overs were written down."""
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+@contextmanager
+def running(settings: Settings, path: Path, *commands: list[str]) -> Iterator[int]:
+    """Run processes with these settings; yield the id of the first."""
+    environment = os.environ | settings.environment() | {"LEDGER": str(path / "ledger")}
+    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    children = []
+    for number, command in enumerate(commands):
+        with (path / f"process-{number}.log").open("wb") as log:
+            children.append(
+                subprocess.Popen(command, cwd=path, env=environment, stdout=log, stderr=log)
+            )
+    try:
+        yield children[0].pid
+    finally:
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait()
+
+
+if "LEDGER" in os.environ and __name__ == "delivery":  # in a worker
+    plain = plain_app(Settings.load())
+    _ledger = Ledger(os.environ["LEDGER"])
+
+    @plain.task(name="nothing", ignore_result=True)
+    def nothing() -> None:
+        """Write a line."""
+        os.write(_ledger._file, f"nothing {time.time():.6f}\n".encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else MESSAGES)

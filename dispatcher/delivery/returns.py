@@ -1,0 +1,66 @@
+"""Puts back what was claimed and not handed over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from dispatcher.clock import Clock
+from dispatcher.delivery.outcomes import permit_of
+from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
+from dispatcher.limiters import Permits
+from dispatcher.queue import Queue, Ticket
+from dispatcher.settings import Settings
+from dispatcher.store import Claim, Claims
+
+log = logging.getLogger(__name__)
+
+
+class Returns:
+    """Returns claims to the store, each with the wait until it is due again."""
+
+    def __init__(
+        self, *, settings: Settings, clock: Clock, claims: Claims, permits: Permits, queue: Queue
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._claims = claims
+        self._permits = permits
+        self._queue = queue
+
+    def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
+        """Put back what has no permit. What is to come back before the sweep looks is enqueued."""
+        limit = self._settings.sweep_interval * 2
+        soon = [each for each in refused if each[1] <= limit]
+        self._store([each for each in refused if each[1] > limit], -self._settings.horizon)
+        if not soon or not self._store(soon, self._settings.enqueue_grace):
+            return
+        now = self._clock.now()
+        tickets = [Ticket(claim.message.id, claim.message.channel, now + wait)
+                   for claim, wait in soon]  # fmt: skip
+        try:
+            self._queue.enqueue(tickets)
+        except QueueUnavailable as error:
+            log.warning("%d messages are enqueued after their grace: %s", len(soon), error)
+
+    def put_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+        """Put back what was not handed over, with its permit if it has one."""
+        if not unsent:
+            return
+        self._store(unsent, -self._settings.horizon)
+        try:
+            self._permits.give_back([permit_of(claim) for claim, _ in unsent])
+        except LimitersUnavailable as error:
+            log.warning("%d unused permits stay counted: %s", len(unsent), error)
+
+    def _store(self, unsent: Sequence[tuple[Claim, timedelta]], enqueue_in: timedelta) -> bool:
+        """Tell whether the store knows of it. The sweep hands over ``enqueue_in`` after a wait."""
+        if not unsent:
+            return True
+        try:
+            self._claims.put_back(unsent, enqueue_in=enqueue_in)
+        except StoreUnavailable as error:
+            log.warning("%d messages wait for their rescue: %s", len(unsent), error)
+            return False
+        return True

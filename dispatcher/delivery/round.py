@@ -1,0 +1,296 @@
+"""One group that was claimed together, from its permits to its records."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from dispatcher.clock import Clock
+from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
+from dispatcher.delivery.returns import Returns
+from dispatcher.delivery.senders import Senders, Sending
+from dispatcher.errors import (
+    LimitersUnavailable,
+    PermanentFailure,
+    StoreUnavailable,
+    TemporaryFailure,
+)
+from dispatcher.limiters import Permits
+from dispatcher.message import Outcome, storable_text
+from dispatcher.retry import backoff
+from dispatcher.settings import Settings
+from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.transports import Transport
+
+log = logging.getLogger(__name__)
+
+_WAIT_FOR_PERMITS_SECONDS = 0.25
+"""Longest wait for permits that a worker spends holding messages."""
+_LIMITERS_PAUSE = timedelta(seconds=1)
+_RECORD_EVERY_SECONDS = 0.05
+_LONGEST_HOLD_SECONDS = 600.0
+"""After which a hand-over that does not end is left to the rescue of its message."""
+_NO_WAIT = timedelta(0)
+_LONGEST_WAIT = timedelta(days=366)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A claim that was not handed over, and when to come back."""
+
+    claim: Claim
+    wait: timedelta = _NO_WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Escaped:
+    """A claim whose hand-over ended in what no transport should raise. Its outcome is unknown."""
+
+    claim: Claim
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What the groups of one channel share in a process."""
+
+    name: str
+    transport: Transport
+    senders: Senders
+
+
+class Round:
+    """Hands over the claims of one channel and writes down what came of them.
+
+    One thread leads: it asks for permits, records, renews the claim while hand-overs last, and puts
+    back what did not go. The channel's senders hand over. Times are of the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        group: Sequence[Claim],
+        hands: Hands,
+        *,
+        claimed_at: float,
+        received_at: float,
+        settings: Settings,
+        clock: Clock,
+        claims: Claims,
+        permits: Permits,
+        outcomes: Outcomes,
+        returns: Returns,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._hands = hands
+        self._claimed_at = claimed_at
+        self._received_at = received_at
+        self._settings = settings
+        self._clock = clock
+        self._claims = claims
+        self._permits = permits
+        self._outcomes = outcomes
+        self._returns = returns
+        self._is_stopping = is_stopping
+        self._ttl = settings.claim_ttl.total_seconds()
+        self._timeout = settings.transport_timeout.total_seconds()
+        self._ends_at = claimed_at + self._ttl
+        self._closed_until = 0.0
+        self._lost: set[UUID] = set()
+        self._is_over = False
+        self._events: deque[Ended | Unsent | Escaped] = deque()
+        self._changed = threading.Event()
+        self._sending = Sending(hands.senders, clock, self._hand_over, self._changed.set)
+        self._with_senders: dict[UUID, Claim] = {}
+        self._ended: list[Ended] = []
+        self._recorded_at = claimed_at
+        self._escaped: BaseException | None = None
+        self._sent = 0
+        self._waiting = list(group)
+        self._ask_at = clock.monotonic()
+        self._patience_ends = self._ask_at + _WAIT_FOR_PERMITS_SECONDS
+
+    def run(self) -> int:
+        """Hand over what may go, now or in a moment; return how many went with success."""
+        try:
+            while (self._waiting or self._with_senders) and not self._escaped:
+                if self._is_stopping():
+                    break
+                if self._waiting and self._clock.monotonic() >= self._ask_at:
+                    self._ask()
+                self._collect()
+                self._keep_hold()
+                self._pause()
+        finally:
+            self._end()
+        if self._escaped:
+            raise self._escaped
+        return self._sent
+
+    def _ask(self) -> None:
+        """Ask for permits, give what has one to the senders, and put back what waits for long."""
+        asked_at = self._clock.monotonic()
+        claims = self._waiting
+        hold = timedelta(seconds=max(0.0, self._ends_at - asked_at))
+        try:
+            decisions = self._permits.acquire([permit_of(each) for each in claims], hold=hold)
+        except LimitersUnavailable as error:
+            log.warning("%d messages wait for the limiters: %s", len(claims), error)
+            self._waiting = []
+            self._returns.put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
+            return
+        granted, short, long = [], [], []
+        for claim, decision in zip(claims, decisions, strict=True):
+            comes_at = asked_at + decision.retry_after.total_seconds()
+            if decision.allowed:
+                granted.append((self._received_at + claim.due_in, claim))
+            elif comes_at <= self._patience_ends:
+                short.append(claim)
+                self._ask_at = max(self._ask_at, comes_at)
+            else:
+                long.append((claim, decision.retry_after))
+        self._waiting = short
+        self._with_senders |= {claim.message.id: claim for _, claim in granted}
+        self._sending.add(granted)
+        self._returns.snooze(long)
+
+    def _collect(self) -> None:
+        """Take what the senders report, and record it where it is time."""
+        self._changed.clear()
+        unsent = []
+        while self._events:
+            event = self._events.popleft()
+            del self._with_senders[event.claim.message.id]
+            if isinstance(event, Ended):
+                self._ended.append(event)
+                self._sent += isinstance(event.outcome, Result)
+            elif isinstance(event, Unsent):
+                unsent.append((event.claim, event.wait))
+            else:
+                self._escaped = event.error
+        self._returns.put_back(unsent)
+        is_time = self._clock.monotonic() - self._recorded_at > _RECORD_EVERY_SECONDS
+        if self._ended and (is_time or not self._with_senders):
+            self._record()
+
+    def _record(self) -> None:
+        self._outcomes.record(self._ended, until=self._ends_at)
+        self._ended = []
+        self._recorded_at = self._clock.monotonic()
+
+    def _keep_hold(self) -> None:
+        """Renew the claims that the senders have, while half of the claim is over but not all."""
+        now = self._clock.monotonic()
+        left = self._ends_at - now
+        too_long = now - self._claimed_at > _LONGEST_HOLD_SECONDS
+        if not self._with_senders or not 0 < left < self._ttl / 2 or too_long:
+            return
+        held = list(self._with_senders.values())
+        try:
+            # Permits first: nothing may be handed over later than they count.
+            self._permits.extend([permit_of(each) for each in held], hold=self._settings.claim_ttl)
+            ours = self._claims.renew(held)
+        except (LimitersUnavailable, StoreUnavailable) as error:
+            log.warning("%d claims are not renewed: %s", len(held), error)
+            return
+        self._lost |= {claim.message.id for claim in held} - ours
+        self._ends_at = now + self._ttl
+
+    def _pause(self) -> None:
+        """Wait for the senders, or until it is time to ask for permits."""
+        left = max(0.0, self._ask_at - self._clock.monotonic())
+        if self._with_senders:
+            longest = _RECORD_EVERY_SECONDS
+            self._changed.wait(min(longest, left) if self._waiting else longest)
+        elif self._waiting:
+            self._clock.sleep(left)
+            self._ask_at = self._clock.monotonic()
+
+    def _end(self) -> None:
+        """Put back what does not go any more; wait for what is on its way, and record it."""
+        self._is_over = True
+        self._returns.put_back([(claim, _NO_WAIT) for claim in self._waiting])
+        while self._with_senders:
+            self._collect()
+            self._keep_hold()
+            self._pause()
+        if self._ended:
+            self._record()
+
+    def _hand_over(self, claim: Claim) -> None:
+        """Report what came of one claim. The senders call this."""
+        try:
+            self._events.append(self._tried(claim))
+        except BaseException as error:  # noqa: BLE001 - the leading thread raises it
+            self._is_over = True
+            self._events.append(Escaped(claim, error))
+
+    def _tried(self, claim: Claim) -> Ended | Unsent:
+        now = self._clock.monotonic()
+        is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout
+        if self._is_over or not is_ours:
+            return Unsent(claim)
+        if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:
+            return Unsent(claim)
+        if now < self._closed_until:
+            return Unsent(claim, timedelta(seconds=self._closed_until - now))
+        outcome = self._outcome(claim)
+        # Counted at its end: a hand-over is never later than that, so never counted too early.
+        return Ended(claim, outcome, self._clock.monotonic())
+
+    def _outcome(self, claim: Claim) -> Result | Failure:
+        """Give one message to its transport: the only line that reaches the world."""
+        message = claim.message
+        try:
+            receipt = self._hands.transport.send(message)
+        except PermanentFailure as error:
+            return Failure(claim, Outcome.PERMANENT, _text(error), None)
+        except TemporaryFailure as error:
+            self._close(error)
+            return self._failure(claim, error, error.retry_after)
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything: temporary
+            log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
+            return self._failure(claim, error, None)
+        return Result(claim, None if receipt is None else storable_text(receipt))
+
+    def _close(self, error: TemporaryFailure) -> None:
+        """Let nobody hand over anything on the channel until its provider wants to be asked."""
+        wait = _sane(error.retry_after)
+        if not error.closes_channel or not wait:
+            return
+        self._closed_until = self._clock.monotonic() + wait.total_seconds()
+        try:
+            self._permits.close(self._hands.name, wait)
+        except LimitersUnavailable as unavailable:
+            name = self._hands.name
+            log.warning("channel %s is not closed for others: %s", name, unavailable)
+
+    def _failure(self, claim: Claim, error: BaseException, retry_after: object) -> Failure:
+        message = claim.message
+        wait = None
+        if message.attempt_count < message.max_attempts:
+            channel = self._settings.channels[message.channel]
+            wait = backoff(
+                message.attempt_count,
+                base=channel.backoff_base,
+                longest=channel.backoff_longest,
+                at_least=_sane(retry_after),
+                random=random.random,
+            )
+        return Failure(claim, Outcome.TEMPORARY, _text(error), wait)
+
+
+def _text(error: BaseException) -> str:
+    return storable_text(f"{type(error).__name__}: {storable_text(error)}")
+
+
+def _sane(retry_after: object) -> timedelta | None:
+    """Return a wait that a transport asked for, if it is one that can be kept."""
+    if not isinstance(retry_after, timedelta):
+        return None
+    return min(max(retry_after, _NO_WAIT), _LONGEST_WAIT)

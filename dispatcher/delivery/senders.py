@@ -1,0 +1,129 @@
+"""Threads that hand messages over: side by side, and each message at its instant."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from dispatcher.clock import Clock
+from dispatcher.store import Claim
+
+_SPACING_SECONDS = 0.000_2
+"""How long after one thread another one joins in: quick hand-overs need no second one."""
+
+
+class Senders:
+    """At most ``most`` threads, started when they are needed. They do not keep a process alive."""
+
+    def __init__(self, name: str, *, most: int) -> None:
+        self.most = most
+        self._name = name
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._free = 0
+        self._waiting = 0
+
+    def call(self, act: Callable[[], object]) -> None:
+        """Let a thread do that as soon as one is free."""
+        with self._lock:
+            self._waiting += 1
+            start = self._waiting > self._free and self._threads < self.most
+            self._threads += start
+        self._calls.put(act)
+        if start:
+            name = f"{self._name}-{self._threads}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Let the threads end, each after what it is doing."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._calls.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                self._free += 1
+            act = self._calls.get()
+            if act is None:
+                return
+            with self._lock:
+                self._free -= 1
+                self._waiting -= 1
+            act()
+
+
+class Sending:
+    """The hand-overs of one group.
+
+    One thread waits for the instant of the next message while others hand over theirs; who takes a
+    message calls another thread. ``hand_over`` must not raise; ``idle`` is called when nothing is
+    left to begin.
+    """
+
+    def __init__(
+        self,
+        senders: Senders,
+        clock: Clock,
+        hand_over: Callable[[Claim], object],
+        idle: Callable[[], object],
+    ) -> None:
+        self._senders = senders
+        self._clock = clock
+        self._hand_over = hand_over
+        self._idle = idle
+        self._left: deque[tuple[float, Claim]] = deque()
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._active = 0
+        self._one_is_coming = False
+
+    def add(self, claims: Sequence[tuple[float, Claim]]) -> None:
+        """Hand these over, none before its instant by the monotonic clock; soonest first."""
+        self._left.extend(claims)
+        with self._lock:
+            start = self._active == 0 and bool(claims)
+            self._active += start
+        if start:
+            self._senders.call(self._work)
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                claim = self._take()
+            if claim is not None:
+                self._call_another()
+                self._hand_over(claim)
+                continue
+            with self._lock:
+                if not self._left:
+                    self._active -= 1
+                    break
+        self._idle()
+
+    def _take(self) -> Claim | None:
+        try:
+            due_at, claim = self._left.popleft()
+        except IndexError:
+            return None
+        wait = due_at - self._clock.monotonic()
+        if wait > 0:
+            self._clock.sleep(wait)
+        return claim
+
+    def _call_another(self) -> None:
+        with self._lock:
+            if not self._left or self._one_is_coming or self._active >= self._senders.most:
+                return
+            self._one_is_coming = True
+            self._active += 1
+        self._senders.call(self._join)
+
+    def _join(self) -> None:
+        self._clock.sleep(_SPACING_SECONDS)
+        with self._lock:
+            self._one_is_coming = False
+        self._work()
