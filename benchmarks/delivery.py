@@ -57,12 +57,9 @@ class Ledger:
 
 def main(messages: int) -> None:
     ours, theirs = [], []
-    with folder() as path, embedded(path / "redis") as settings, postgres() as url:
-        settings = channelled(settings, url, path / "ledger")
-        parts = Parts(settings)
-        migrate(parts.database)
-        parts.sweep.reconcile(settle=timedelta(0))
-        parts.close()
+    with folder() as path, embedded(path / "redis") as servers, postgres() as url:
+        settings = channelled(servers, url, path / "ledger")
+        prepare(settings)
         for _ in range(ROUNDS):
             theirs.append(celery_run(settings, path, messages))
             ours.append(our_run(settings, path, messages))
@@ -90,6 +87,14 @@ def channelled(settings: Settings, url: str, ledger: Path, **channel: Any) -> Se
     return Settings(**(settings.model_dump() | changes))
 
 
+def prepare(settings: Settings) -> None:
+    """Build the tables, and let the sweep declare Redis complete."""
+    parts = Parts(settings)
+    migrate(parts.database)
+    parts.sweep.reconcile(settle=timedelta(0))
+    parts.close()
+
+
 def our_run(settings: Settings, path: Path, messages: int) -> Run:
     with Dispatcher(settings) as dispatcher:
         at = datetime.now(UTC) + timedelta(seconds=3 + messages / 3_000)
@@ -98,11 +103,11 @@ def our_run(settings: Settings, path: Path, messages: int) -> Run:
             for number in range(messages)
         ]
         answers = dispatcher.submit_many(drafts)
-        assert all(isinstance(each, Message) for each in answers)
+        if not all(isinstance(each, Message) for each in answers):
+            raise SystemExit("submitting took longer than the messages had")
     while datetime.now(UTC) < at:
         time.sleep(0.1)
-    command = [sys.executable, "-m", "dispatcher", "worker", "--concurrency=16"]
-    return watched(settings, path, command, messages)
+    return watched(settings, path, dispatcher_command("worker", "--concurrency=16"), messages)
 
 
 def celery_run(settings: Settings, path: Path, messages: int) -> Run:
@@ -138,6 +143,11 @@ def watched(settings: Settings, path: Path, command: list[str], messages: int) -
     if len(times) != messages:
         raise SystemExit(f"{len(times)} of {messages} were handed over")
     return Run((messages - 1) / (times[-1] - times[0]), cpu / (messages - began) * 1_000)
+
+
+def dispatcher_command(*arguments: str) -> list[str]:
+    """Return what starts a command of the dispatcher."""
+    return [sys.executable, "-m", "dispatcher", *arguments]
 
 
 def count(ledger: Path) -> int:

@@ -7,30 +7,24 @@ snoozed (by a trigger in the database), and whether anything was sent twice or e
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
 import sys
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
+from delivery import BODY, channelled, count, dispatcher_command, prepare, running
 from rounds import facts, folder
 from submit import postgres
 
-from dispatcher import Dispatcher, Draft, Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher import Dispatcher, Draft, Settings
 from dispatcher.embedded import embedded
-from dispatcher.store import migrate
+from dispatcher.quota import Quota
 
 CAP = 1_000
-BODY = {"text": "Your code is 123456."}
 COUNT_SNOOZES = """
 CREATE TABLE snoozes (message_id uuid);
 CREATE FUNCTION note_snooze() RETURNS trigger LANGUAGE plpgsql AS
@@ -40,37 +34,23 @@ WHEN (OLD.status = 'sending' AND NEW.status = 'scheduled') EXECUTE FUNCTION note
 """
 
 
-class Ledger:
-    """A transport that writes the instant of each hand-over and does nothing else."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def send(self, message: Message) -> str | None:
-        """Write down that ``message`` was handed over."""
-        os.write(self._file, f"{message.id} {time.time():.6f}\n".encode())
-        return None
-
-
 def main(messages: int) -> None:
-    with folder() as path, embedded(path / "redis") as settings, postgres() as url:
-        ledger = path / "ledger"
-        channel: Any = {
-            "transport": "herd:Ledger", "options": {"path": str(ledger)},
-            "limits": [f"{CAP}/second"],
-        }  # fmt: skip
-        changes = {"database_url": url, "channels": {"sms": channel}, "quotas": "1000/second"}
-        measure(Settings(**(settings.model_dump() | changes)), ledger, messages)
+    with folder() as path, embedded(path / "redis") as servers, postgres() as url:
+        settings = channelled(servers, url, path / "ledger", limits=[f"{CAP}/second"])
+        settings = settings.model_copy(update={"quotas": (Quota(1_000, 1_000),)})
+        measure(settings, path / "ledger", messages)
 
 
 def measure(settings: Settings, ledger: Path, messages: int) -> None:
-    parts = Parts(settings)
-    migrate(parts.database)
-    parts.sweep.reconcile(settle=timedelta(0))
-    parts.close()
+    prepare(settings)
     with psycopg.connect(settings.database_url, autocommit=True) as connection:
         connection.execute(COUNT_SNOOZES)
-        with Dispatcher(settings) as dispatcher, running(settings, ledger.parent):
+        with (
+            Dispatcher(settings) as dispatcher,
+            running(
+                settings, ledger.parent, *(dispatcher_command(name) for name in ("worker", "beat"))
+            ),
+        ):
             at = datetime.now(UTC) + timedelta(seconds=10 + messages / 5_000)
             drafts = [
                 Draft(channel="sms", recipient=f"to {number}", body=BODY, send_at=at)
@@ -106,32 +86,6 @@ def report(ledger: Path, at: float, messages: int, snoozes: list[int]) -> None:
     print(f"| sent twice, early | {twice}, {sum(each < at for each in times)} |")
     seconds = Counter(int(each - at) for each in times)
     print(f"| median of the seconds | {statistics.median(seconds.values()):.0f} |")
-
-
-def count(ledger: Path) -> int:
-    """Return how many hand-overs were written down."""
-    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
-
-
-@contextmanager
-def running(settings: Settings, path: Path) -> Iterator[None]:
-    """Run a worker and a beat."""
-    environment = os.environ | settings.environment()
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
-    children = []
-    for name in ("worker", "beat"):
-        with (path / f"{name}.log").open("wb") as log:
-            command = [sys.executable, "-m", "dispatcher", name]
-            children.append(
-                subprocess.Popen(command, cwd=path, env=environment, stdout=log, stderr=log)
-            )
-    try:
-        yield
-    finally:
-        for child in children:
-            child.terminate()
-        for child in children:
-            child.wait()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Nothing connects before it is used, and in a worker nothing is built before the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock, RLock
@@ -106,25 +106,7 @@ class Parts:
 
         A call whose reply is lost is repeated once: every script is idempotent.
         """
-        over_network: dict[str, Any] = {
-            "socket_connect_timeout": _REDIS_SECONDS,
-            "socket_keepalive": True,
-        }
-        if self.settings.redis_url.startswith("unix:"):
-            over_network = {}
-        try:
-            return redis.Redis.from_url(
-                self.settings.redis_url,
-                protocol=2,
-                redis_connect_func=self.fence,
-                socket_timeout=_REDIS_SECONDS,
-                **over_network,
-                retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _REDIS_RETRIES),
-            )
-        except ValueError:
-            raise InvalidSettings(
-                "redis_url", "cannot be read", "redis://…, rediss://… or unix://…"
-            ) from None
+        return connect_redis(self.settings.redis_url, greet=self.fence)
 
     @_built_once
     def database(self) -> Database:
@@ -337,6 +319,32 @@ class Parts:
             self.database.close()
         if "queue" in built:
             self.queue.close()
+
+
+def connect_redis(url: str, *, greet: Callable[[Any], None] | None = None) -> redis.Redis:
+    """Return a client that waits a second and repeats a call once. Raises InvalidSettings.
+
+    ``greet`` is called with each new connection before it carries anything.
+    """
+    over_network: dict[str, Any] = {
+        "socket_connect_timeout": _REDIS_SECONDS,
+        "socket_keepalive": True,
+    }
+    if url.startswith("unix:"):
+        over_network = {}
+    try:
+        return redis.Redis.from_url(
+            url,
+            protocol=2,
+            redis_connect_func=greet,
+            socket_timeout=_REDIS_SECONDS,
+            **over_network,
+            retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _REDIS_RETRIES),
+        )
+    except ValueError:
+        raise InvalidSettings(
+            "redis_url", "cannot be read", "redis://…, rediss://… or unix://…"
+        ) from None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from dispatcher.cli import bulk, demo, messages, services, timeline, windows
+from dispatcher.cli import bulk, demo, doctor, messages, services, timeline, windows
 from dispatcher.cli.app import app, exit_code, say_error
 from dispatcher.errors import DispatcherError
 
@@ -19,6 +19,7 @@ messages.register(app)
 bulk.register(app)
 timeline.register(app)
 windows.register(app)
+doctor.register(app)
 demo.register(app)
 
 

@@ -18,6 +18,7 @@ from celery.signals import worker_ready
 
 from dispatcher.bootstrap import Parts
 from dispatcher.cli import show
+from dispatcher.cli.doctor import check_before_start
 from dispatcher.settings import PARENT_VARIABLE, Settings
 from dispatcher.store import migrate as migrate_store
 
@@ -59,10 +60,19 @@ def up() -> None:
 def worker(
     context: typer.Context,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=32)] = 16,
+    no_doctor: Annotated[
+        bool, typer.Option("--no-doctor", help="Start whatever `dispatcher doctor` finds.")
+    ] = False,
 ) -> None:
-    """Start a Celery worker with the recommended options. Further options go to Celery."""
+    """Start a Celery worker with the recommended options. Further options go to Celery.
+
+    It does not start where the database lacks migrations, Redis evicts or is too old, or the
+    clocks of this machine and the database are more than a second apart.
+    """
     settings = Settings.load()
     Parts(settings).transports  # noqa: B018 - a channel that cannot work stops the start
+    if not no_doctor:
+        check_before_start(settings)
     queues = ",".join(settings.queues)
     worker_ready.connect(_collect_rarely, weak=False)
     _celery(

@@ -112,16 +112,16 @@ class PermitLog:
             for each in requests
         ]
         ids = [request.permit_id for request in requests]
+        kind_of: dict[tuple[tuple[LogLimit, ...], str], int] = {}
+        of_log = {}
+        for log in logs:
+            kind = (tuple(limits[log]), (reaches or {}).get(log, ""))
+            of_log[log] = (kind_of.setdefault(kind, len(kind_of) + 1), lines.get(line_of(log), 0))
         for _ in range(_TRIES):
             local_ms = to_ms(self._clock.now())
-            said = [
-                [
-                    *_said(limits[log], local_ms + self._ahead_ms),
-                    (reaches or {}).get(log, ""),
-                    lines.get(line_of(log), 0),
-                ]
-                for log in logs
-            ]
+            now_ms = local_ms + self._ahead_ms
+            kinds = [[*_said(some, now_ms), name] for some, name in kind_of]
+            said = [kinds, [part for log in logs for part in of_log[log]]]
             words: list[Any] = [hold // _MILLISECOND, json.dumps(said), json.dumps(wanted), *ids]
             with translated():
                 reply = self._acquire(keys=names, args=words)

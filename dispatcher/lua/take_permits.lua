@@ -5,10 +5,10 @@
 --       then lines, ZSETs of messages that were refused; score: their turn, ms
 --       then closings, STRINGs: until when a channel is closed, ms
 -- ARGV  1 hold, ms: how long after now a permit may be used
---       2 JSON list, per log: list of its limits as count, length in ms, count, length in ms, ...;
---         list of its calendar limits, each count and bounds of periods in ms;
---         most permits in hand (0: any); name of its reach in the epoch; place of its line in KEYS
---         (0: none)
+--       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1) and the place of its
+--         line in KEYS (0: none). A kind: list of its limits as count, length in ms, count, ...; list
+--         of its calendar limits, each count and bounds of periods in ms; most permits in hand
+--         (0: any); name of its reach in the epoch
 --       3 JSON list, per request: place of its closing in KEYS (0: none), 1-based places of its logs
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
@@ -43,26 +43,29 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local hold = tonumber(ARGV[1])
-local logs, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
+local said, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
+local kinds, logs = said[1], said[2]
 local states = {}
 
 local function score_at(key, rank)
   return tonumber(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
-for log, said in ipairs(logs) do
+for log = 1, #logs / 2 do
+  local kind = kinds[logs[2 * log - 1]]
   local state = {
-    place = 1 + log, limits = said[1], calendars = said[2], most = said[3], reach = said[4],
-    line = said[5], taken = {}, periods = {}, in_hand = 0, behind = 0,
+    place = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
+    line = logs[2 * log], taken = {}, periods = {}, in_hand = 0, behind = 0,
     waiting = 0}
+  state.empty = redis.call('EXISTS', KEYS[state.place]) == 0
   for place = 1, #state.limits, 2 do
-    state.taken[place] = redis.call(
+    state.taken[place] = state.empty and 0 or redis.call(
       'ZCOUNT', KEYS[state.place], '(' .. now - state.limits[place + 1], '+inf')
   end
   for number, calendar in ipairs(state.calendars) do
     for place = 2, #calendar - 1 do
       if calendar[place] <= now and now < calendar[place + 1] then
-        state.periods[number] = {at = place, taken = redis.call(
+        state.periods[number] = {at = place, taken = state.empty and 0 or redis.call(
           'ZCOUNT', KEYS[state.place], calendar[place], '+inf')}
       end
     end
@@ -185,7 +188,7 @@ local function take(mine, id, own, late)
       period.taken = period.taken + 1
     end
     state.in_hand = state.in_hand + 1
-    state.touched = true
+    state.touched, state.was_empty, state.empty = true, state.was_empty or state.empty, false
     if own[place] then
       leave_line(state, string.sub(id, 1, 16))
     end
@@ -246,7 +249,7 @@ for request, places in ipairs(wanted) do
     at = math.max(at, mine_at)
   end
   local wait = at - now
-  if mine[1] and redis.call('ZSCORE', KEYS[mine[1].place], id) then
+  if mine[1] and not mine[1].empty and redis.call('ZSCORE', KEYS[mine[1].place], id) then
     wait = 0
   elseif wait == 0 then
     take(mine, id, own, late)
@@ -259,21 +262,33 @@ for request, places in ipairs(wanted) do
 end
 
 -- Others may have longer limits on the same log: it is kept as far back as the epoch promises.
+local keeps = {}
+local function kept(kind)
+  if keeps[kind] then
+    return keeps[kind]
+  end
+  local keep = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind[4])) or 0
+  for place = 2, #kind[1], 2 do
+    keep = math.max(keep, kind[1][place])
+  end
+  for _, calendar in ipairs(kind[2]) do
+    for place = 2, #calendar - 1 do
+      keep = math.max(keep, calendar[place + 1] - calendar[place])
+    end
+  end
+  keeps[kind] = keep
+  return keep
+end
+
 for _, state in ipairs(states) do
   if state.joined then
     redis.call('PEXPIREAT', KEYS[state.line], score_at(KEYS[state.line], 0) + LATE)
   end
   if state.touched then
-    local keep = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. state.reach)) or 0
-    for place = 2, #state.limits, 2 do
-      keep = math.max(keep, state.limits[place])
+    if not state.was_empty then
+      redis.call('ZREMRANGEBYSCORE', KEYS[state.place], '-inf', now - kept(state.kind))
     end
-    for number, period in ipairs(state.periods) do
-      local calendar = state.calendars[number]
-      keep = math.max(keep, calendar[period.at + 1] - calendar[period.at])
-    end
-    redis.call('ZREMRANGEBYSCORE', KEYS[state.place], '-inf', now - keep)
-    redis.call('PEXPIRE', KEYS[state.place], hold + keep)
+    redis.call('PEXPIRE', KEYS[state.place], hold + kept(state.kind))
   end
 end
 return reply

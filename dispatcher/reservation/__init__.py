@@ -2,7 +2,8 @@
 
 ``windows`` books, moves and gives back, ``shards`` does so in one shard, by the ``terms`` of a
 message; ``plan`` books in copies; ``fence`` distrusts a server it has not met; ``upkeep`` rebuilds
-windows from the store and looks after reservations that nobody confirmed.
+windows from the store and looks after reservations that nobody confirmed; ``survey`` asks for those
+who examine a deployment.
 """
 
 from dispatcher.reservation.bulk import Booked, Bulk
@@ -11,6 +12,7 @@ from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.places import Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.plan import Answered, Copies
 from dispatcher.reservation.posting import Posting
+from dispatcher.reservation.survey import ClusterFacts, Readiness, RedisFacts, RedisSurvey
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, Timelines
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
@@ -21,6 +23,7 @@ __all__ = [
     "Booked",
     "Booking",
     "Bulk",
+    "ClusterFacts",
     "Contents",
     "Copies",
     "Fence",
@@ -30,7 +33,10 @@ __all__ = [
     "Place",
     "Posting",
     "QuotaTimeline",
+    "Readiness",
     "Rebuild",
+    "RedisFacts",
+    "RedisSurvey",
     "Request",
     "Reserved",
     "Rules",

@@ -108,4 +108,9 @@ def identity(info: bytes | str | Mapping[str, Any]) -> str:
     policy = fields.get("maxmemory_policy", "unknown")
     if policy != "noeviction":
         raise EvictingServer(f"Redis runs maxmemory-policy {policy}; it must be noeviction")
+    return server_of(fields)
+
+
+def server_of(fields: Mapping[str, str]) -> str:
+    """Return the identity in the fields of INFO, whatever the server's policy."""
     return f"{fields.get('run_id', '')}:{fields.get('master_replid', '')}"

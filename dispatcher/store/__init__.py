@@ -3,8 +3,9 @@
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
 submit, ``joined`` for those who do so in a transaction of their own: ``callers`` judges it, and
 ``identity`` tells its database from others. ``claims`` is for those who deliver, ``upkeep`` for the
-sweep, ``standings`` for those who compare. ``schema`` describes the tables that the migrations
-build; ``columns``, ``instants``, ``once`` and ``chosen`` are what databases do each in their way.
+sweep, ``standings`` for those who compare, ``survey`` for those who examine a deployment.
+``schema`` describes the tables that the migrations build; ``columns``, ``instants``, ``once`` and
+``chosen`` are what databases do each in their way.
 """
 
 from dispatcher.store.bulk import BulkMessages
@@ -14,8 +15,9 @@ from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.joined import JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages
-from dispatcher.store.migrate import migrate
+from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.standings import Standing, Standings
+from dispatcher.store.survey import Late, StoreSurvey
 from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
 __all__ = [
@@ -29,11 +31,14 @@ __all__ = [
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
+    "Late",
     "Messages",
     "Place",
     "Result",
+    "SchemaStanding",
     "Standing",
     "Standings",
+    "StoreSurvey",
     "StoreUpkeep",
     "migrate",
 ]

@@ -96,7 +96,7 @@ class Claims:
             Claim(
                 to_message(row),
                 row[-2],
-                _seconds_until(row[_NEXT_ATTEMPT_AT], row[-1]) or 0.0,
+                max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds()),
                 _seconds_until(row[_EXPIRES_AT], row[-1]),
             )
             for row in rows

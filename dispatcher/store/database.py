@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -37,6 +38,7 @@ from dispatcher.store import numbers
 from dispatcher.store.columns import MYSQL
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 5.0
 # Deadlock, serialization failure: the database undid the transaction and says so.
@@ -121,7 +123,9 @@ class Database:
         def call(values: Mapping[str, Any]) -> list[Any] | None:
             try:
                 return run(values)
-            except Unanswered:
+            except Unanswered as fault:
+                if not fault.perhaps_done:
+                    log.warning("a statement is asked again in the ordinary way")
                 return None
 
         return call

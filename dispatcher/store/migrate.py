@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.script.revision import RevisionError
 
 from dispatcher.store.database import Database, translated
 
@@ -16,15 +19,48 @@ _PACKAGE = Path(__file__).parent.parent
 _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
 
 
+class SchemaStanding(NamedTuple):
+    """How a database stands to the migrations of this version.
+
+    ``revision`` is the one it has, None without one; ``missing`` are those it lacks, the first one
+    first. ``is_known`` is false where the revision belongs to another version.
+    """
+
+    revision: str | None
+    head: str
+    missing: tuple[str, ...]
+    is_known: bool
+
+
 def migrate(database: Database) -> str:
     """Run all migrations that are missing; return the revision the database then has.
 
     Safe to run any number of times and side by side. Raises StoreUnavailable.
     """
-    config = Config()
-    location = next(path for path in _LOCATIONS if (path / "env.py").is_file())
-    config.set_main_option("script_location", str(location).replace("%", "%%"))
+    config = _config()
     with _one_at_a_time, translated(), database.engine.connect() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return ScriptDirectory.from_config(config).get_current_head() or ""
+
+
+def schema_standing(database: Database) -> SchemaStanding:
+    """Tell which migrations a database lacks. Changes nothing. Raises StoreUnavailable."""
+    scripts = ScriptDirectory.from_config(_config())
+    head = scripts.get_current_head() or ""
+    revision = database.run(
+        lambda connection: MigrationContext.configure(connection).get_current_revision()
+    )
+    try:
+        later = list(scripts.iterate_revisions("head", revision or "base"))
+    except RevisionError:
+        return SchemaStanding(revision, head, (), is_known=False)
+    missing = tuple(each.revision for each in reversed(later))
+    return SchemaStanding(revision, head, missing, is_known=True)
+
+
+def _config() -> Config:
+    config = Config()
+    location = next(path for path in _LOCATIONS if (path / "env.py").is_file())
+    config.set_main_option("script_location", str(location).replace("%", "%%"))
+    return config

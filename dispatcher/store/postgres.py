@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import psycopg
@@ -104,10 +105,30 @@ class Straight:
 
     def __call__(self, values: Mapping[str, Any]) -> list[Any]:
         """Run it, committed on its own; return the rows. Raises what :func:`execute` does."""
-        given = {**self._constants, **values}
+        given = self._constants | {
+            name: _array(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
         with _driver(self._engine) as driver:
             cursor = driver.execute(self._text, given)
-            return cursor.fetchall() if cursor.description else []
+            return [_in_utc(row) for row in cursor] if cursor.description else []
+
+
+def _array(values: list[Any]) -> str:
+    """Return an array as PostgreSQL writes it: the driver takes its time over long ones."""
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
+
+
+def _in_utc(row: Sequence[Any]) -> list[Any]:
+    return [each.astimezone(UTC) if type(each) is datetime else each for each in row]
 
 
 def execute(engine: Engine, statement: bytes, values: Sequence[Any]) -> int:

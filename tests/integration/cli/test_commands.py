@@ -23,7 +23,8 @@ MESSAGE_FIELDS = {
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
 COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
-    "cancel", "next-slot", "import", "timeline", "windows", "version",
+    "cancel", "next-slot", "import", "timeline", "windows", "doctor",
+    "version",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")

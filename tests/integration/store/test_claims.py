@@ -8,6 +8,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import event
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
@@ -16,6 +17,7 @@ from tests.support import rows
 pytestmark = pytest.mark.every_database
 
 MINUTE = timedelta(minutes=1)
+RECEIPT = 'a "quoted" \\ receipt, {NULL} 👋'
 
 
 def claims(database: Database) -> Claims:
@@ -224,3 +226,50 @@ def test_what_came_far_too_early_is_left_to_the_sweep(database: Database) -> Non
     rows.change(database, message.id, enqueue_at=rows.now() - MINUTE)
     claims(database).enqueue_when_due([message.id])
     assert rows.row(database, message.id).enqueue_at == message.next_attempt_at
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_a_record_and_a_return_go_past_sqlalchemy_in_one_statement_each(
+    database: Database,
+) -> None:
+    ids = [rows.add_due(database).id for _ in range(4)]
+    mine = claims(database)
+    statements: list[str] = []
+    event.listen(
+        database.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    first, second, *others = mine.claim(ids)
+    mine.record([Result(first, None), Result(second, RECEIPT)], [], enqueue_in=rows.SOON)
+    mine.put_back([(claim, MINUTE) for claim in others], enqueue_in=rows.SOON)
+    assert statements == []
+    found = [Messages(database).get(id_).status for id_ in ids]
+    assert sorted(found) == ["scheduled", "scheduled", "sent", "sent"]
+    tries = [Messages(database).attempts(claim.message.id) for claim in (first, second, *others)]
+    assert [[each.receipt for each in some] for some in tries] == [[None], [RECEIPT], [], []]
+
+
+def test_a_renewed_claim_holds_for_its_whole_length_and_only_while_it_is_ours(
+    database: Database,
+) -> None:
+    held, lost = rows.claimed(database), rows.claimed(database)
+    rows.change(database, held.message.id, claim_expires_at=rows.now() + timedelta(seconds=1))
+    rows.change(database, lost.message.id, claim_token=lost.token + 1)
+    assert claims(database).renew([held, lost]) == {held.message.id}
+    left = rows.row(database, held.message.id).claim_expires_at - rows.now()
+    assert timedelta(seconds=25) < left <= rows.TTL
+    mine = claims(database)
+    mine.record([Result(held, None)], [], enqueue_in=rows.SOON)
+    assert mine.renew([held]) == set()
+
+
+def test_what_is_due_in_a_moment_is_claimed_with_the_time_it_has_to_wait(
+    database: Database,
+) -> None:
+    soon = rows.add(database, send_at=rows.now() + timedelta(seconds=20))
+    mine = claims(database)
+    assert mine.claim([soon.id], ahead=timedelta(seconds=10)) == []
+    [claim] = mine.claim([soon.id], ahead=timedelta(seconds=30))
+    assert 10 < claim.due_in <= 20
+    [attempt] = Messages(database).attempts(soon.id)
+    assert attempt.started_at == soon.send_at
+    assert rows.claimed(database).due_in == 0

@@ -1,0 +1,138 @@
+"""What somebody who examines a deployment asks the broker, and reads in a Celery app.
+
+The app is the dispatcher's own, or one of the user's that the dispatcher was attached to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery
+from celery.app.utils import find_app
+
+from dispatcher.celery_app import DELIVER, SWEEPS
+from dispatcher.errors import InvalidValue, QueueUnavailable
+
+_DEFAULT_VISIBILITY = timedelta(hours=1)
+"""What kombu takes where an app sets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFacts:
+    """What a broker is. ``run_id`` and ``database`` are None where it is no Redis."""
+
+    transport: str
+    run_id: str | None = None
+    database: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppFacts:
+    """What a Celery app is set to. ``redelivery`` is None where the broker has no such timeout."""
+
+    accepts: tuple[str, ...]
+    serializer: str
+    redelivery: timedelta | None
+    has_our_broker: bool
+    has_our_route: bool
+    missing_sweeps: tuple[str, ...]
+
+
+class BrokerSurvey:
+    """Asks the broker by the app that publishes, reads ``examined``. Raises QueueUnavailable."""
+
+    def __init__(
+        self, publishing: Celery, examined: Celery, *, broker_url: str, queue: str
+    ) -> None:
+        self._publishing = publishing
+        self._examined = examined
+        self._broker_url = broker_url
+        self._queue = queue
+
+    def server(self) -> BrokerFacts:
+        """Connect, and tell what is there."""
+        with (
+            _translated("the broker cannot be reached"),
+            closing(self._publishing.connection_for_write()) as connection,
+        ):
+            kind = str(connection.transport.driver_type)
+            channel: Any = connection.default_channel  # only that of Redis has a client
+            if kind != "redis":
+                return BrokerFacts(transport=kind)
+            client = channel.client
+            return BrokerFacts(
+                transport=kind,
+                run_id=str(client.info("server").get("run_id", "")),
+                database=int(client.connection_pool.connection_kwargs.get("db") or 0),
+            )
+
+    def app(self) -> AppFacts:
+        """Return what the examined app is set to, compared with our broker and queue."""
+        app = self._examined
+        conf: Any = app.conf
+        planned = {entry.get("task") for entry in conf.beat_schedule.values()}
+        with _translated("the options of the Celery app cannot be read"):
+            return AppFacts(
+                accepts=tuple(sorted(_content(each) for each in conf.accept_content)),
+                serializer=_content(conf.task_serializer),
+                redelivery=_redelivery(app),
+                has_our_broker=_addresses(app) == {_address(app, self._broker_url)},
+                has_our_route=_queue_of(app, DELIVER) == self._queue,
+                missing_sweeps=tuple(
+                    duty for duty in SWEEPS if f"dispatcher.{duty}" not in planned
+                ),
+            )
+
+
+def load_app(name: str) -> Celery:
+    """Return the Celery app of that name, as ``celery -A`` finds it. Raises InvalidValue."""
+    accepted = "package.module, or package.module:attribute"
+    try:
+        found = find_app(name)
+    except Exception as error:
+        problem = f"cannot load {name!r} ({type(error).__name__})"
+        raise InvalidValue("app", problem, accepted) from error
+    if not isinstance(found, Celery):
+        raise InvalidValue("app", f"{name!r} is no Celery app", accepted)
+    return found
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise QueueUnavailable(f"{what} ({type(error).__name__})") from error
+
+
+def _content(name: str) -> str:
+    return name.removeprefix("application/")
+
+
+def _redelivery(app: Celery) -> timedelta | None:
+    if app.connection_for_read().transport.driver_type != "redis":
+        return None
+    options: dict[str, Any] = app.conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout")
+    return timedelta(seconds=seconds) if seconds is not None else _DEFAULT_VISIBILITY
+
+
+def _addresses(app: Celery) -> set[str]:
+    """Return where the app publishes and where it listens."""
+    return {
+        connection.as_uri(include_password=True)
+        for connection in (app.connection_for_write(), app.connection_for_read())
+    }
+
+
+def _address(app: Celery, url: str) -> str:
+    return str(app.connection_for_write(url).as_uri(include_password=True))
+
+
+def _queue_of(app: Celery, task: str) -> str:
+    route: dict[str, Any] = app.amqp.router.route({}, task)
+    return str(getattr(route.get("queue"), "name", route.get("queue")))

@@ -1,0 +1,50 @@
+"""Gives a doctor what it examines with: a client without the fence, and a Celery app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery import Celery
+
+from dispatcher.bootstrap import Parts, connect_redis
+from dispatcher.broker import BrokerSurvey
+from dispatcher.celery_app import create_app
+from dispatcher.clock import Clock
+from dispatcher.doctor import Doctor
+from dispatcher.reservation import RedisSurvey
+from dispatcher.settings import Settings
+from dispatcher.store import StoreSurvey
+
+
+@contextmanager
+def doctor_for(
+    settings: Settings, *, clock: Clock | None = None, app: Celery | None = None
+) -> Iterator[Doctor]:
+    """Yield a doctor for a deployment with these settings; close its connections on exit.
+
+    ``app`` is a Celery app of the user's that the dispatcher was attached to; by default the
+    dispatcher's own is examined. Raises InvalidSettings.
+    """
+    parts = Parts(settings, clock)
+    publishing = create_app(settings, submitting=True)
+    try:
+        client = connect_redis(settings.redis_url)
+        try:
+            yield Doctor(
+                settings=settings,
+                clock=parts.clock,
+                redis=RedisSurvey(client, parts.fence),
+                store=StoreSurvey(parts.database),
+                broker=BrokerSurvey(
+                    publishing,
+                    app or publishing,
+                    broker_url=settings.broker_url,
+                    queue=settings.queue,
+                ),
+            )
+        finally:
+            client.close()
+    finally:
+        publishing.close()
+        parts.close()

@@ -1,0 +1,95 @@
+"""``dispatcher doctor``: is this deployment sound, and what to do where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dispatcher.broker import load_app
+from dispatcher.checkup import doctor_for
+from dispatcher.cli import show
+from dispatcher.cli.app import say_error
+from dispatcher.doctor import Examined, Finding, Level
+from dispatcher.settings import Settings
+
+_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level.SKIPPED: "dim"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to ``app``."""
+    app.command()(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", "-A", help="A Celery app of yours, as celery -A names it."),
+    ] = None,
+) -> None:
+    """Examine Redis, the database, the broker, the clocks and what is overdue. Changes nothing.
+
+    Exit code 1 if something is wrong, with a remedy for each finding.
+    """
+    with doctor_for(Settings.load(), app=load_app(app) if app else None) as examiner:
+        examined = examiner.examine()
+    if as_json:
+        show.as_json(examined_data(examined))
+    else:
+        _say(examined)
+    if examined.level is Level.ERROR or (strict and examined.level is Level.WARNING):
+        raise typer.Exit(1)
+
+
+def check_before_start(settings: Settings) -> None:
+    """End the command where a worker must not start."""
+    with doctor_for(settings) as examiner:
+        reasons = examiner.before_start()
+    for each in reasons:
+        say_error(f"{each.check}: {each.found}. Remedy: {each.remedy}")
+    if reasons:
+        say_error("the worker was not started; with --no-doctor it starts nevertheless")
+        raise typer.Exit(1)
+
+
+def examined_data(examined: Examined) -> dict[str, Any]:
+    """Return what was found as plain JSON values."""
+    return {
+        "level": examined.level.value,
+        "counts": {level.value: many for level, many in examined.counts.items()},
+        "findings": [
+            {
+                "check": each.check,
+                "level": each.level.value,
+                "found": each.found,
+                "remedy": each.remedy,
+                "stops_worker": each.stops_worker,
+            }
+            for each in examined.findings
+        ],
+    }
+
+
+def _say(examined: Examined) -> None:
+    show.out.print(_table(examined.findings))
+    counts = (f"{many} {level.value}" for level, many in examined.counts.items() if many)
+    show.out.print(", ".join(counts))
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for each in findings:
+        style = _STYLES[each.level]
+        told = escape(each.found)
+        if each.remedy:
+            told += f"\n[bold]remedy:[/] {escape(each.remedy)}"
+        table.add_row(f"[{style}]{each.level.value}[/]", each.check, told)
+    return table

@@ -1,0 +1,198 @@
+"""Asks each server once, lets the checks judge the answers, and skips what cannot be asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from dispatcher.broker import BrokerFacts, BrokerSurvey
+from dispatcher.clock import Clock
+from dispatcher.doctor import of_broker, of_clocks, of_redis, of_store, of_work
+from dispatcher.doctor.finding import Check, Finding, Level
+from dispatcher.doctor.of_store import StoreFacts
+from dispatcher.errors import StoreUnavailable, Unavailable
+from dispatcher.reservation import RedisFacts, RedisSurvey
+from dispatcher.settings import Settings
+from dispatcher.store import Late, StoreSurvey
+
+F = TypeVar("F")
+
+_REMEDY_OF_SILENCE = {
+    "redis": "start Redis, or correct redis_url",
+    "store": "start the database, or correct database_url",
+    "broker": "start the broker, or correct broker_url",
+    "app": "correct the options of the Celery app",
+}
+_SWEEPS = 3
+"""How many turns of the sweep may be missed before something is late."""
+
+
+class _NotAsked(NamedTuple):
+    """Why a question was left out."""
+
+    reason: str
+
+
+Answer: TypeAlias = F | Unavailable | _NotAsked
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What all checks found."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def counts(self) -> Mapping[Level, int]:
+        """How many findings there are of each level."""
+        counted = Counter(each.level for each in self.findings)
+        return {level: counted[level] for level in Level}
+
+    @property
+    def level(self) -> Level:
+        """The worst level."""
+        counts = self.counts
+        return next((each for each in (Level.ERROR, Level.WARNING) if counts[each]), Level.OK)
+
+
+class Doctor:
+    """Examines a deployment. Changes nothing, and raises nothing of a server that is away."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        redis: RedisSurvey,
+        store: StoreSurvey,
+        broker: BrokerSurvey,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._redis = redis
+        self._store = store
+        self._broker = broker
+
+    def examine(self) -> Examined:
+        """Run every check."""
+        redis, store = _asked(self._redis.server), _asked(self._store_facts)
+        found = [
+            *_of("redis", redis, of_redis.CHECKS),
+            _judged(of_redis.complete, _asked(self._redis.readiness, after=redis)),
+            *_of("store", store, of_store.CHECKS),
+            *self._of_broker(redis),
+            *self._of_clocks(redis, store),
+            *self._of_work(redis, store),
+        ]
+        return Examined(tuple(found))
+
+    def before_start(self) -> tuple[Finding, ...]:
+        """Return why a worker must not start: what no waiting heals.
+
+        A server that does not answer is not among it: workers wait for their servers.
+        """
+        redis, store = _asked(self._redis.server), _asked(self._store_facts)
+        found = [
+            *_of("redis", redis, of_redis.CHECKS),
+            *_of("store", store, of_store.CHECKS),
+            *self._of_clocks(redis, store),
+        ]
+        return tuple(each for each in found if each.stops_worker)
+
+    def _of_broker(self, redis: Answer[RedisFacts]) -> list[Finding]:
+        broker, app = _asked(self._broker.server), _asked(self._broker.app)
+
+        pair: Answer[of_broker.Neighbours] = _NotAsked("one of the two does not answer")
+        if isinstance(broker, BrokerFacts) and isinstance(redis, RedisFacts):
+            pair = of_broker.Neighbours(broker, redis)
+        of_app = (of_broker.serializer, of_broker.redelivery(self._settings), of_broker.attached)
+        return [
+            *_of("broker", broker, ()),
+            _judged(of_broker.separate, pair),
+            *_of("app", app, of_app),
+        ]
+
+    def _of_clocks(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
+        def offset(ask: Callable[[], datetime]) -> Callable[[], of_clocks.Offset]:
+            return lambda: of_clocks.measure(ask, self._clock)
+
+        return [
+            _judged(of_clocks.OF_STORE, _asked(offset(self._store.now), after=store)),
+            _judged(of_clocks.OF_REDIS, _asked(offset(self._redis.now), after=redis)),
+        ]
+
+    def _of_work(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
+        given, ask = self._settings, self._store
+        patience = _SWEEPS * given.sweep_interval
+        if isinstance(store, StoreFacts) and store.standing.missing:
+            store = StoreUnavailable("its schema is behind")
+
+        def overdue() -> Late:
+            return ask.overdue(older_than=given.enqueue_grace + patience, grace=given.enqueue_grace)
+
+        def orphans() -> int:
+            return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
+
+        return [
+            _judged(
+                of_work.sweep, _asked(lambda: ask.not_enqueued(older_than=patience), after=store)
+            ),
+            _judged(of_work.overdue, _asked(overdue, after=store)),
+            _judged(
+                of_work.claims, _asked(lambda: ask.not_rescued(older_than=patience), after=store)
+            ),
+            _judged(of_work.orphans, _asked(orphans, after=redis)),
+            _judged(
+                of_work.channels,
+                _asked(lambda: ask.strange_channels(given.channels), after=store),
+            ),
+        ]
+
+    def _store_facts(self) -> StoreFacts:
+        standing = self._store.standing()
+        return StoreFacts(
+            kind=self._store.kind,
+            standing=standing,
+            missing_indexes=self._store.missing_indexes() if standing.revision else None,
+            durability=self._store.durability(),
+        )
+
+
+def _asked(ask: Callable[[], F], *, after: object = None) -> Answer[F]:
+    """Return the answer, or why there is none: no question follows one without an answer."""
+    if isinstance(after, Unavailable):
+        return _NotAsked(after.reason)
+    try:
+        return ask()
+    except Unavailable as error:
+        return error
+
+
+def _of(room: str, answer: Answer[F], checks: Sequence[Check[F]]) -> list[Finding]:
+    """Judge what a server said, after telling whether it answered."""
+    if not isinstance(answer, Unavailable):
+        heard = Finding(check=f"{room}.answers", level=Level.OK, found="it answers")
+        return [heard, *(_judged(each, answer) for each in checks)]
+    silent = Finding(
+        check=f"{room}.answers",
+        level=Level.ERROR,
+        found=answer.reason,
+        remedy=_REMEDY_OF_SILENCE[room],
+    )
+    return [silent, *(_judged(each, _NotAsked(answer.reason)) for each in checks)]
+
+
+def _judged(check: Check[F], answer: Answer[F]) -> Finding:
+    if isinstance(answer, _NotAsked):
+        return check.skipped(f"not looked at: {answer.reason}")
+    if isinstance(answer, Unavailable):
+        return Finding(
+            check=check.name,
+            level=Level.ERROR,
+            found=f"no answer: {answer.reason}",
+            remedy="look again; where it stays so, see the log of the server",
+        )
+    return check(answer)

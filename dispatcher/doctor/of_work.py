@@ -1,0 +1,84 @@
+"""Checks of what should have been done by now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from dispatcher.doctor.finding import Verdict, check, ok, warning
+from dispatcher.store import Late
+
+
+@check("work.sweep")
+def sweep(late: Late) -> Verdict:
+    """Tell of messages that the sweep should have handed over."""
+    if not late.many:
+        return ok("nothing waits for the sweep")
+    return warning(
+        f"{_messages(late)} for the sweep, the first one for {_rounded(late.longest)}: no sweep "
+        "runs, or it is too slow",
+        "start `dispatcher beat` and `dispatcher worker`. Where both run: are all threads of the "
+        "workers busy, does their clock agree with beat's, do their logs tell of errors?",
+    )
+
+
+@check("work.overdue")
+def overdue(late: Late) -> Verdict:
+    """Tell of messages that a worker should have claimed."""
+    if not late.many:
+        return ok("nothing is overdue")
+    return warning(
+        f"{_messages(late)} to be claimed though due, the first one for {_rounded(late.longest)}",
+        "see work.sweep first. Where the sweep runs, no worker takes the queue or all are busy: "
+        "start more, and look for slow transports",
+    )
+
+
+@check("work.claims")
+def claims(late: Late) -> Verdict:
+    """Tell of messages that dead workers left."""
+    if not late.many:
+        return ok("no claim has run out")
+    return warning(
+        f"{_messages(late)} for a worker whose claim has run out, the first one for "
+        f"{_rounded(late.longest)}, and nobody rescues them",
+        "see work.sweep: the same beat starts `rescue`",
+    )
+
+
+@check("work.orphans")
+def orphans(many: int) -> Verdict:
+    """Tell of reservations that the store has not confirmed."""
+    if not many:
+        return ok("every reservation is confirmed, or young")
+    return warning(
+        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which take "
+        "places that may belong to nobody",
+        "see work.sweep: the same beat starts `reconcile`; a database that does not answer stops "
+        "it, too",
+    )
+
+
+@check("work.channels")
+def channels(strange: Mapping[str, int]) -> Verdict:
+    """Tell of messages that no worker with these settings can send."""
+    if not strange:
+        return ok("every channel of scheduled messages is known")
+    named = ", ".join(f"{name} ({many})" for name, many in strange.items())
+    return warning(
+        f"scheduled messages of channels that the settings do not know: {named}. Workers put them "
+        "back again and again",
+        "add the channels to the settings of every worker, or cancel the messages",
+    )
+
+
+def _messages(late: Late) -> str:
+    return f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many} {what}{'' if many == 1 else 's'}"
+
+
+def _rounded(length: timedelta) -> timedelta:
+    return timedelta(seconds=round(length.total_seconds()))

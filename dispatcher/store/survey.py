@@ -1,0 +1,132 @@
+"""What somebody who examines a deployment asks the database. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, UniqueConstraint, func, inspect, select
+
+from dispatcher.message import Status
+from dispatcher.store.database import Database, translated
+from dispatcher.store.instants import database_now, later
+from dispatcher.store.migrate import SchemaStanding, schema_standing
+from dispatcher.store.schema import messages, metadata
+
+_DURABILITY = {
+    "postgresql": ("fsync", "synchronous_commit"),
+    "mysql": ("innodb_flush_log_at_trx_commit",),
+    "sqlite": ("journal_mode", "synchronous"),
+}
+_ASK = {"postgresql": "SHOW {}", "mysql": "SELECT @@GLOBAL.{}", "sqlite": "PRAGMA {}"}
+
+
+class Late(NamedTuple):
+    """How many messages something should have happened to, and how long ago to the first."""
+
+    many: int = 0
+    longest: timedelta = timedelta(0)
+
+
+class StoreSurvey:
+    """Asks the database. Every call raises StoreUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def kind(self) -> str:
+        """``postgresql``, ``mysql`` (also of MariaDB) or ``sqlite``."""
+        return self._database.url.get_backend_name()
+
+    def now(self) -> datetime:
+        """Return the present by the clock that decides what is due."""
+        query = select(database_now())
+        found: datetime = self._database.run(lambda each: each.execute(query).scalar_one())
+        return found
+
+    def standing(self) -> SchemaStanding:
+        """Return how the database stands to the migrations of this version."""
+        return schema_standing(self._database)
+
+    def missing_indexes(self) -> tuple[str, ...]:
+        """Name the indexes and unique constraints of the schema that the database lacks."""
+
+        def names(connection: Connection) -> set[str | None]:
+            found = inspect(connection)
+            return {
+                each["name"]
+                for table in metadata.tables
+                for each in (*found.get_indexes(table), *found.get_unique_constraints(table))
+            }
+
+        with translated():
+            there = self._database.run(names)
+        return tuple(sorted(_expected_indexes() - there))
+
+    def durability(self) -> Mapping[str, str]:
+        """Return what the database says of how safely it commits on our connections."""
+
+        def ask(connection: Connection) -> dict[str, str]:
+            return {
+                name: str(connection.exec_driver_sql(_ASK[self.kind].format(name)).scalar_one())
+                for name in _DURABILITY[self.kind]
+            }
+
+        return self._database.run(ask)
+
+    def not_enqueued(self, *, older_than: timedelta) -> Late:
+        """Return the messages that the sweep should have handed over longer ago than that."""
+        return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
+
+    def overdue(self, *, older_than: timedelta, grace: timedelta) -> Late:
+        """Return the messages that were due longer ago than that and that nobody has claimed.
+
+        ``grace`` is how long after it was due a message may be handed over again: with it the
+        index finds them.
+        """
+        soon = later(database_now(), grace.total_seconds())
+        return self._late(
+            messages.c.next_attempt_at, Status.SCHEDULED, older_than, messages.c.enqueue_at <= soon
+        )
+
+    def not_rescued(self, *, older_than: timedelta) -> Late:
+        """Return the messages whose claim ended longer ago than that."""
+        return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
+
+    def strange_channels(self, known: Collection[str]) -> dict[str, int]:
+        """Return the channels of scheduled messages that are none of ``known``, and how many."""
+        query = (
+            select(messages.c.channel, func.count().label("many"))
+            .where(
+                messages.c.status == Status.SCHEDULED.value, messages.c.channel.notin_(list(known))
+            )
+            .group_by(messages.c.channel)
+            .order_by(messages.c.channel)
+        )
+        return {each.channel: each.many for each in self._read(query)}
+
+    def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
+        now = database_now()
+        before = later(now, -older_than.total_seconds())
+        query = select(func.count(), func.min(since), now).where(
+            messages.c.status == status.value, since <= before, *more
+        )
+        many, first, present = self._read(query)[0]
+        return Late(many, present - first) if many else Late()
+
+    def _read(self, query: Select[Any]) -> Sequence[Any]:
+        return self._database.run(lambda connection: connection.execute(query).all())
+
+
+def _expected_indexes() -> set[str]:
+    """Name all indexes and unique constraints of the schema."""
+    indexes = {str(each.name) for table in metadata.tables.values() for each in table.indexes}
+    constraints = {
+        str(each.name)
+        for table in metadata.tables.values()
+        for each in table.constraints
+        if isinstance(each, UniqueConstraint)
+    }
+    return indexes | constraints

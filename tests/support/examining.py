@@ -1,0 +1,35 @@
+"""A doctor for houses in tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from dispatcher.checkup import doctor_for
+from dispatcher.doctor import Finding, Level
+from tests.support.house import House
+
+OK, WARNING, ERROR, SKIPPED = Level.OK, Level.WARNING, Level.ERROR, Level.SKIPPED
+
+
+def examined(house: House, *, app: Celery | None = None, **settings: Any) -> dict[str, Finding]:
+    """Examine what a house's settings, or some changed ones, lead to; findings by check."""
+    chosen = house.settings.model_copy(update=settings)
+    with doctor_for(chosen, clock=house.clock, app=app) as doctor:
+        return {each.check: each for each in doctor.examine().findings}
+
+
+def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:
+    """Return what is not in order, by check."""
+    return {
+        name: each.level
+        for name, each in found.items()
+        if each.level is not OK and name.startswith(room)
+    }
+
+
+def stops(house: House) -> set[str]:
+    """Name the checks for which a worker does not start."""
+    with doctor_for(house.settings, clock=house.clock) as doctor:
+        return {each.check for each in doctor.before_start()}

@@ -1,0 +1,168 @@
+"""What checks say of facts that no test server can be brought to show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from dispatcher.doctor import Level, of_clocks, of_redis, of_store
+from dispatcher.doctor.doctor import Examined
+from dispatcher.doctor.finding import Finding
+from dispatcher.doctor.of_clocks import OF_STORE, Offset, measure
+from dispatcher.doctor.of_store import StoreFacts
+from dispatcher.reservation import ClusterFacts, RedisFacts
+from dispatcher.store import SchemaStanding
+from tests.support.clock import NOON, MovableClock
+
+SOUND = RedisFacts(
+    version="7.2.4", run_id="a", database=0, policy="noeviction", is_replica=False,
+    failed_writes=(), has_log=True, has_snapshots=True, replicas=0, waits_for_replicas=False,
+    used_bytes=1, most_bytes=0, cluster=None,
+)  # fmt: skip
+SECOND, MS = timedelta(seconds=1), timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("6.2.0", Level.OK),
+        ("8.10.1", Level.OK),
+        ("10.0", Level.OK),
+        ("6.0.16", Level.ERROR),
+        ("5", Level.ERROR),
+        ("", Level.ERROR),
+    ],
+)
+def test_old_servers_stop_the_worker(version: str, level: Level) -> None:
+    found = of_redis.version(replace(SOUND, version=version))
+    assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
+
+
+def test_a_disk_that_takes_no_writes() -> None:
+    found = of_redis.writes(replace(SOUND, failed_writes=("log",)))
+    assert found.level is Level.ERROR
+    assert "the last log could not be written" in found.found
+    assert not found.stops_worker
+
+
+def test_a_server_that_does_not_tell_of_snapshots() -> None:
+    found = of_redis.persistence(replace(SOUND, has_log=False, has_snapshots=None))
+    assert found.level is Level.WARNING
+    assert "does not tell" in found.found
+
+
+@pytest.mark.parametrize("nodes", [0, 2, 3])
+def test_a_cluster_of_several_nodes_stops_the_worker(nodes: int) -> None:
+    found = of_redis.cluster(replace(SOUND, cluster=ClusterFacts(serves=True, nodes=nodes)))
+    assert found.stops_worker
+
+
+def test_a_postgres_that_is_durable() -> None:
+    standing = SchemaStanding("0002", "0002", (), is_known=True)
+    durable = {"fsync": "on", "synchronous_commit": "on"}
+    facts = StoreFacts("postgresql", standing, (), durable)
+    assert of_store.durability(facts).level is Level.OK
+    for name in durable:
+        asleep = facts._replace(durability=durable | {name: "off"})
+        assert of_store.durability(asleep).level is Level.WARNING
+
+
+def test_a_mariadb_that_is_durable() -> None:
+    standing = SchemaStanding("0002", "0002", (), is_known=True)
+    name = "innodb_flush_log_at_trx_commit"
+    for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
+        facts = StoreFacts("mysql", standing, (), {name: value})
+        assert of_store.durability(facts).level is level
+
+
+class Line:
+    """A clock at the other end of a line on which questions and answers take their time."""
+
+    def __init__(self, offset: timedelta, there: timedelta, back: timedelta) -> None:
+        self.clock = MovableClock()
+        self._offset, self._there, self._back = offset, there, back
+
+    def ask(self) -> datetime:
+        self.clock.advance(self._there)
+        told = self.clock.now() + self._offset
+        self.clock.advance(self._back)
+        return told
+
+
+@pytest.mark.parametrize("offset", [-5 * SECOND, -MS, 0 * MS, 900 * MS, 3600 * SECOND])
+@pytest.mark.parametrize(("there", "back"), [(0, 0), (300, 5), (5, 300), (2_000, 2_000)])
+def test_the_true_offset_lies_within_the_bounds(offset: timedelta, there: int, back: int) -> None:
+    line = Line(offset, there * MS, back * MS)
+    found = measure(line.ask, line.clock)
+    assert found.least <= offset <= found.most
+    assert found.most - found.least <= (there + back + 2) * MS
+
+
+def test_the_quickest_ways_bound_the_offset_together() -> None:
+    line = Line(0 * MS, 800 * MS, 0 * MS)
+    ways = iter([(800, 0), (0, 800), (800, 800), (800, 800)])
+
+    def ask() -> datetime:
+        there, back = next(ways)
+        line._there, line._back = there * MS, back * MS
+        return line.ask()
+
+    assert measure(ask, line.clock).at_most <= 2 * MS
+
+
+def test_a_clock_that_is_set_while_it_is_measured_gives_the_narrowest_look() -> None:
+    line = Line(0 * MS, 10 * MS, 10 * MS)
+    asked = 0
+
+    def ask() -> datetime:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            line._offset = 5 * SECOND
+        return line.ask()
+
+    found = measure(ask, line.clock)
+    assert found.most - found.least == 22 * MS
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "level"),
+    [
+        (-10, 10, Level.OK),
+        (400, 420, Level.OK),
+        (510, 520, Level.WARNING),
+        (-520, -510, Level.WARNING),
+        (-100, 1_500, Level.WARNING),
+        (1_001, 1_500, Level.ERROR),
+        (-9_000, -1_001, Level.ERROR),
+    ],
+)
+def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Level) -> None:
+    found = OF_STORE(Offset(least * MS, most * MS))
+    assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
+
+
+def test_a_slow_line_is_not_a_wrong_clock() -> None:
+    line = Line(0 * MS, 3 * SECOND, 3 * SECOND)
+    found = of_clocks.OF_REDIS(measure(line.ask, line.clock))
+    assert found.level is Level.WARNING
+    assert "took too long to tell" in found.found
+    assert line.clock.now() > NOON
+
+
+@pytest.mark.parametrize(
+    ("levels", "worst"),
+    [
+        ([Level.OK], Level.OK),
+        ([Level.SKIPPED, Level.OK], Level.OK),
+        ([Level.WARNING, Level.OK], Level.WARNING),
+        ([Level.OK, Level.ERROR, Level.WARNING], Level.ERROR),
+    ],
+)
+def test_the_worst_finding_counts(levels: list[Level], worst: Level) -> None:
+    examined = Examined(tuple(Finding(check="x", level=each, found="") for each in levels))
+    assert examined.level is worst
+    assert sum(examined.counts.values()) == len(levels)
+    assert set(examined.counts) == set(Level)
