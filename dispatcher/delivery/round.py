@@ -34,6 +34,7 @@ _WAIT_FOR_PERMITS_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
 _RECORD_EVERY_SECONDS = 0.05
+_RENEW_AGAIN_SECONDS = 1.0
 _LONGEST_HOLD_SECONDS = 600.0
 """After which a hand-over that does not end is left to the rescue of its message."""
 _NO_WAIT = timedelta(0)
@@ -100,6 +101,7 @@ class Round:
         self._ttl = settings.claim_ttl.total_seconds()
         self._timeout = settings.transport_timeout.total_seconds()
         self._ends_at = claimed_at + self._ttl
+        self._renew_at = 0.0
         self._closed_until = 0.0
         self._lost: set[UUID] = set()
         self._is_over = False
@@ -190,6 +192,8 @@ class Round:
         too_long = now - self._claimed_at > _LONGEST_HOLD_SECONDS
         if not self._with_senders or not 0 < left < self._ttl / 2 or too_long:
             return
+        if now < self._renew_at:
+            return
         held = list(self._with_senders.values())
         try:
             # Permits first: nothing may be handed over later than they count.
@@ -197,6 +201,7 @@ class Round:
             ours = self._claims.renew(held)
         except (LimitersUnavailable, StoreUnavailable) as error:
             log.warning("%d claims are not renewed: %s", len(held), error)
+            self._renew_at = now + _RENEW_AGAIN_SECONDS
             return
         self._lost |= {claim.message.id for claim in held} - ours
         self._ends_at = now + self._ttl
@@ -233,7 +238,7 @@ class Round:
     def _tried(self, claim: Claim) -> Ended | Unsent:
         now = self._clock.monotonic()
         is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout
-        if self._is_over or not is_ours:
+        if self._is_over or self._is_stopping() or not is_ours:
             return Unsent(claim)
         if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:
             return Unsent(claim)

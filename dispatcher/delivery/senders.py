@@ -34,14 +34,26 @@ class Senders:
             self._threads += start
         self._calls.put(act)
         if start:
-            name = f"{self._name}-{self._threads}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
+            self._start()
 
     def close(self) -> None:
         """Let the threads end, each after what it is doing."""
         with self._lock:
             for _ in range(self._threads):
                 self._calls.put(None)
+
+    def _start(self) -> None:
+        name = f"{self._name}-{self._threads}"
+        try:
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+        except RuntimeError:  # the system gives no more threads
+            with self._lock:
+                self._threads -= 1
+                is_alone = self._threads == 0
+                self._waiting -= is_alone
+            act = self._calls.get() if is_alone else None
+            if act is not None:
+                act()
 
     def _serve(self) -> None:
         while True:

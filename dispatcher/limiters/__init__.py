@@ -2,7 +2,8 @@
 
 They need nothing but a client of ``redis`` or ``redis.asyncio``::
 
-    from dispatcher.limiters import FixedWindow
+    from dispatcher.limiters.decision import Decision, State
+from dispatcher.limiters import FixedWindow
 
     limiter = FixedWindow(5, "minute").on(redis.Redis())
     if limiter.acquire("ada"):
@@ -15,11 +16,11 @@ A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIM
 """
 
 from dispatcher.limiters.async_limiter import AsyncLimiter
-from dispatcher.limiters.base import Decision, State
 from dispatcher.limiters.binding import Algorithm, Limits
 from dispatcher.limiters.concurrency import Concurrency
 from dispatcher.limiters.cool_down import CoolDown
 from dispatcher.limiters.counter_per_key import CounterPerKey
+from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.fixed_window import FixedWindow
 from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.groups import Request

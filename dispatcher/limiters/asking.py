@@ -8,24 +8,23 @@ steps. ``calls.py``, ``groups.py`` and ``holds.py`` have the operations.
 from __future__ import annotations
 
 import os
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Literal, TypeAlias, TypeVar
 
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters.addresses import Addresses
-from dispatcher.limiters.base import MOST_AT_ONCE, Decision, Part, State, length_ms
+from dispatcher.limiters.base import MOST_AT_ONCE, Part, length_ms
+from dispatcher.limiters.decision import Decision, State
 from dispatcher.lua import composed
 from dispatcher.sendtime import to_ms
 
 T = TypeVar("T")
 OnFault = Literal["raise", "unknown"]
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MILLISECOND = timedelta(milliseconds=1)
-_NO_WAIT = timedelta(0)
 _LONGEST_REMEMBERED_MS = 86_400_000
 _LONGEST_ID = 255
 _TRIES = 3
@@ -76,14 +75,15 @@ class Asking:
         if remember is not None:
             span = length_ms(remember, "remember", least=1_000, most=_LONGEST_REMEMBERED_MS)
             self.span = 0 if all(each.knows_permits for each in parts) else span
+        self.repeatable = self.span > 0 or all(each.knows_permits for each in parts)
         self.clock = clock
         self._shift_ms = 0  # by how much the server's clock is ahead, as far as that is known
         self._kinds = tuple(sorted({each.kind for each in parts}))
         self.aligned = any(each.aligned for each in parts)
-        self.places = range(1, len(self.parts) + 1)
         self._kept_words: tuple[int | None, Words] = (None, ())
         self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
-        self.most = min([each.most for each in parts if each.most] + [MOST_AT_ONCE])
+        self._mosts = [each.most for each in parts]
+        self.most = min([most for most in self._mosts if most] + [MOST_AT_ONCE])
 
     def text(self, script: str) -> str:
         """Return the text of a script for these limits."""
@@ -92,12 +92,16 @@ class Asking:
     def ask(self, call: Callable[[int], Call]) -> Steps[Reply]:
         """Ask, and ask again with other calendar periods where the server's time needs them."""
         for _ in range(_TRIES):
-            local_ms = to_ms(self.clock.now()) if self.aligned else 0
-            reply = yield call(local_ms + self._shift_ms)
+            now_ms = self.server_ms()
+            reply = yield call(now_ms)
             if len(reply) > 1:
                 return reply
-            self._shift_ms = reply[0] - local_ms
+            self._shift_ms += reply[0] - now_ms
         raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+
+    def server_ms(self) -> int:
+        """Return the server's time as far as that is known; 0 where it does not matter."""
+        return to_ms(self.clock.now()) + self._shift_ms if self.aligned else 0
 
     def words(self, now_ms: int) -> Words:
         """Return what the scripts are told of all limits, at about that time (ms since 1970)."""
@@ -113,8 +117,7 @@ class Asking:
         """Return what the scripts are told of some limits."""
         words: list[str | int] = []
         for part in parts:
-            own = part.words(now_ms)
-            words += (part.kind, len(own), *own)
+            words += (part.kind, *part.words(now_ms))
         return words
 
     def decision(
@@ -129,23 +132,39 @@ class Asking:
         """Return the decision that five integers of a reply stand for."""
         granted, wait, place, left, whole = reply
         if chosen == ():
-            return _free(now_ms, granted, permit)
-        part = self.parts[place - 1 if chosen is None else chosen[place - 1]]
+            return Decision(
+                allowed=True,
+                state=State.ALLOWED,
+                limit=0,
+                remaining=0,
+                retry_after=0,
+                reset_at=now_ms,
+                granted=granted,
+                permit=permit,
+            )
+        number = place - 1 if chosen is None else chosen[place - 1]
+        most = self._mosts[number]
         state = State.ALLOWED
         if granted == 0:
             state = State.REFUSED
-        elif left == 0 and part.most and not peeked:
+        elif left == 0 and most and not peeked:
             state = State.REACHED
         return Decision(
             allowed=granted > 0,
             state=state,
-            limit=part.most,
+            limit=most,
             remaining=left,
-            retry_after=wait * MILLISECOND if granted == 0 else _NO_WAIT,
-            reset_at=EPOCH + (now_ms + whole) * MILLISECOND,
+            retry_after=0 if granted else wait,
+            reset_at=now_ms + whole,
             granted=0 if peeked else granted,
             permit=permit if granted else "",
-            refused_by=None if granted else str(part),
+            refused_by=None if granted else str(self.parts[number]),
+        )
+
+    def spacing(self, refused: Decision) -> float:
+        """Return how far apart permits of the limit that refused are on average, in seconds."""
+        return next(
+            (each.spacing_ms / 1_000 for each in self.parts if str(each) == refused.refused_by), 0.0
         )
 
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
@@ -157,21 +176,15 @@ class Asking:
             state=State.UNKNOWN,
             limit=self.most,
             remaining=0,
-            retry_after=_NO_WAIT,
+            retry_after=0,
             reset_at=self.clock.now(),
             permit=permit,
         )
 
 
-def _free(now_ms: int, granted: int, permit: str) -> Decision:
-    """Answer for a request that no limit was to judge."""
-    now = EPOCH + now_ms * MILLISECOND
-    return Decision(True, State.ALLOWED, 0, 0, _NO_WAIT, now, granted, permit)
-
-
 def new_id() -> str:
     """Return a permit id that nobody else has."""
-    return os.urandom(10).hex()
+    return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit keeps one
 
 
 def checked(permit: str) -> str:

@@ -18,7 +18,8 @@ from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import calls, holds
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, new_id
-from dispatcher.limiters.base import Decision, translated
+from dispatcher.limiters.base import translated
+from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.groups import Request, acquire_each
 from dispatcher.limiters.limiter import as_reply
 

@@ -1,13 +1,11 @@
-"""What all limiters share: the decision, what a limit must say, and what redis-py's errors mean."""
+"""What all limiters share: what a limit must say, and what redis-py's errors mean."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from enum import StrEnum
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import ClassVar
 
 import redis
@@ -18,46 +16,6 @@ from dispatcher.redis_errors import reason
 
 MOST_AT_ONCE = 10_000
 """More permits are not given in one call, so that no script runs long."""
-
-
-class State(StrEnum):
-    """How a limiter answered."""
-
-    ALLOWED = "allowed"
-    REACHED = "reached"
-    """Allowed, and nothing more is left: a batch may pause here."""
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-    """Redis could not be asked. Not allowed; the caller may decide otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A limiter's answer. True in a condition exactly when ``allowed``.
-
-    Of several limits, ``limit``, ``remaining`` and ``reset_at`` are those of the one that
-    decides: the one that makes the caller wait longest, or the one with the least room left.
-    """
-
-    allowed: bool
-    state: State
-    limit: int
-    """How many permits the deciding limit gives at most; 0 where it counts nothing."""
-    remaining: int
-    """How many more it would give now."""
-    retry_after: timedelta
-    """How long to wait before asking again; zero when allowed. Exact if nobody else asks."""
-    reset_at: datetime
-    """When nothing that was taken counts any more, by the server's clock, aware UTC."""
-    granted: int = 0
-    """How many permits were taken."""
-    permit: str = ""
-    """Under which id; give it back by this."""
-    refused_by: str | None = None
-    """The limit that refused, as text; None unless refused."""
-
-    def __bool__(self) -> bool:
-        return self.allowed
 
 
 class Part(ABC):
@@ -83,6 +41,11 @@ class Part(ABC):
         return 0
 
     @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms; 0 where no length tells."""
+        return 0.0
+
+    @property
     @abstractmethod
     def most(self) -> int:
         """How many permits it can ever give in one call; 0 where it counts nothing."""
@@ -97,13 +60,23 @@ class Part(ABC):
         """Return what its part of the scripts is told, at about that time (ms since 1970)."""
 
 
-@contextmanager
-def translated() -> Iterator[None]:
+class _Translated:
+    """One for all calls: it keeps nothing."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, redis.RedisError | RedisClusterException):
+            raise LimitersUnavailable(reason(error)) from error
+
+
+_TRANSLATED = _Translated()
+
+
+def translated() -> AbstractContextManager[None]:
     """Raise LimitersUnavailable for whatever redis-py raises inside."""
-    try:
-        yield
-    except (redis.RedisError, RedisClusterException) as error:
-        raise LimitersUnavailable(reason(error)) from error
+    return _TRANSLATED
 
 
 def check_permits(n: int, field: str, most: int) -> None:

@@ -16,7 +16,8 @@ from dispatcher.errors import InvalidValue
 from dispatcher.limiters.asking import Asking, OnFault
 from dispatcher.limiters.async_limiter import AsyncClient, AsyncLimiter
 from dispatcher.limiters.base import Part
-from dispatcher.limiters.limiter import Client, Limiter
+from dispatcher.limiters.direct import Client
+from dispatcher.limiters.limiter import Limiter
 
 _ACCEPTED = "a client of redis or redis.asyncio, also RedisCluster"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Pause, Steps, checked, new_id
-from dispatcher.limiters.base import MOST_AT_ONCE, Decision, State, check_permits
+from dispatcher.limiters.base import MOST_AT_ONCE, check_permits
+from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.holds import waits_for_a_hold
 
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be given back long before it ends
@@ -69,7 +71,7 @@ def peek(asking: Asking, keys: Keys, n: int) -> Steps[Decision]:
     states = asking.addresses.states(asking.addresses.each(keys))
 
     def call(now_ms: int) -> Call:
-        return Call("limits_peek", states, (n, len(states), *asking.words(now_ms)))
+        return Call("limits_peek", states, (n, *asking.words(now_ms)))
 
     try:
         now, room, *rest = yield from asking.ask(call)
@@ -84,9 +86,7 @@ def give_back(asking: Asking, keys: Keys, permit: str) -> Steps[int]:
     checked(permit)
 
     def call(now_ms: int) -> Call:
-        words = asking.words(now_ms)
-        args = (asking.span, len(asking.parts), permit, *words)
-        return Call("limits_give_back", names, args)
+        return Call("limits_give_back", names, (asking.span, permit, *asking.words(now_ms)))
 
     _, given_back = yield from asking.ask(call)
     return given_back
@@ -114,6 +114,7 @@ def _acquire(
         return (yield from _take(asking, keys, n, n, permit))
     seconds = _seconds(timeout)
     deadline = None if seconds is None else asking.clock.monotonic() + seconds
+    waited = False
     while True:
         decision = yield from _take(asking, keys, n, n, permit)
         if decision:
@@ -126,17 +127,20 @@ def _acquire(
                 pause = min(pause, left)
         if left is not None and pause > left:
             return decision
+        if waited:
+            # Somebody was quicker. Those who were told one time must not all come at it again.
+            pause += random.uniform(0, asking.spacing(decision))  # noqa: S311 - no secret
+            pause = pause if left is None else min(pause, left)
+        waited = True
         yield Pause(pause)
 
 
 def _take(asking: Asking, keys: Keys, n: int, least: int, permit: str) -> Steps[Decision]:
     names = asking.addresses.whole(keys)
-    many = len(asking.parts)
 
     def call(now_ms: int) -> Call:
         words = asking.words(now_ms)
-        wanted = (permit, n, least, many, *asking.places)
-        return Call("limits_acquire", names, (asking.span, many, *words, *wanted))
+        return Call("limits_acquire", names, (asking.span, *words, permit, 0, n, least))
 
     if asking.aligned:
         now, *flat = yield from asking.ask(call)

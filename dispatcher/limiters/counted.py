@@ -53,6 +53,11 @@ class CountPerLength(Algorithm):
         return length_ms(self.period, "period", least=LEAST_LENGTH_MS, most=MAX_LENGTH_MS)
 
     @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms."""
+        return self.length_ms / self.count
+
+    @property
     def most(self) -> int:
         """How many permits it can ever give in one call."""
         return self.count

@@ -10,7 +10,7 @@ from typing import ClassVar, Self, cast
 from dispatcher import zones
 from dispatcher.errors import InvalidValue
 from dispatcher.limiters.counted import CountPerLength
-from dispatcher.periods import CALENDAR_UNITS, CalendarUnit, bounds
+from dispatcher.periods import CALENDAR_UNITS, LONGEST_MS, CalendarUnit, bounds
 from dispatcher.quota import Limit, read_count, split_zone
 
 _UNITS = ", ".join(CALENDAR_UNITS)
@@ -36,6 +36,13 @@ class FixedWindow(CountPerLength):
         """Whether windows follow a calendar."""
         return self.align is not None
 
+    @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms."""
+        if self.align is None:
+            return self.length_ms / self.count
+        return LONGEST_MS[cast(CalendarUnit, self.period)] / self.count
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``"5/minute"`` or ``"5/day in Asia/Shanghai"``. Raises InvalidValue."""
@@ -52,7 +59,7 @@ class FixedWindow(CountPerLength):
         """Return what its part of the scripts is told: with a zone, the windows around then."""
         if self.align is None:
             return CountPerLength.words(self, now_ms)
-        return (self.count, *self._bounds(now_ms))
+        return (self.count, 0, *self._bounds(now_ms))
 
     def _bounds(self, now_ms: int) -> Sequence[int]:
         unit = cast(CalendarUnit, self.period)

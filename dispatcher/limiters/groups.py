@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Steps, checked, new_id
-from dispatcher.limiters.base import MOST_AT_ONCE, Decision, Part, check_permits
+from dispatcher.limiters.base import MOST_AT_ONCE, Part, check_permits
+from dispatcher.limiters.decision import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def acquire_each(asking: Asking, requests: Sequence[Request]) -> Steps[list[Deci
     parts: list[Part] = []
     wanted: list[str | int] = []
     for request, permit, keys, chosen in zip(requests, permits, groups, places, strict=True):
-        wanted += (permit, request.n, request.n, len(chosen))
+        wanted += (permit, 0, request.n, request.n, len(chosen))
         for place, state in zip(chosen, asking.addresses.states(keys, chosen), strict=True):
             if state not in states:
                 states[state] = len(states) + 1
@@ -53,7 +54,7 @@ def acquire_each(asking: Asking, requests: Sequence[Request]) -> Steps[list[Deci
             wanted.append(states[state])
 
     def call(now_ms: int) -> Call:
-        args = (asking.span, len(parts), *asking.words_of(now_ms, parts), *wanted)
+        args = (asking.span, *asking.words_of(now_ms, parts), *wanted)
         return Call("limits_acquire", (*asking.addresses.permits(groups[0]), *states), args)
 
     try:

@@ -8,23 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, TypeVar
 
-import redis
 from redis.commands.core import Script
-from redis.exceptions import NoScriptError
 
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import calls, holds
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, new_id
-from dispatcher.limiters.base import Decision, translated
+from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
+from dispatcher.limiters.base import check_permits, translated
+from dispatcher.limiters.decision import Decision
+from dispatcher.limiters.direct import Acquisitions, Client, Direct
 from dispatcher.limiters.groups import Request, acquire_each
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Client: TypeAlias = redis.Redis | redis.RedisCluster
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +43,8 @@ class Limiter:
         self._asking = asking
         self._clock = clock
         self._scripts: dict[str, Script] = {}
+        self._direct = Direct(client)
+        self._acquisitions = Acquisitions(asking, self._registered("limits_acquire").sha)
 
     def acquire(
         self,
@@ -61,9 +62,14 @@ class Limiter:
         With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
         soon as it is certain that they will not be in time.
         """
-        return self._run(
-            calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
-        )
+        new = permit is None
+        permit = new_id() if permit is None else checked(permit)
+        if not wait and timeout is None:
+            decision = self._at_once(keys, n, permit, new=new)
+            if decision is not None:
+                return decision
+        steps = calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
+        return self._run(steps, direct=wait)
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
@@ -172,7 +178,7 @@ class Limiter:
 
         return decorate
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Steps[T], *, direct: bool = True) -> T:
         try:
             step = next(steps)
             while True:
@@ -181,7 +187,7 @@ class Limiter:
                     step = steps.send(())
                     continue
                 try:
-                    reply = self._send(step.script, step.keys, step.args)
+                    reply = self._send(step, direct=direct)
                 except LimitersUnavailable as error:
                     step = steps.throw(error)
                 else:
@@ -190,17 +196,43 @@ class Limiter:
             answer: T = done.value
             return answer
 
-    def _send(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> Reply:
+    def _at_once(self, keys: Keys, n: int, permit: str, *, new: bool) -> Decision | None:
+        """Take permits for one key by one packed command; None: it must be done by steps.
+
+        A command that was sent may have taken them: steps take them under the same id.
+        """
+        asking = self._asking
+        if not (isinstance(keys, str) and keys.isascii() and permit.isascii()):
+            return None
+        if not (asking.repeatable and self._direct.open):
+            return None
+        check_permits(n, "n", asking.most)
+        command = self._acquisitions.command(keys, n, permit, new=new)
+        try:
+            with translated():
+                reply = self._direct.call(command)
+        except LimitersUnavailable as error:
+            return asking.unknown(error, permit)
+        if reply is None or len(reply) == 1:
+            return None
+        return asking.decision(reply[0], reply[1:], None, permit)
+
+    def _send(self, call: Call, *, direct: bool) -> Reply:
+        keys, args, answer = call.keys, call.args, None
         with translated():
-            registered = self._scripts.get(script)
-            if registered is None:
-                registered = self._client.register_script(self._asking.text(script))
-                self._scripts[script] = registered
-            try:
-                answer = self._client.evalsha(registered.sha, len(keys), *keys, *args)
-            except NoScriptError:
-                answer = registered(keys=keys, args=args)
+            script = self._registered(call.script)
+            if direct and self._asking.repeatable and self._direct.open:
+                answer = self._direct.call(("EVALSHA", script.sha, len(keys), *keys, *args))
+            if answer is None:
+                answer = script(keys=keys, args=args)
             return as_reply(answer)
+
+    def _registered(self, script: str) -> Script:
+        found = self._scripts.get(script)
+        if found is None:
+            found = self._client.register_script(self._asking.text(script))
+            self._scripts[script] = found
+        return found
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
         while not ended.wait(holds.renew_every(self._asking)):

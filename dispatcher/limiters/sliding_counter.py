@@ -1,4 +1,4 @@
-"""An approximation of the sliding log in two numbers."""
+"""An approximation of the sliding log in three numbers."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ function concurrency.read(place, at)
   local taken = redis.call('ZCOUNT', KEYS[place], now + 1, '+inf')
   return {
     kind = concurrency, place = place,
-    count = count, room = count - taken, length = tonumber(ARGV[at + 1])
-  }
+    count = count, room = count - taken, length = tonumber(ARGV[at + 1]), last = nil
+  }, at + 2
 end
 
 function concurrency.wait(state, n, ahead)

@@ -18,7 +18,7 @@ function counter_per_key.read(place, at)
     kind = counter_per_key, place = place, count = count, room = count - taken, length = length,
     open = left > 0,
     left = left > 0 and left or length
-  }
+  }, at + 2
 end
 
 function counter_per_key.wait(state, n, ahead)

@@ -1,6 +1,6 @@
 -- Spacing with a burst: a level that leaks, and that each permit raises.
 --
--- Included. State STRING 'level:at': the level at that time, µs
+-- Included. State STRING of two doubles: the level, and the time at which it was so, µs
 -- Words 1 most that is given at once   2 by how much a permit raises the level
 --       3 by how much the level falls each µs
 --
@@ -15,15 +15,14 @@ function gcra.read(place, at)
   local level = 0
   local value = redis.call('GET', KEYS[place])
   if value then
-    local colon = string.find(value, ':', 1, true)
-    local since = now_us - tonumber(string.sub(value, colon + 1))
-    level = math.max(0, tonumber(string.sub(value, 1, colon - 1)) - since * fall)
+    local kept, at_us = struct.unpack('<dd', value)
+    level = math.max(0, kept - (now_us - at_us) * fall)
   end
   local room = math.floor((count * rise - level) / rise)
   return {
     kind = gcra, place = place, count = count,
     room = room, rise = rise, fall = fall, level = level
-  }
+  }, at + 3
 end
 
 local function ms_to_fall(state, by)
@@ -31,7 +30,7 @@ local function ms_to_fall(state, by)
 end
 
 local function keep(state)
-  local value = string.format('%.0f:%.0f', state.level, now_us)
+  local value = struct.pack('<dd', state.level, now_us)
   redis.call('SET', KEYS[state.place], value, 'PX', ms_to_fall(state, state.level) + 1)
 end
 

@@ -1,7 +1,8 @@
 -- What the scripts of limiters share: the time, and reading the limits of a call.
 --
 -- Included. The parts put one table per algorithm into kinds, with these functions:
---   read(place, at, words)   state of KEYS[place]; its words are the ARGV from at on
+--   read(place, at)          state of KEYS[place], whose words are the ARGV from at on; and where
+--                            the words after them begin
 --   wait(state, n, ahead)    ms until n permits are free, when others take ahead first
 --   take(state, n, id)       take n permits, of which there is room
 --   whole(state)             ms until nothing that was taken counts any more
@@ -18,19 +19,18 @@ local kinds = {}
 
 -- @parts
 
--- Read the limits whose words begin at ARGV[at], and say where the next words begin. Each has its
--- kind, how many words follow, and the words; the first is at KEYS[first]. No limits when one of
--- them was told of calendar periods that do not cover the present.
-local function read_limits(at, many, first)
+-- Read the limits of KEYS[first] and all after it, whose words begin at ARGV[at]: each has its kind,
+-- and its words. Say where the next words begin. No limits when one of them was told of calendar
+-- periods that do not cover the present.
+local function read_limits(at, first)
   local limits = {}
-  for number = 1, many do
-    local kind, words = kinds[ARGV[at]], tonumber(ARGV[at + 1])
-    local state = kind.read(first + number - 1, at + 2, words)
+  for place = first, #KEYS do
+    local state
+    state, at = kinds[ARGV[at]].read(place, at + 1)
     if not state then
       return nil
     end
-    limits[number] = state
-    at = at + 2 + words
+    limits[place - first + 1] = state
   end
   return limits, at
 end

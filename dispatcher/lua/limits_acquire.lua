@@ -1,9 +1,10 @@
 -- Take permits for requests, in order; each from several limits, from all of them or from none.
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
--- ARGV  1 span for which permits are remembered, ms   2 how many limits
---       3... per limit: kind, how many words, words; then per request: permit id, permits wanted,
---       the least that is of use, how many limits, and which: 1 for that of KEYS[3]
+-- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words; then per request:
+--       permit id; 1 if it is new: nobody can have asked under it before, else 0; permits wanted; the
+--       least that is of use; how many limits, and which: 1 for that of KEYS[3]. After a single
+--       request for all limits the last two are left out.
 -- Reply {now}   the calendar periods of a limit do not cover the present
 --       or now, ms, and per request five integers: permits granted; wait in ms until the least
 --       that is of use is free, when those refused before it go first; which of its limits decides,
@@ -16,7 +17,7 @@
 -- @include limits.lua
 -- @include limits_remembered.lua
 
-local limits, at = read_limits(3, tonumber(ARGV[2]), 3)
+local limits, at = read_limits(2, 3)
 if not limits then
   return {now}
 end
@@ -30,6 +31,29 @@ local function tightest(mine)
     end
   end
   return place, room
+end
+
+-- Take permits of which there is room; say how many are left, and when none counts any more.
+local function take(mine, id, n, place, room)
+  for number = 1, #mine do
+    mine[number].kind.take(mine[number], n, id)
+  end
+  if span > 0 then
+    remember(id, n)
+  end
+  local decides = mine[place]
+  return room < math.huge and room - n or 0, decides and decides.kind.whole(decides) or 0
+end
+
+-- Most calls are one new request that fits, and do without the functions that follow.
+local single = #ARGV == at + 3
+if single and ARGV[at + 1] == '1' then
+  local wanted, least, place, room =
+    tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tightest(limits)
+  if room >= least then
+    local n = math.min(wanted, room)
+    return {now, n, 0, place, take(limits, ARGV[at], n, place, room)}
+  end
 end
 
 -- The permits of that id which count already: as remembered, held, or in the longest log.
@@ -77,48 +101,40 @@ local function slowest(mine, least, again)
   return longest, place, mine[place].room
 end
 
--- Take what a request wants; the five integers of the reply.
-local function answer(mine, id, wanted, least)
+-- Take what a request wants, whose words begin at ARGV[at]; the five integers of the reply.
+local function answer(mine, at)
+  local id, wanted, least = ARGV[at], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local place, room = tightest(mine)
-  local granted, wait = taken_before(mine, id), 0
-  if granted > 0 then
-    if hold_again(mine, id, granted) then
-      place, room = tightest(mine)
-    else
-      wait, place, room = slowest(mine, granted, true)
-      granted = 0
-    end
-  elseif room >= least then
+  local granted, wait = ARGV[at + 1] == '0' and taken_before(mine, id) or 0, 0
+  if granted == 0 and room >= least then
     granted = math.min(wanted, room)
-    for number = 1, #mine do
-      mine[number].kind.take(mine[number], granted, id)
-    end
-    if span > 0 then
-      remember(id, granted)
-    end
-    room = room - granted
-  else
+    return granted, 0, place, take(mine, id, granted, place, room)
+  elseif granted == 0 then
     wait, place, room = slowest(mine, least, false)
+  elseif hold_again(mine, id, granted) then
+    place, room = tightest(mine)
+  else
+    wait, place, room = slowest(mine, granted, true)
+    granted = 0
   end
-  local whole = mine[place] and mine[place].kind.whole(mine[place]) or 0
+  local decides = mine[place]
+  local whole = decides and decides.kind.whole(decides) or 0
   return granted, wait, place, room < math.huge and math.max(0, room) or 0, whole
 end
 
-local many = tonumber(ARGV[at + 3])
-if many == #limits and #ARGV == at + 3 + many then
-  return {now, answer(limits, ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]))}
+if single then
+  return {now, answer(limits, at)}
 end
 
 local reply = {now}
 while at <= #ARGV do
-  local mine = {}
-  many = tonumber(ARGV[at + 3])
+  local mine, many = {}, tonumber(ARGV[at + 4])
   for number = 1, many do
-    mine[number] = limits[tonumber(ARGV[at + 3 + number])]
+    mine[number] = limits[tonumber(ARGV[at + 4 + number])]
   end
   local base = #reply
   reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] =
-    answer(mine, ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]))
-  at = at + 4 + many
+    answer(mine, at)
+  at = at + 5 + many
 end
 return reply

@@ -1,8 +1,7 @@
 -- Give the permits of one id back to all limits that they were taken from.
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
--- ARGV  1 span for which permits are remembered, ms   2 how many limits   3 permit id
---       4... per limit: kind, how many words, words
+-- ARGV  1 span for which permits are remembered, ms   2 permit id   3... per limit: kind, words
 -- Reply {now}   the calendar periods of a limit do not cover the present
 --       or now, ms, and how many permits were given back
 --
@@ -12,11 +11,11 @@
 -- @include limits.lua
 -- @include limits_remembered.lua
 
-local limits = read_limits(4, tonumber(ARGV[2]), 3)
+local limits = read_limits(3, 3)
 if not limits then
   return {now}
 end
-local id = ARGV[3]
+local id = ARGV[2]
 local n, at, most = 0, 0, 0
 if span > 0 then
   n, at = remembered(id)

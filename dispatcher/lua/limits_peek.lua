@@ -1,8 +1,7 @@
 -- Tell what limits would give, and take nothing.
 --
 -- KEYS  1... state of each limit
--- ARGV  1 permits that one would like   2 how many limits
---       3... per limit: kind, how many words, words
+-- ARGV  1 permits that one would like   2... per limit: kind, words
 -- Reply {now}   the calendar periods of a limit do not cover the present
 --       or now, ms; permits that all would give now; wait in ms until as many as one would like are
 --       free; which limit decides, from 1; permits left there; ms until nothing that was taken
@@ -10,7 +9,7 @@
 
 -- @include limits.lua
 
-local limits = read_limits(3, tonumber(ARGV[2]), 1)
+local limits = read_limits(2, 1)
 if not limits then
   return {now}
 end

@@ -1,8 +1,8 @@
 -- Two counters, of the present and the previous stretch of time; the previous one counts by the
 -- part of it that a period ending now still covers.
 --
--- Included. State HASH; s: number of the present stretch, from 1970 on; p, n: taken in the previous
--- one and in the present one
+-- Included. State STRING of three doubles: number of the present stretch, from 1970 on; how many were
+-- taken in the previous one, and in the present one
 -- Words 1 count   2 length, ms
 --
 -- count * length is below 2^53, so that nothing is rounded.
@@ -13,20 +13,21 @@ kinds.sliding_counter = sliding_counter
 function sliding_counter.read(place, at)
   local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local stretch, previous, present = math.floor(now / length), 0, 0
-  local kept = redis.call('HMGET', KEYS[place], 's', 'p', 'n')
-  local old = kept[1] and tonumber(kept[1]) or -1
+  local value, old, earlier, later = redis.call('GET', KEYS[place]), -1, 0, 0
+  if value then
+    old, earlier, later = struct.unpack('<ddd', value)
+  end
   if old >= stretch then
-    stretch, previous, present = old, tonumber(kept[2]), tonumber(kept[3])
+    stretch, previous, present = old, earlier, later
   elseif old == stretch - 1 then
-    previous = tonumber(kept[3])
+    previous = later
   end
   local passed = math.max(0, now - stretch * length)
   return {
     kind = sliding_counter, place = place, count = count, length = length, stretch = stretch,
-    passed = passed,
     room = count - present - math.ceil(previous * (length - passed) / length),
     previous = previous, present = present, open = old == stretch
-  }
+  }, at + 2
 end
 
 -- Stretch by stretch: those ahead take what fits into each before its end. They only become more
@@ -53,16 +54,21 @@ function sliding_counter.wait(state, n, ahead)
   return math.max(0, stretch * length + math.max(0, passed) - now)
 end
 
-function sliding_counter.take(state, n)
-  local key = KEYS[state.place]
-  state.present, state.room, state.came_to = state.present + n, state.room - n, nil
+local function keep_stretches(state)
+  local key, value = KEYS[state.place],
+    struct.pack('<ddd', state.stretch, state.previous, state.present)
   if state.open then
-    redis.call('HINCRBY', key, 'n', n)
+    redis.call('SET', key, value, 'KEEPTTL')
   else
-    redis.call('HSET', key, 's', state.stretch, 'p', state.previous, 'n', state.present)
+    redis.call('SET', key, value)
     redis.call('PEXPIREAT', key, (state.stretch + 2) * state.length)
     state.open = true
   end
+end
+
+function sliding_counter.take(state, n)
+  state.present, state.room, state.came_to = state.present + n, state.room - n, nil
+  keep_stretches(state)
 end
 
 function sliding_counter.whole(state)
@@ -74,16 +80,13 @@ end
 
 function sliding_counter.back(state, n, _, at)
   local stretch = math.floor(at / 1000 / state.length)
-  local field = 'n'
-  if state.open and stretch == state.stretch - 1 then
-    field = 'p'
-  elseif stretch ~= state.stretch and (state.open or stretch ~= state.stretch - 1) then
+  if state.open and stretch == state.stretch and state.present >= n then
+    state.present = state.present - n
+  elseif stretch == state.stretch - 1 and state.previous >= n then
+    state.previous = state.previous - n
+  else
     return 0
   end
-  local taken = tonumber(redis.call('HGET', KEYS[state.place], field) or 0)
-  if taken < n then
-    return 0
-  end
-  redis.call('HINCRBY', KEYS[state.place], field, -n)
+  keep_stretches(state)
   return n
 end

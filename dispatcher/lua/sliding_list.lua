@@ -28,8 +28,8 @@ function sliding_list.read(place, at)
   end
   return {
     kind = sliding_list, place = place, count = count,
-    room = count - taken, length = length, stale = size > taken
-  }
+    room = count - taken, length = length, length_at = at + 1, stale = size > taken, newest = nil
+  }, at + 2
 end
 
 function sliding_list.wait(state, n, ahead)
@@ -49,13 +49,12 @@ function sliding_list.take(state, n)
       redis.call('LTRIM', key, 0, taken - 1)
     end
     -- Times never fall, also where the clock was set back.
-    local newest = taken > 0 and tonumber(redis.call('LINDEX', key, 0)) or now
-    state.newest = math.max(now, newest)
+    state.newest = taken > 0 and math.max(now, tonumber(redis.call('LINDEX', key, 0))) or now
   end
   for _ = 1, n do
     redis.call('LPUSH', key, state.newest)
   end
-  redis.call('PEXPIRE', key, state.length)
+  redis.call('PEXPIRE', key, ARGV[state.length_at])
   state.room = state.room - n
 end
 

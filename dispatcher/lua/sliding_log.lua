@@ -12,7 +12,10 @@ kinds.sliding_log = sliding_log
 function sliding_log.read(place, at)
   local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local taken = redis.call('ZCOUNT', KEYS[place], now - length + 1, '+inf')
-  return {kind = sliding_log, place = place, count = count, room = count - taken, length = length}
+  return {
+    kind = sliding_log, place = place, count = count,
+    room = count - taken, length = length, length_at = at + 1, newest = nil
+  }, at + 2
 end
 
 -- Of the permits in the log, newest first, all but the first count - n must have left.
@@ -34,7 +37,7 @@ function sliding_log.take(state, n, id)
     if redis.call('ZCARD', key) > state.count - state.room + n then
       redis.call('ZREMRANGEBYSCORE', key, '-inf', now - state.length)
     end
-    redis.call('PEXPIRE', key, state.length)
+    redis.call('PEXPIRE', key, ARGV[state.length_at])
   end
   state.room = state.room - n
   state.newest = now

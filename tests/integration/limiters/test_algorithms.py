@@ -114,6 +114,23 @@ def test_the_error_of_a_sliding_counter_is_as_stated(moved: Clocked) -> None:
     assert 8 <= given <= 9, "near twice ten, less one, within a minute"
 
 
+@pytest.mark.parametrize("present", [0, 1])
+def test_a_sliding_counter_gives_back_what_was_taken_in_the_stretch_before(
+    present: int, moved: Clocked
+) -> None:
+    moved.set_us(START_US // 60_000_000 * 60_000_000)
+    limiter = SlidingCounter(9, MINUTE).on(moved, remember=timedelta(minutes=5))
+    spare, kept = limiter.acquire("ada", 4), limiter.acquire("ada", 2)
+    moved.advance(MINUTE)
+    assert taken(limiter, "ada", present) == present
+    assert limiter.peek("ada").remaining == 3 - present
+    assert limiter.give_back("ada", spare.permit) == 4
+    assert limiter.peek("ada").remaining == 7 - present
+    moved.advance(MINUTE)
+    assert limiter.give_back("ada", kept.permit) == 0, "it counts no more"
+    assert limiter.peek("ada").remaining == 9 - present
+
+
 def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None:
     limiter = CounterPerKey(5, "minute", name="hits").on(redis_client, remember=None)
     limiter.acquire("ada", 3)

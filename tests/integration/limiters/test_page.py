@@ -16,23 +16,25 @@ from celery.contrib.testing.worker import start_worker
 from dispatcher.limiters import State, parse
 from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, svg
 from tests.support.limiters import Clocked
+from tests.support.processes import in_processes
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[3] / "docs/limiters.md"
 TASKS = 25
+FURTHER = 25
 _runs = count()  # Celery knows a task by its module's name
 
 
 @pytest.fixture
 def names(redis_server: RedisServer) -> dict[str, Any]:
     """Run all code of the page; give its names."""
-    return run_page(redis_server)
+    return run_page(redis_server.url)
 
 
-def run_page(redis_server: RedisServer) -> dict[str, Any]:
+def run_page(redis_url: str, broker_url: str = "memory://") -> dict[str, Any]:
     found: dict[str, Any] = {
-        "__name__": f"page {next(_runs)}", "redis_url": redis_server.url, "broker_url": "memory://",
+        "__name__": f"page {next(_runs)}", "redis_url": redis_url, "broker_url": broker_url,
     }  # fmt: skip
     for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(compile(code, PAGE.name, "exec", dont_inherit=True), found)  # noqa: S102 - our own page
@@ -45,7 +47,7 @@ def test_the_code_of_the_page_runs(names: dict[str, Any]) -> None:
 
 
 def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> None:
-    names = run_page(own_redis)
+    names = run_page(own_redis.url)
     letters, posted = deque(str(number) for number in range(1_002)), list[str]()
     names["post"] = posted.append
     assert names["send_some"](deque(["first"])) is State.ALLOWED
@@ -75,6 +77,42 @@ def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]
     assert [sorted(each) for each in sent.values()] == [list(range(TASKS))] * 2
     day = parse("100000/day").on(redis.Redis.from_url(names["redis_url"]), prefix="shop")
     assert [day.peek(each).remaining for each in sent] == [99_965, 99_975]
+
+
+def _work(gate: Any, number: int, url: str, broker_url: str) -> int:
+    """Be one of several workers until all is delivered; return how many were delivered here."""
+    names = run_page(url, broker_url)
+    with redis.Redis.from_url(url) as client:
+        names["deliver"] = lambda _, order: client.rpush(f"delivered by {number}", order)
+        worker = start_worker(
+            names["app"], pool="threads", concurrency=2, perform_ping_check=False,
+            shutdown_timeout=30,
+        )  # fmt: skip
+        with worker:
+            gate.wait(60)
+            if number == 0:
+                for order in range(FURTHER):
+                    names["send_invoice"].delay("acme", order)
+            wait_until(
+                lambda: client.llen("delivered by 0") + client.llen("delivered by 1") >= FURTHER, 60
+            )
+        return int(client.llen(f"delivered by {number}"))
+
+
+def test_two_workers_share_ten_a_second(redis_server: RedisServer) -> None:
+    per_customer = run_page(redis_server.url)["per_customer"]
+    taken = per_customer.acquire("acme", 10)
+    broker_url = f"redis+socket://{redis_server.socket}"
+    delivered = in_processes(2, _work, redis_server.url, broker_url)
+    assert sum(delivered) == FURTHER
+    assert min(delivered) > 0
+    last = per_customer.peek("acme").reset_at
+    assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
+    with redis.Redis.from_url(redis_server.url) as client:
+        orders = [*client.lrange("delivered by 0", 0, -1), *client.lrange("delivered by 1", 0, -1)]
+        day = parse("100000/day").on(client, prefix="shop")
+        assert sorted(map(int, orders)) == list(range(FURTHER))
+        assert day.peek("acme").remaining == 100_000 - 10 - FURTHER
 
 
 def test_the_picture_is_the_one_that_the_script_draws(moved: Clocked) -> None:

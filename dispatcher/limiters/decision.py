@@ -1,0 +1,146 @@
+"""What limiters answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, final
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
+_FIELDS = (
+    "allowed", "state", "limit", "remaining", "retry_after", "reset_at", "granted", "permit",
+    "refused_by",
+)  # fmt: skip
+
+
+class State(StrEnum):
+    """How a limiter answered."""
+
+    ALLOWED = "allowed"
+    REACHED = "reached"
+    """Allowed, and nothing more is left: a batch may pause here."""
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    """Redis could not be asked. Not allowed; the caller may decide otherwise."""
+
+
+@final
+class Decision:
+    """A limiter's answer. True in a condition exactly when ``allowed``. Immutable.
+
+    Of several limits, ``limit``, ``remaining`` and ``reset_at`` are those of the one that
+    decides: the one that makes the caller wait longest, or the one with the least room left.
+    """
+
+    __slots__ = ("_facts",)
+    _facts: tuple[Any, ...]
+
+    def __init__(
+        self,
+        *,
+        allowed: bool,
+        state: State,
+        limit: int,
+        remaining: int,
+        retry_after: timedelta | int,
+        reset_at: datetime | int,
+        granted: int = 0,
+        permit: str = "",
+        refused_by: str | None = None,
+    ) -> None:
+        """Say all of it. Times may be given in ms (since 1970) and are made when asked for."""
+        _keep(
+            self,
+            (
+                allowed, state, limit, remaining, retry_after, reset_at, granted, permit,
+                refused_by,
+            ),
+        )  # fmt: skip
+
+    @property
+    def allowed(self) -> bool:
+        """Whether it may go now."""
+        allowed: bool = self._facts[0]
+        return allowed
+
+    @property
+    def state(self) -> State:
+        """How the limiter answered."""
+        state: State = self._facts[1]
+        return state
+
+    @property
+    def limit(self) -> int:
+        """How many permits the deciding limit gives at most; 0 where it counts nothing."""
+        limit: int = self._facts[2]
+        return limit
+
+    @property
+    def remaining(self) -> int:
+        """How many more it would give now."""
+        remaining: int = self._facts[3]
+        return remaining
+
+    @property
+    def retry_after(self) -> timedelta:
+        """How long to wait before asking again; zero when allowed. Exact if nobody else asks."""
+        wait: timedelta | int = self._facts[4]
+        return wait if isinstance(wait, timedelta) else wait * MILLISECOND
+
+    @property
+    def reset_at(self) -> datetime:
+        """When nothing that was taken counts any more, by the server's clock, aware UTC."""
+        at: datetime | int = self._facts[5]
+        return at if isinstance(at, datetime) else EPOCH + at * MILLISECOND
+
+    @property
+    def granted(self) -> int:
+        """How many permits were taken."""
+        granted: int = self._facts[6]
+        return granted
+
+    @property
+    def permit(self) -> str:
+        """Under which id; give it back by this."""
+        permit: str = self._facts[7]
+        return permit
+
+    @property
+    def refused_by(self) -> str | None:
+        """The limit that refused, as text; None unless refused."""
+        limit: str | None = self._facts[8]
+        return limit
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __eq__(self, other: object) -> bool:
+        return self._shown() == other._shown() if isinstance(other, Decision) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._shown())
+
+    def __repr__(self) -> str:
+        shown = zip(_FIELDS, self._shown(), strict=True)
+        return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown)})"
+
+    def __reduce__(self) -> tuple[Callable[..., Decision], tuple[Any, ...]]:
+        return _again, self._facts
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Decision does not change: {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Decision does not change: {name}")
+
+    def _shown(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in _FIELDS)
+
+
+def _again(*facts: Any) -> Decision:
+    return Decision(**dict(zip(_FIELDS, facts, strict=True)))
+
+
+_keep = vars(Decision)["_facts"].__set__  # as a frozen class sets what it holds

@@ -1,0 +1,276 @@
+"""Calls that go past redis-py's own way: what is sent, and what happens when a line breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from dispatcher import InvalidValue, LimitersUnavailable
+from dispatcher.limiters import FixedWindow, Limits, SlidingLog, State
+from dispatcher.limiters.direct import Acquisitions, Direct
+from tests.support.limiters import ALL
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+
+FIVE = FixedWindow(5, "minute")
+SEVERAL = Limits([FIVE, SlidingLog(9, "hour")])
+TRIES = 3
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.socket) as line:
+        yield line
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[redis.Redis]:
+    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), TRIES), socket_timeout=5) as client:
+        FIVE.on(client).acquire("warm")
+        yield client
+
+
+def once(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:
+    """Let something happen right after a connection next does what is named."""
+    real, left = getattr(redis.Connection, name), [act]
+
+    def call(*positional: Any, **named: Any) -> Any:
+        answer = real(*positional, **named)
+        if left:
+            left.pop()()
+        return answer
+
+    monkeypatch.setattr(redis.Connection, name, call)
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Write down what goes past redis-py's way."""
+    found: list[object] = []
+    real = Direct.call
+
+    def call(self: Direct, command: Any) -> Any:
+        found.append(command)
+        return real(self, command)
+
+    monkeypatch.setattr(Direct, "call", call)
+    return found
+
+
+def in_use(client: redis.Redis) -> int:
+    pool: Any = client.connection_pool
+    return len(pool._in_use_connections)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("permit", [None, "order 17"])
+def test_a_line_that_breaks_before_the_reply_is_read_takes_one_permit(
+    through: redis.Redis, proxy: Proxy, permit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = SEVERAL.on(through)
+    once(monkeypatch, "send_packed_command", proxy.cut_all)
+    assert limiter.acquire("ada", permit=permit).allowed
+    assert limiter.peek("ada").remaining == 4
+    assert in_use(through) == 0
+
+
+@pytest.mark.parametrize("lost", [1, TRIES + 1])
+def test_every_reply_may_be_lost_but_the_last(
+    through: redis.Redis, proxy: Proxy, lost: int
+) -> None:
+    limiter = SEVERAL.on(through)
+    proxy.drop_reply(b"{limits:ada}", times=lost)
+    assert limiter.acquire("ada").allowed
+    assert proxy.dropped == lost
+    assert limiter.peek("ada").remaining == 4
+
+
+def test_a_call_is_made_once_more_than_redis_py_would_make_it(
+    through: redis.Redis, proxy: Proxy
+) -> None:
+    proxy.drop_reply(b"{limits:ada}", times=99)
+    with pytest.raises(LimitersUnavailable):
+        SEVERAL.on(through).acquire("ada")
+    assert proxy.dropped == 1 + 1 + TRIES
+
+
+def test_a_client_that_repeats_nothing_is_told_at_once(proxy: Proxy) -> None:
+    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0)) as client:
+        limiter = FIVE.on(client)
+        limiter.acquire("ada")
+        proxy.drop_reply(b"{limits:ada}", times=9)
+        with pytest.raises(LimitersUnavailable):
+            limiter.acquire("ada")
+        assert proxy.dropped == 1
+        assert FIVE.on(client, on_fault="unknown").acquire("ada").state is State.UNKNOWN
+        proxy.pass_all()
+        assert limiter.acquire("ada").remaining == 1
+
+
+def test_a_server_that_forgot_the_script_is_given_it_again(
+    through: redis.Redis, proxy: Proxy
+) -> None:
+    limiter = FIVE.on(through)
+    limiter.acquire("ada")
+    lines = proxy.accepted
+    for left in (3, 2):
+        through.script_flush()
+        assert limiter.acquire("ada").remaining == left
+    assert proxy.accepted == lines, "an answer is no reason to leave the line"
+
+
+@pytest.mark.parametrize("moment", ["send_packed_command", "read_response"])
+def test_no_reply_is_taken_for_that_of_another_call(
+    through: redis.Redis, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = FIVE.on(through)
+    once(monkeypatch, moment, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        limiter.acquire("ada")
+    assert in_use(through) == 0
+    assert through.echo("mine") == b"mine"
+    assert limiter.acquire("ben").remaining == 4
+    assert limiter.peek("ada").remaining == 4
+
+
+def test_a_pool_without_a_free_connection_is_reported(redis_server: RedisServer) -> None:
+    with redis.Redis(unix_socket_path=str(redis_server.socket), max_connections=1) as client:
+        limiter, lenient = FIVE.on(client), FIVE.on(client, on_fault="unknown")
+        taken = client.connection_pool.get_connection()
+        with pytest.raises(LimitersUnavailable):
+            limiter.acquire("ada")
+        assert lenient.acquire("ada").state is State.UNKNOWN
+        client.connection_pool.release(taken)
+        assert [limiter.acquire("ada").remaining for _ in range(3)] == [4, 3, 2]
+
+
+def test_what_an_error_answers_is_raised_and_costs_no_line(
+    through: redis.Redis, proxy: Proxy
+) -> None:
+    limiter = FIVE.on(through)
+    limiter.acquire("ada")
+    lines, state = proxy.accepted, "{limits:ada}:fixed_window-5-60000"
+    assert through.delete(state) == 1
+    through.rpush(state, "no text")
+    with pytest.raises(LimitersUnavailable, match="WRONGTYPE"):
+        limiter.acquire("ada")
+    assert in_use(through) == 0
+    assert limiter.acquire("ben").allowed
+    assert proxy.accepted == lines
+
+
+class Traced(redis.Redis):
+    """Somebody's own client."""
+
+    seen = 0
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        self.seen += args[0] == "EVALSHA"
+        real: Any = super().execute_command
+        return real(*args, **options)
+
+
+def test_whoever_stands_in_redis_pys_way_sees_every_call(
+    redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = calls(monkeypatch)
+    with Traced(unix_socket_path=str(redis_server.socket)) as traced:
+        limiter = FIVE.on(traced)
+        limiter.acquire("ada")
+        limiter.peek("ada")
+        assert (traced.seen >= 2, past) == (True, [])
+    limiter, seen = FIVE.on(redis_client), list[object]()
+    real: Any = redis_client.execute_command
+
+    def patched(*args: Any, **options: Any) -> Any:
+        seen.append(args[0])
+        return real(*args, **options)
+
+    monkeypatch.setattr(redis_client, "execute_command", patched)
+    limiter.acquire("ada")
+    assert ("EVALSHA" in seen, past) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "directly"),
+    [
+        ({"single_connection_client": True}, False),
+        ({"decode_responses": True}, True),
+        ({"protocol": 3}, True),
+    ],
+)
+def test_clients_of_any_kind_are_answered_alike(
+    kwargs: dict[str, Any],
+    directly: bool,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = calls(monkeypatch)
+    with redis.Redis(unix_socket_path=str(redis_server.socket), **kwargs) as client:
+        limiter = SEVERAL.on(client)
+        assert [limiter.acquire("ada").remaining for _ in range(6)] == [4, 3, 2, 1, 0, 0]
+    assert bool(past) is directly
+
+
+def test_what_counts_twice_when_repeated_is_left_to_redis_py(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = calls(monkeypatch)
+    for limits, directly in ((SEVERAL, False), (SlidingLog(5, "minute"), True)):
+        assert limits.on(redis_client, remember=None).acquire("ada").allowed
+        assert bool(past) is directly, "a log knows its permits"
+
+
+@pytest.mark.parametrize("tag", [None, "t"])
+@pytest.mark.parametrize("key", ["a", "ada", "\0", "a\0b", "$1\r\n", "x" * 1_024])
+def test_what_is_packed_is_what_redis_py_would_pack(
+    key: str, tag: str | None, redis_client: redis.Redis
+) -> None:
+    connection: Any = redis_client.connection_pool.get_connection()
+    limiter = Limits([make(7) for make in ALL.values()]).on(redis_client, tag=tag)
+    asking = limiter._asking
+    names, sha = asking.addresses.whole(key), "5" * 40
+    acquisitions = Acquisitions(asking, sha)
+    for n, permit, new in ((1, "p" * 20, True), (12, "order 17", False)):
+        words = (asking.span, *asking.words(asking.server_ms()), permit, int(new), n, n)
+        expected = connection.pack_command("EVALSHA", sha, len(names), *names, *words)
+        assert acquisitions.command(key, n, permit, new=new) == b"".join(expected)
+    redis_client.connection_pool.release(connection)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (("", 1, None), "key"), (("x" * 1_025, 1, None), "key"), ((5, 1, None), "keys"),
+        (("ada", 0, None), "n"), (("ada", 6, None), "n"), (("ada", True, None), "n"),
+        (("ada", 1, ""), "permit"), (("ada", 1, 7), "permit"), (("ada", 1, "a\0b"), "permit"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
+    asked: tuple[Any, Any, Any],
+    field: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = calls(monkeypatch)
+    key, n, permit = asked
+    with pytest.raises(InvalidValue) as caught:
+        FIVE.on(redis_client).acquire(key, n, permit=permit)
+    assert (caught.value.field, past) == (field, [])
+
+
+def test_an_id_made_for_the_call_is_not_looked_up(redis_client: redis.Redis) -> None:
+    limiter = SEVERAL.on(redis_client)
+    limiter.acquire("ada")
+    for permit, looked_up in ((None, False), ("order 17", True)):
+        redis_client.config_resetstat()
+        limiter.acquire("ada", permit=permit)
+        stats: Any = redis_client.info("commandstats")
+        assert ("cmdstat_hget" in stats) is looked_up

@@ -1,0 +1,152 @@
+"""Threads that hand over: never early, side by side, no more than there may be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+
+from dispatcher.clock import SystemClock
+from dispatcher.delivery.senders import Senders, Sending
+from dispatcher.store import Claim
+from tests.support.waiting import wait_until
+
+Start = Callable[..., Sending]
+
+
+class Hand:
+    """Notes when claims are handed over, and how many at a time."""
+
+    def __init__(self, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.at: dict[int, float] = {}
+        self.most = 0
+        self.idle = threading.Event()
+        self._meanwhile = meanwhile
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, claim: Claim) -> None:
+        with self._lock:
+            self.at[cast("int", claim)] = time.monotonic()
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self._meanwhile()
+        with self._lock:
+            self._now -= 1
+
+
+class Monotonic(SystemClock):
+    """The clock with which ``Hand`` measures."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+@pytest.fixture
+def crews() -> Iterator[list[Senders]]:
+    """Give a list; what is in it is closed."""
+    made: list[Senders] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+def sending(senders: Senders, hand: Hand) -> Sending:
+    return Sending(senders, Monotonic(), hand, hand.idle.set)
+
+
+def claims(*instants: float) -> list[tuple[float, Claim]]:
+    return [(at, cast("Claim", number)) for number, at in enumerate(instants)]
+
+
+def test_each_goes_at_its_instant_and_none_before(crews: list[Senders]) -> None:
+    crews.append(Senders("test", most=4))
+    hand = Hand()
+    start = time.monotonic()
+    instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
+    sending(crews[0], hand).add(claims(*instants))
+    assert hand.idle.wait(5)
+    assert list(hand.at) == [0, 1, 2, 3]
+    assert all(hand.at[number] >= at for number, at in enumerate(instants))
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+def test_so_many_are_handed_over_side_by_side(crews: list[Senders], most: int) -> None:
+    crews.append(Senders("test", most=most))
+    together = threading.Barrier(most)
+    hand = Hand(meanwhile=lambda: together.wait(10))
+    sending(crews[0], hand).add(claims(*[0.0] * (most * 2)))
+    wait_until(lambda: len(hand.at) == most * 2 and hand.idle.is_set())
+    assert hand.most == most
+
+
+def test_one_that_hangs_holds_up_no_other(crews: list[Senders]) -> None:
+    crews.append(Senders("test", most=2))
+    released = threading.Event()
+    taken = threading.Lock()
+
+    def hang_first() -> None:
+        if taken.acquire(blocking=False):
+            released.wait(10)
+
+    hand = Hand(meanwhile=hang_first)
+    both = sending(crews[0], hand)
+    both.add(claims(*[0.0] * 10))
+    wait_until(lambda: len(hand.at) == 10)
+    released.set()
+
+
+def test_what_is_added_after_the_last_has_gone_goes_too(crews: list[Senders]) -> None:
+    crews.append(Senders("test", most=2))
+    hand = Hand()
+    twice = sending(crews[0], hand)
+    twice.add(claims(0.0))
+    assert hand.idle.wait(5)
+    hand.idle.clear()
+    twice.add([(0.0, cast("Claim", 7))])
+    assert hand.idle.wait(5)
+    assert list(hand.at) == [0, 7]
+
+
+def test_groups_share_the_threads_of_their_channel(crews: list[Senders]) -> None:
+    crews.append(Senders("test", most=3))
+    release = threading.Event()
+    hands = [Hand(meanwhile=lambda: release.wait(10)) for _ in range(3)]
+    for hand in hands:
+        sending(crews[0], hand).add(claims(*[0.0] * 4))
+    wait_until(lambda: sum(len(hand.at) for hand in hands) == 3)
+    release.set()
+    wait_until(lambda: sum(len(hand.at) for hand in hands) == 12)
+    assert sum(thread.name.startswith("test-") for thread in threading.enumerate()) == 3
+
+
+def test_threads_that_are_free_are_used_again_and_end_when_closed(crews: list[Senders]) -> None:
+    senders = Senders("ending", most=5)
+    for _ in range(50):
+        done = threading.Event()
+        senders.call(done.set)
+        assert done.wait(5)
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("ending-")}
+    assert 1 <= len(names) <= 2
+    senders.close()
+    wait_until(lambda: not names & {thread.name for thread in threading.enumerate()})
+
+
+def test_where_no_thread_can_be_started_the_caller_does_it(
+    crews: list[Senders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    crews.append(Senders("test", most=4))
+    hand = Hand()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        sending(crews[0], hand).add(claims(0.0, 0.0, 0.0))
+        assert len(hand.at) == 3
+        assert hand.idle.is_set()
+    sending(crews[0], hand).add(claims(0.0, 0.0, 0.0, 0.0))
+    wait_until(lambda: len(hand.at) == 4)
