@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, cast, overload
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
+from sqlalchemy import ColumnElement
 
 from dispatcher.celery_app import create_app
 from dispatcher.clock import Clock, SystemClock
@@ -39,15 +40,20 @@ from dispatcher.store import (
     BulkMessages,
     Claims,
     Database,
+    HeldMessages,
     JoinedMessages,
     Messages,
+    Overdue,
     Standings,
     StoreUpkeep,
+    overdue,
 )
 from dispatcher.submission import (
     BulkSubmission,
+    CatchUp,
     Changes,
     Handover,
+    Held,
     JoinedSubmission,
     Outlook,
     Planning,
@@ -244,12 +250,17 @@ class Parts:
         )
 
     @_built_once
+    def held(self) -> Held:
+        """The use cases of those who decide about unknown outcomes."""
+        return Held(messages=self.messages, held=HeldMessages(self.database))
+
+    @_built_once
     def delivery(self) -> Delivery:
         """The use case of the worker."""
         return Delivery(
             settings=self.settings,
             clock=self.clock,
-            claims=Claims(self.database, ttl=self.settings.claim_ttl),
+            claims=Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left),
             permits=self.permits,
             transports=self.transports,
             queue=self.queue,
@@ -266,11 +277,24 @@ class Parts:
         return Sweep(
             settings=self.settings,
             clock=self.clock,
-            store=StoreUpkeep(self.database),
+            store=StoreUpkeep(self.database, leaves=self._left),
             messages=self.messages,
             windows=self.upkeep,
             permits=self.permits,
             queue=self.queue,
+        )
+
+    @_built_once
+    def catch_up(self) -> CatchUp:
+        """The duty of the beat job that ends or moves what is overdue."""
+        store = Overdue(
+            self.database,
+            after=self.settings.overdue_after,
+            expire=self.settings.caught_up_by("expire"),
+            reslot=self.settings.caught_up_by("reslot"),
+        )
+        return CatchUp(
+            settings=self.settings, store=store, changes=self.changes, handover=self.handover
         )
 
     @_built_once
@@ -294,6 +318,12 @@ class Parts:
             standings=Standings(self.database),
             contents=self.contents,
         )
+
+    @property
+    def _left(self) -> ColumnElement[bool] | None:
+        """What is overdue and not to be sent late is left to the one who catches up."""
+        ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
+        return overdue(ways, self.settings.overdue_after) if ways else None
 
     @property
     def _scope_limits(self) -> list[Limit]:

@@ -17,7 +17,7 @@ from kombu import Queue
 from dispatcher.settings import Settings
 
 DELIVER = "dispatcher.deliver"
-SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune")
+SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up")
 TASKS_MODULE = "dispatcher.tasks"
 
 _WORKER_SOCKET_SECONDS = 5.0
@@ -59,8 +59,13 @@ def options(
 
 
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the sweep as entries of a beat schedule. Each run expires after one tick."""
+    """Return the sweep as entries of a beat schedule. Each run expires after one tick.
+
+    ``catch_up`` is left out where every channel sends what is overdue.
+    """
     every = dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+    if len(settings.caught_up_by("send")) == len(settings.channels):
+        del every["catch_up"]
     return {
         f"dispatcher.{duty}": {
             "task": f"dispatcher.{duty}",
@@ -72,7 +77,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
                 "kwargsrepr": "",
             },
         }
-        for duty in SWEEPS
+        for duty in every
     }
 
 

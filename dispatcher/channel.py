@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic_settings import NoDecode
 
 from dispatcher.errors import InvalidValue
 from dispatcher.hours import Hours
+from dispatcher.message import OnUnknown
 from dispatcher.quota import (
     CalendarLimit,
     CalendarQuota,
@@ -29,6 +30,8 @@ from dispatcher.quota import (
     parse_limit,
     parse_quota,
 )
+
+CatchUp = Literal["send", "expire", "reslot"]
 
 
 def _read_length(value: object) -> object:
@@ -113,6 +116,19 @@ class Channel(BaseModel):
     """Upper bound of the wait after the first failed try; doubles with each further one."""
     backoff_longest: Length = timedelta(minutes=10)
     """Upper bound of any wait."""
+    on_unknown: OnUnknown = "retry"
+    """What follows a try whose outcome nobody knows, where a message does not say it itself.
+
+    ``retry``: another try, at least once. ``hold``: it waits for a person, at most once.
+    """
+    expire_after: Length | None = None
+    """How long after its send time a message is still sent, where it has no expiry itself."""
+    catch_up: CatchUp = "send"
+    """What becomes of messages that are overdue: that nobody took for ``overdue_after``.
+
+    ``send``: they are sent late. ``expire``: they end as expired. ``reslot``: they are booked
+    again, in the order of their times, at the first slots from now on that fit every quota.
+    """
 
     @cached_property
     def quiet(self) -> Hours | None:

@@ -13,7 +13,16 @@ from dispatcher import sendtime
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import Attempt, Draft, Message, OnConflict, Plan, Status, check_text
+from dispatcher.message import (
+    Attempt,
+    Draft,
+    Message,
+    OnConflict,
+    OnUnknown,
+    Plan,
+    Status,
+    check_text,
+)
 from dispatcher.reservation import Timeline
 from dispatcher.settings import Settings
 from dispatcher.submission import OnProgress, Result, Unread, Wish, terms_for
@@ -60,6 +69,8 @@ class Dispatcher:
         scopes: Mapping[str, str] | None = None,
         quiet_hours: str | None = None,
         send_window: str | None = None,
+        on_unknown: OnUnknown | None = None,
+        expire_after: timedelta | None = None,
         session: Session | Connection | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
@@ -71,12 +82,15 @@ class Dispatcher:
         ``{"tenant": "acme"}``. ``zone`` is the recipient's: quotas ``in local`` count by its
         calendar, and ``quiet_hours`` (``"21:00-08:00"``, ``"none"``) or ``send_window`` go by its
         clocks. A message that brings no hours has those of its channel. With ``idempotency_key`` a
-        repeated call returns the message of the first one. After ``expires_at`` the message is not
-        sent any more. ``on_conflict="shift"`` books the first slot that fits every quota outside
-        quiet hours, up to ``latest``.
+        repeated call returns the message of the first one. After ``expires_at``, or
+        ``expire_after`` its time, the message is not sent any more. ``on_conflict="shift"`` books
+        the first slot that fits every quota outside quiet hours, up to ``latest``. Where nobody
+        knows what came of a try, ``on_unknown="retry"`` makes another one, and ``"hold"`` waits for
+        :meth:`release` or :meth:`drop`; by default the channel says which.
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
-        process dies. When it raises, nothing is reserved or stored (except OutcomeUnknown).
+        process dies, or is held where it is to be. When it raises, nothing is reserved or stored
+        (except OutcomeUnknown).
 
         With ``session``, a SQLAlchemy Session or Connection on the dispatcher's database, the
         message is stored in its transaction: it commits or rolls back with the caller's own rows,
@@ -108,6 +122,8 @@ class Dispatcher:
             scopes=scopes,
             quiet_hours=quiet_hours,
             send_window=send_window,
+            on_unknown=on_unknown,
+            expire_after=expire_after,
         )
         if session is not None:
             return self._parts.joined.submit(draft, session)
@@ -196,8 +212,7 @@ class Dispatcher:
         at_most: int = 100,
     ) -> list[Message]:
         """Return the messages that match every filter given, newest first."""
-        if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
-            raise InvalidDraft("at_most", repr(at_most), f"1 to {_MOST_FOUND}")
+        _check_at_most(at_most)
         if status is not None:
             try:
                 status = Status(status)
@@ -216,7 +231,7 @@ class Dispatcher:
         """Cancel a scheduled message; its quota is free again at once. Return it.
 
         Once this returns, the message is never sent. Cancelling it again is fine. Raises
-        MessageNotFound, and TooLate once it is being sent or has ended.
+        MessageNotFound, and TooLate once it is being sent, is held or has ended.
         """
         return self._parts.changes.cancel(_id(message_id))
 
@@ -231,12 +246,14 @@ class Dispatcher:
         on_conflict: OnConflict = "reject",
         latest: SendTime | None = None,
         expires_at: SendTime | None = None,
+        expire_after: timedelta | None = None,
     ) -> Message:
         """Move a scheduled message to another time, judged as if it had no place yet. Return it.
 
         The parameters are those of :meth:`submit`. ``zone`` defaults to the message's; one that is
-        given becomes the message's, and later moves are judged by it. ``expires_at`` stays unless
-        it is given. The old place is free once this returns. A refused move changes nothing.
+        given becomes the message's, and later moves are judged by it. An ``expires_at`` stays and
+        an ``expire_after`` moves along, unless one of them is given. The old place is free once
+        this returns. A refused move changes nothing.
 
         Raises InvalidDraft, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
         TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the
@@ -250,6 +267,7 @@ class Dispatcher:
             on_conflict=on_conflict,
             latest=latest,
             expires_at=expires_at,
+            expire_after=expire_after,
         )
         return self._parts.changes.reschedule(_id(message_id), wish)
 
@@ -260,6 +278,30 @@ class Dispatcher:
         or has ended.
         """
         return self._parts.changes.update(_id(message_id), body=body)
+
+    def held(self, *, at_most: int = 100) -> list[Message]:
+        """Return the messages that are held, oldest first: nobody knows whether they were sent.
+
+        ``next_attempt_at`` tells since when they are held.
+        """
+        _check_at_most(at_most)
+        return self._parts.held.find(at_most=at_most)
+
+    def release(self, message_id: UUID | str) -> Message:
+        """Let a held message be sent, perhaps once more. Return it, due at once.
+
+        One more try is allowed where its tries were used up. Past its expiry it ends as expired.
+        Raises MessageNotFound, and TooLate where it is not held.
+        """
+        return self._parts.held.release(_id(message_id))
+
+    def drop(self, message_id: UUID | str) -> Message:
+        """Give a held message up. Return it: it ends as failed.
+
+        It keeps its place in the windows, because it may have been sent. Raises MessageNotFound,
+        and TooLate where it is not held.
+        """
+        return self._parts.held.drop(_id(message_id))
 
     def next_slot(
         self,
@@ -372,6 +414,11 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
         replace(each, on_conflict=on_conflict) if isinstance(each, Draft) else each
         for each in drafts
     )
+
+
+def _check_at_most(at_most: object) -> None:
+    if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
+        raise InvalidDraft("at_most", repr(at_most), f"1 to {_MOST_FOUND}")
 
 
 def _id(value: UUID | str) -> UUID:

@@ -20,6 +20,7 @@ from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded
 
 Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
+OnUnknown = Literal["retry", "hold"]
 
 MAX_RECIPIENT = 255
 MAX_ZONE = 63
@@ -36,11 +37,12 @@ class Status(StrEnum):
     FAILED = "failed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    HELD = "held"
 
     @property
     def is_final(self) -> bool:
         """Whether a message of this status will never change again."""
-        return self not in (Status.SCHEDULED, Status.SENDING)
+        return self not in (Status.SCHEDULED, Status.SENDING, Status.HELD)
 
 
 class Outcome(StrEnum):
@@ -71,6 +73,8 @@ class Draft:
     scopes: Mapping[str, str] | None = None
     quiet_hours: str | None = None
     send_window: str | None = None
+    on_unknown: OnUnknown | None = None
+    expire_after: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,9 @@ class Message:
     ``send_at`` is the promise; ``next_attempt_at`` is when the next try is due and moves with
     retries and snoozes. ``attempt_count`` counts tries, not snoozes. ``last_error`` is what the
     last failed try said. ``scopes`` are the further scopes it counts against, by kind; ``zone`` and
-    ``quiet_hours`` are its own, None where those of the settings apply.
+    ``quiet_hours`` are its own, None where those of the settings apply. ``on_unknown`` is what is
+    done after a try whose outcome nobody knows. With ``expire_after`` a reschedule moves
+    ``expires_at`` along.
     """
 
     id: UUID
@@ -158,6 +164,8 @@ class Message:
     scopes: Mapping[str, str] = field(default_factory=dict)
     zone: str | None = None
     quiet_hours: str | None = None
+    on_unknown: OnUnknown = "retry"
+    expire_after: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,24 @@ def after(length: timedelta, *, now: datetime, field: str = "send_in") -> dateti
         raise InvalidSendTime(field, "is out of range", "less than 8,000 years") from None
 
 
+def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
+    """Return ``length`` rounded up to a whole millisecond. Raises InvalidSendTime.
+
+    It is more than 0, and a message that goes at ``farthest`` expires before the year 10000.
+    """
+    accepted = "a timedelta of more than 0"
+    if not isinstance(length, timedelta):
+        raise InvalidSendTime("expire_after", f"a {type(length).__name__}", accepted)
+    if length <= timedelta(0):
+        raise InvalidSendTime("expire_after", f"{length}", accepted)
+    try:
+        rounded = -(-length // _MILLISECOND) * _MILLISECOND
+        _ = farthest + rounded
+    except OverflowError:
+        raise InvalidSendTime("expire_after", "is out of range", "less than 8,000 years") from None
+    return rounded
+
+
 def check_range(
     send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
 ) -> None:

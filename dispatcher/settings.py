@@ -30,7 +30,7 @@ from pydantic_settings import (
 )
 
 from dispatcher import scope, zones
-from dispatcher.channel import AnyQuota, Channel, Kind, Length, Quotas
+from dispatcher.channel import AnyQuota, CatchUp, Channel, Kind, Length, Quotas
 from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import Limit, Quota
 
@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     """Redis broker: Celery's visibility timeout."""
     enqueue_grace: Length = timedelta(seconds=5)
     """How long past its time a message may stay unclaimed before it is enqueued again."""
+    overdue_after: Length = timedelta(minutes=5)
+    """How long past its time a message that nobody took is caught up with, as its channel says."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Most messages in one task."""
     groups_at_once: Annotated[int, Field(ge=1, le=100)] = 4
@@ -189,6 +191,10 @@ class Settings(BaseSettings):
         """Return the Celery queue of a channel; that of the sweep for one that is not known."""
         return f"{self.queue}.{channel}" if channel in self.channels else self.queue
 
+    def caught_up_by(self, way: CatchUp) -> tuple[str, ...]:
+        """Return the channels that catch up with what is overdue in this way."""
+        return tuple(name for name, each in self.channels.items() if each.catch_up == way)
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which are not validated."""
         copy = super().model_copy(update=update, deep=deep)
@@ -224,6 +230,7 @@ class Settings(BaseSettings):
             "horizon", f"{self.horizon} is not below half of redelivery_timeout",
             "a horizon below half of redelivery_timeout, or tasks run twice",
         )  # fmt: skip
+        self._in_order("enqueue_grace", "overdue_after")
         self._in_order("settle", "reconcile_grace")
         self._in_order("settle", "transaction_grace")
         _require(

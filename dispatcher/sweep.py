@@ -1,4 +1,6 @@
-"""The sweep: four duties that make the rest of the house forgiving.
+"""The sweep: duties that make the rest of the house forgiving.
+
+One more, which books places, is ``submission/catch_up.py``.
 
 Any number of sweeps may run side by side; each duty works in bounded batches and answers how much
 it did.

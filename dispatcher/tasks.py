@@ -40,6 +40,12 @@ def reconcile() -> None:
     here().sweep.reconcile()
 
 
+@shared_task(name="dispatcher.catch_up", ignore_result=True, acks_late=False)
+def catch_up() -> None:
+    """Expire or book again what is overdue."""
+    here().catch_up.run()
+
+
 @shared_task(name="dispatcher.prune", ignore_result=True, acks_late=False)
 def prune() -> None:
     """Delete what is old."""

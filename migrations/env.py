@@ -31,6 +31,9 @@ def run(connection: Connection) -> None:
         from dispatcher.store.postgres import be_patient  # noqa: PLC0415 - its driver is an extra
 
         be_patient(connection)
+    else:
+        # A table is changed by making it anew; dropping the old one would take the attempts along.
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else "BEGIN")
     try:
         if not sqlite:
@@ -46,6 +49,9 @@ def run(connection: Connection) -> None:
     except BaseException:
         connection.exec_driver_sql("ROLLBACK")
         raise
+    finally:
+        if sqlite:
+            connection.exec_driver_sql("PRAGMA foreign_keys = ON")
 
 
 handed_in = context.config.attributes.get("connection")

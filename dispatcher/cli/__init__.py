@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from dispatcher.cli import bulk, demo, doctor, messages, services, timeline, windows
+from dispatcher.cli import bulk, demo, doctor, held, messages, services, timeline, windows
 from dispatcher.cli.app import app, exit_code, say_error
 from dispatcher.errors import DispatcherError
 
@@ -16,6 +16,7 @@ __all__ = ["app", "main"]
 
 services.register(app)
 messages.register(app)
+held.register(app)
 bulk.register(app)
 timeline.register(app)
 windows.register(app)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from dispatcher.cli import show
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import Message, OnConflict, Status
+from dispatcher.message import Message, OnConflict, OnUnknown, Status
 from dispatcher.quota import parse_length
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -32,6 +32,9 @@ Latest = Annotated[str | None, typer.Option(help="Latest slot for --on-conflict 
 Shift = Annotated[
     OnConflict,
     typer.Option(help="When the time does not fit: reject, or shift to the next slot."),
+]
+ExpireAfter = Annotated[
+    str | None, typer.Option(help='Not sent later than this after its time: "2 hours".')
 ]
 Text = Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")]
 BodyText = Annotated[str | None, typer.Option("--body", help="The content, a JSON object.")]
@@ -71,6 +74,11 @@ def submit(
     counts: Scopes = None,
     quiet_hours: QuietHours = None,
     send_window: SendWindow = None,
+    on_unknown: Annotated[
+        OnUnknown | None,
+        typer.Option(help="After a try with an unknown outcome; default: the channel's."),
+    ] = None,
+    expire_after: ExpireAfter = None,
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time.
@@ -95,6 +103,8 @@ def submit(
             scopes=_scopes(counts),
             quiet_hours=quiet_hours,
             send_window=send_window,
+            on_unknown=on_unknown,
+            expire_after=parse_length(expire_after) if expire_after is not None else None,
         )
     _say(message, as_json=as_json)
 
@@ -108,6 +118,7 @@ def reschedule(
     on_conflict: Shift = "reject",
     latest: Latest = None,
     expires_at: Annotated[str | None, typer.Option(help="Another expiry.")] = None,
+    expire_after: ExpireAfter = None,
     as_json: AsJson = False,
 ) -> None:
     """Move a scheduled message to another time; its old place is free at once.
@@ -124,6 +135,7 @@ def reschedule(
             on_conflict=on_conflict,
             latest=latest,
             expires_at=expires_at,
+            expire_after=parse_length(expire_after) if expire_after is not None else None,
         )
     _say(message, as_json=as_json)
 

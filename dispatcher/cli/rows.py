@@ -19,6 +19,7 @@ COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
 """What a row may have: the fields of a draft, and ``text``, short for a body with one text."""
 _NEEDED = (("channel",), ("recipient",), ("body", _TEXT), ("send_at", "send_in"))
 _JSON_FIELDS = ("body", "scopes")
+_LENGTHS = ("send_in", "expire_after")
 _FOLDS: Mapping[object, int] = {"0": 0, "1": 1, 0: 0, 1: 1}
 _REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
 
@@ -147,8 +148,9 @@ def _row(line: int, row: Any, given: Mapping[str, Any], channel: str | None) -> 
         for name in ("channel", "recipient"):
             _require(name in values, name, "not given", "one for every row")
         _read_body(values)
-        if "send_in" in values:
-            values["send_in"] = _length(values["send_in"])
+        for name in _LENGTHS:
+            if name in values:
+                values[name] = _length(name, values[name])
         if "fold" in values:
             values["fold"] = _fold(values["fold"])
     except InvalidDraft as error:
@@ -180,11 +182,11 @@ def _from_json(name: str, text: str) -> Any:
         raise InvalidDraft(name, "is no JSON", "a JSON object") from None
 
 
-def _length(value: object) -> timedelta:
+def _length(name: str, value: object) -> timedelta:
     try:
         return parse_length(str(value))
     except InvalidValue as refused:
-        raise InvalidDraft("send_in", refused.problem, refused.accepted) from None
+        raise InvalidDraft(name, refused.problem, refused.accepted) from None
 
 
 def _fold(value: object) -> int:

@@ -20,6 +20,7 @@ _STYLES = {
     Status.FAILED: "red",
     Status.EXPIRED: "yellow",
     Status.CANCELLED: "dim",
+    Status.HELD: "magenta",
 }
 
 out = Console(highlight=False)
@@ -51,6 +52,8 @@ def message_data(message: Message) -> dict[str, Any]:
         "scopes": dict(message.scopes) or None,
         "zone": message.zone,
         "quiet_hours": message.quiet_hours,
+        "on_unknown": message.on_unknown,
+        "expire_after": message.expire_after.total_seconds() if message.expire_after else None,
     }
 
 
@@ -78,6 +81,22 @@ def message_table(messages: Sequence[Message]) -> Table:
             escape(message.channel),
             escape(message.recipient),
             minute_text(message.send_at),
+        )
+    return table
+
+
+def held_table(messages: Sequence[Message]) -> Table:
+    """Return a table of held messages, one a row, without their bodies."""
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for heading in ("id", "channel", "recipient", "tries", "held since (UTC)"):
+        table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
+    for message in messages:
+        table.add_row(
+            str(message.id),
+            escape(message.channel),
+            escape(message.recipient),
+            f"{message.attempt_count} of {message.max_attempts}",
+            minute_text(message.next_attempt_at),
         )
     return table
 

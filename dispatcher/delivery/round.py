@@ -258,8 +258,10 @@ class Round:
         except TemporaryFailure as error:
             self._close(error)
             return self._failure(claim, error, error.retry_after)
-        except Exception as error:  # noqa: BLE001 - a transport may raise anything: temporary
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
             log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
+            if message.on_unknown == "hold":  # it may be with the provider: a line that broke, say
+                return Failure(claim, Outcome.UNKNOWN, _text(error), None)
             return self._failure(claim, error, None)
         return Result(claim, None if receipt is None else storable_text(receipt))
 

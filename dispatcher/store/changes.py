@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal,
     null,
     or_,
+    select,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -43,7 +44,8 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
-_SENDING = has_status(Status.SENDING)
+_OPEN = has_status(Status.SENDING, Status.HELD)
+"""Nobody knows its outcome yet: it is under way, or held until its worker, or a person, tells."""
 
 
 class Change:
@@ -89,7 +91,7 @@ def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
 SENT = Change(
     lambda given: (
         update(messages)
-        .where(*_ours(given), has_status(Status.SENDING, Status.SCHEDULED))
+        .where(*_ours(given), has_status(Status.SENDING, Status.HELD, Status.SCHEDULED))
         .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
     )
 )
@@ -97,7 +99,7 @@ SENT = Change(
 
 FAILED = Change(
     lambda given: update(messages)
-    .where(*_ours(given), _SENDING)
+    .where(*_ours(given), _OPEN)
     .values(
         status=Status.FAILED.value, finished_at=_NOW, last_error=given("error"), **_NO_CLAIM
     ),
@@ -107,7 +109,7 @@ FAILED = Change(
 
 AGAIN = Change(
     lambda given: update(messages)
-    .where(*_ours(given), _SENDING)
+    .where(*_ours(given), _OPEN)
     .values(
         status=Status.SCHEDULED.value,
         next_attempt_at=later(_NOW, given("wait")),
@@ -118,6 +120,16 @@ AGAIN = Change(
     "wait", "enqueue", "error",
 )  # fmt: skip
 """It will be tried again after a wait, in seconds from now."""
+
+UNTOLD = Change(
+    lambda given: update(messages)
+    .where(*_ours(given), _OPEN)
+    .values(
+        status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error"), **_NO_CLAIM
+    ),
+    "error",
+)  # fmt: skip
+"""Its transport cannot tell what came of it: a person decides."""
 
 EXPIRED = Change(
     lambda given: (
@@ -134,7 +146,7 @@ EXPIRED = Change(
 
 SNOOZED = Change(
     lambda given: update(messages)
-    .where(*_ours(given), _SENDING)
+    .where(*_ours(given), _OPEN)
     .values(
         status=Status.SCHEDULED.value,
         attempt_count=messages.c.attempt_count - 1,
@@ -146,10 +158,24 @@ SNOOZED = Change(
 )  # fmt: skip
 """It was not handed over, and no attempt counts."""
 
-UNDONE_ATTEMPT = Change(
-    lambda given: delete(attempts).where(*_attempt(given), attempts.c.finished_at.is_(None))
+_WAS_HELD = (
+    select(literal(1))
+    .where(
+        messages.c.id == attempts.c.message_id,
+        messages.c.claim_token == attempts.c.token,
+        has_status(Status.SCHEDULED, Status.HELD),  # put back before, or in the same statement
+        messages.c.on_unknown == "hold",
+        attempts.c.outcome == Outcome.UNKNOWN.value,
+    )
+    .exists()
 )
-"""The attempt that its claim wrote did not happen."""
+
+UNDONE_ATTEMPT = Change(
+    lambda given: delete(attempts).where(
+        *_attempt(given), or_(attempts.c.finished_at.is_(None), _WAS_HELD)
+    )
+)
+"""The attempt that its claim wrote did not happen; also where its message was held for it."""
 
 OUTCOME = Change(
     lambda given: update(attempts)
@@ -170,7 +196,7 @@ OUTCOME = Change(
 RENEWED = Change(
     lambda given: (
         update(messages)
-        .where(*_ours(given), _SENDING)
+        .where(*_ours(given), has_status(Status.SENDING))
         .values(claim_expires_at=later(_NOW, given("wait")))
     ),
     "wait",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, Delete, Row, Select, Update
+from sqlalchemy import ColumnElement, Connection, Delete, Row, Select, Update
 
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
@@ -28,9 +28,12 @@ def change_chosen(
     database: Database,
     query: Select[tuple[UUID]],
     change: Update | Delete,
-    *wanted: Column[Any],
+    *wanted: ColumnElement[Any],
 ) -> Sequence[Row[Any]]:
-    """Change the messages whose ids ``query`` finds; return these columns of them, ``id`` first."""
+    """Change the messages whose ids ``query`` finds; return ``wanted`` of them, ``id`` first.
+
+    On some databases as it was before: ``wanted`` is nothing that is changed.
+    """
 
     def at_once(connection: Connection) -> Sequence[Row[Any]]:
         these = messages.c.id.in_(query.scalar_subquery())

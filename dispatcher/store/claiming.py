@@ -40,8 +40,16 @@ _BEGUN = ["message_id", "token", "started_at"]
 class Claiming:
     """One claim of some messages, which may be run again: it knows by its own mark what it took."""
 
-    def __init__(self, message_ids: Sequence[UUID], *, ahead: timedelta, ttl: timedelta) -> None:
+    def __init__(
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        ahead: timedelta,
+        ttl: timedelta,
+        takes: ColumnElement[bool],
+    ) -> None:
         self.mark = uuid4()
+        self._takes = takes
         self._ids = list(message_ids)
         self._ahead = ahead.total_seconds()
         self._ttl = ttl.total_seconds()
@@ -54,7 +62,7 @@ class Claiming:
     def step_by_step(self, connection: Connection) -> Sequence[Any]:
         """Claim in the transaction of this connection; also return what was claimed before."""
         these = messages.c.id.in_(self._ids)
-        wanted = chosen(connection, _wanted(these, self._ahead))
+        wanted = chosen(connection, _wanted(and_(these, self._takes), self._ahead))
         connection.execute(_take(self.mark, self._ttl).where(messages.c.id.in_(wanted)))
         mine = and_(these, messages.c.claimed_by == self.mark)
         is_begun = select(literal(1)).where(
@@ -71,10 +79,13 @@ class Claiming:
         return connection.execute(read).all()
 
 
-def at_once() -> Select[Any]:
-    """Return the statement that takes messages, begins their attempts and returns them."""
+def at_once(takes: ColumnElement[bool]) -> Select[Any]:
+    """Return the statement that takes messages, begins their attempts and returns them.
+
+    Like :class:`Claiming`, it takes none but those for which ``takes`` holds.
+    """
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
-    wanted = _wanted(these, bindparam("ahead", type_=Float())).cte("wanted")
+    wanted = _wanted(and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
     take = _take(bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
     taken = (
         take.where(messages.c.id == wanted.c.id)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, select, true, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import (
@@ -20,6 +20,7 @@ from dispatcher.store.changes import (
     SENT,
     SNOOZED,
     UNDONE_ATTEMPT,
+    UNTOLD,
     Row,
     arrays,
     sent_at_once,
@@ -61,7 +62,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A hand-over that failed. ``wait`` until the next try; None when there will be none."""
+    """A hand-over that failed. ``wait`` until the next try; None when there will be none.
+
+    With an unknown outcome the message is held.
+    """
 
     claim: Claim
     outcome: Outcome
@@ -72,13 +76,17 @@ class Failure:
 class Claims:
     """Takes messages to deliver them and writes down what came of it.
 
-    The database's clock alone decides what is due. Every call may be run again.
+    The database's clock alone decides what is due. Every call may be run again. What ``leaves``
+    describes is not taken.
     """
 
-    def __init__(self, database: Database, *, ttl: timedelta) -> None:
+    def __init__(
+        self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
+    ) -> None:
         self._database = database
         self._ttl = ttl
-        self._claim_at_once = database.straight(at_once())
+        self._takes = true() if leaves is None else ~leaves
+        self._claim_at_once = database.straight(at_once(self._takes))
         self._sent_at_once = database.straight(sent_at_once())
         self._snoozed_at_once = database.straight(snoozed_at_once())
 
@@ -88,7 +96,7 @@ class Claims:
         Those past their expiry are not taken. The attempt is written with the claim, so that one
         which kills its process counts.
         """
-        claiming = Claiming(message_ids, ahead=ahead, ttl=self._ttl)
+        claiming = Claiming(message_ids, ahead=ahead, ttl=self._ttl, takes=self._takes)
         rows: Sequence[Any] | None = self._claim_at_once(claiming.values)
         if rows is None:
             rows = self._database.transact(claiming.step_by_step)
@@ -163,18 +171,22 @@ class Claims:
 
         A record is refused silently where another claim has been made since: the token fences.
         A success is taken also when the claim ran out but nobody has claimed the message again,
-        since it stops a second sending. Messages to be tried again are due ``wait`` from now and
-        handed over by the sweep ``enqueue_in`` after that.
+        since it stops a second sending; a failure also where the message is held for want of it.
+        Messages to be tried again are due ``wait`` from now and handed over by the sweep
+        ``enqueue_in`` after that.
         """
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
         if not failures and sent and self._sent_at_once(arrays(sent)) is not None:
             return
         again = [each for each in failures if each.wait is not None]
-        ended = [each for each in failures if each.wait is None]
+        untold = [each for each in failures if each.outcome is Outcome.UNKNOWN]
+        known = [each for each in failures if each.outcome is not Outcome.UNKNOWN]
+        ended = [each for each in known if each.wait is None]
 
         def work(connection: Connection) -> None:
             SENT.run(connection, [_key(each.claim) for each in results])
             FAILED.run(connection, [_key(each.claim) | {"error": each.error} for each in ended])
+            UNTOLD.run(connection, [_key(each.claim) | {"error": each.error} for each in untold])
             rows = [
                 _key(each.claim) | _waits(each.wait, enqueue_in) | {"error": each.error}
                 for each in again

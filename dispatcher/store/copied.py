@@ -10,14 +10,16 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from dispatcher.message import Message, dump_json
+from dispatcher.message import Message, OnUnknown, dump_json
+from dispatcher.store.instants import to_length_ms
 
 COLUMNS = (
     "id", "send_at", "next_attempt_at", "enqueue_at", "created_at", "max_attempts",
     "attempt_count", "claim_token", "reserved", "status", "channel", "recipient", "scope", "body",
-    "expires_at", "idempotency_key", "fingerprint", "scopes", "zone", "quiet_hours",
+    "on_unknown", "expires_at", "idempotency_key", "fingerprint", "scopes", "zone", "quiet_hours",
+    "expire_after",
 )  # fmt: skip
 """The columns of a new message in the order in which they are written; the others are NULL."""
 
@@ -25,13 +27,14 @@ _ROWS_AT_ONCE = 250
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
-_NULLS = _NULL * 6
+_NULLS = _NULL * 7
 _NEW = Struct(">ih ii i? i9s").pack(2, 0, 4, 0, 1, True, 9, b"scheduled")
 """What is the same in every new row: nothing was tried, nobody claimed it, it has its place."""
 _START = Struct(f">h i16s iq iq iq iq ih {len(_NEW)}s").pack
 _LENGTH = Struct(">i").pack
-_INSTANT = Struct(">iq").pack
+_NUMBER = Struct(">iq").pack
 _NO_TEXTS = (None,) * 5
+_ON_UNKNOWN = {word: _LENGTH(len(word)) + word.encode() for word in get_args(OnUnknown)}
 _FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -72,6 +75,7 @@ def _row(addition: Addition) -> bytes:
             _LENGTH(len(recipient)), recipient,
             _LENGTH(len(scope)), scope,
             _LENGTH(len(body)), body,
+            _ON_UNKNOWN[message.on_unknown],
             _optional(message, fingerprint),
         )
     )  # fmt: skip
@@ -89,10 +93,12 @@ def _optional(message: Message, fingerprint: str | None) -> bytes:
     )
     if expires_at is None and texts == _NO_TEXTS:
         return _NULLS
-    written = [_INSTANT(8, _instant(expires_at)) if expires_at else _NULL]
+    written = [_NUMBER(8, _instant(expires_at)) if expires_at else _NULL]
     for text in texts:
         value = text.encode() if text is not None else None
         written.append(_NULL if value is None else _LENGTH(len(value)) + value)
+    length = message.expire_after
+    written.append(_NULL if length is None else _NUMBER(8, to_length_ms(length)))
     return b"".join(written)
 
 

@@ -1,11 +1,11 @@
-"""Instants in SQL: one column type and the database's own clock, on every dialect."""
+"""Instants and lengths in SQL: their column types and the database's clock, on every dialect."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, DateTime, Dialect, String
+from sqlalchemy import BigInteger, ColumnElement, DateTime, Dialect, String
 from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -15,6 +15,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from dispatcher.store.columns import MYSQL
 
 _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Instant(TypeDecorator[datetime]):
@@ -57,6 +58,28 @@ class Instant(TypeDecorator[datetime]):
             return naive.replace(tzinfo=UTC)
         instant: datetime = value.astimezone(UTC)
         return instant
+
+
+class Length(TypeDecorator[timedelta]):
+    """A length, in whole milliseconds."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: timedelta | None, dialect: Dialect) -> int | None:
+        """Turn a length into what is stored."""
+        del dialect
+        return None if value is None else to_length_ms(value)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> timedelta | None:
+        """Turn what is stored into a length."""
+        del dialect
+        return None if value is None else value * _MILLISECOND
+
+
+def to_length_ms(length: timedelta) -> int:
+    """Return a length as it is stored."""
+    return length // _MILLISECOND
 
 
 class _DatabaseNow(FunctionElement[datetime]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from dispatcher.store.database import (
     unavailable,
     worth_another_try,
 )
-from dispatcher.store.instants import database_now
+from dispatcher.store.instants import database_now, to_length_ms
 from dispatcher.store.once import insert_once, unless_there
 from dispatcher.store.schema import attempts, has_status, messages
 
@@ -29,7 +29,8 @@ MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields_
 _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
-    "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours",
+    "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
+    "expire_after",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
@@ -152,6 +153,7 @@ class Messages:
         send_at: datetime,
         zone: str | None,
         expires_at: datetime | None,
+        expire_after: timedelta | None,
         enqueue_at: datetime,
     ) -> Message:
         """Give a message another time if it still is as ``message`` says and scheduled.
@@ -172,6 +174,7 @@ class Messages:
                 enqueue_at=enqueue_at,
                 zone=zone,
                 expires_at=expires_at,
+                expire_after=expire_after,
             )
         )
         return self._changed(message.id, statement)
@@ -247,7 +250,8 @@ class Messages:
             message.status.value, message.attempt_count, message.max_attempts, 0, True,
             message.idempotency_key, fingerprint, message.created_at,
             dump_json(message.scopes) if message.scopes else None, message.zone,
-            message.quiet_hours,
+            message.quiet_hours, message.on_unknown,
+            None if message.expire_after is None else to_length_ms(message.expire_after),
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 

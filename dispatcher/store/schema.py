@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import get_args
+
 from sqlalchemy import (
     Boolean,
     CheckConstraint,
@@ -20,9 +23,9 @@ from sqlalchemy import (
     text,
 )
 
-from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, Outcome, Status
+from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, OnUnknown, Outcome, Status
 from dispatcher.store.columns import MYSQL, id_type, json_type
-from dispatcher.store.instants import Instant
+from dispatcher.store.instants import Instant, Length
 
 metadata = MetaData(
     naming_convention={
@@ -35,7 +38,7 @@ metadata = MetaData(
 )
 
 
-def _one_of(column: str, values: type[Status] | type[Outcome]) -> str:
+def _one_of(column: str, values: Iterable[str]) -> str:
     listed = ", ".join(f"'{value}'" for value in values)
     return f"{column} IN ({listed})"
 
@@ -67,6 +70,8 @@ messages = Table(
     Column("scopes", json_type(none_as_null=True)),
     Column("zone", String(MAX_ZONE)),
     Column("quiet_hours", Text),
+    Column("on_unknown", String(5), nullable=False, server_default="retry"),
+    Column("expire_after", Length),
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", Status), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
@@ -75,13 +80,21 @@ messages = Table(
         name="sending_has_claim",
     ),
     CheckConstraint(
-        "(status IN ('scheduled', 'sending')) = (finished_at IS NULL)", name="final_has_end"
+        "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
+        name="final_has_end",
     ),
     CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
+    CheckConstraint(_one_of("on_unknown", get_args(OnUnknown)), name="on_unknown_known"),
+    CheckConstraint(
+        "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
+        name="expire_after_has_expiry",
+    ),
 )
 
 # What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
-# partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range.
+# partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What
+# is held is found there by the index of those that are sent: it has no claim, and every index ends
+# with the id.
 _wide: dict[str, tuple[str, ...]] = {}
 for _name, _columns, _where, _on_mysql in (
     ("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
@@ -98,6 +111,7 @@ for _name, _columns, _where, _on_mysql in (
         "reserved AND status IN ('cancelled', 'expired')",
         ("reserved", "status"),
     ),
+    ("held", ("id",), "status = 'held'", ()),
 ):
     _wide[f"ix_messages_{_name}"] = _on_mysql
     Index(
@@ -144,5 +158,6 @@ def described(dialect: str) -> MetaData:
         copied = table.to_metadata(own)
         for index in [index for index in copied.indexes if index.name in _wide]:
             copied.indexes.discard(index)
-            Index(index.name, *(copied.c[name] for name in _wide[str(index.name)]))
+            if wide := _wide[str(index.name)]:
+                Index(index.name, *(copied.c[name] for name in wide))
     return own

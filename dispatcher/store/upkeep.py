@@ -77,10 +77,14 @@ class Taken(NamedTuple):
 
 
 class StoreUpkeep:
-    """The store's half of the sweep. Any number of sweeps may run side by side."""
+    """The store's half of the sweep. Any number of sweeps may run side by side.
 
-    def __init__(self, database: Database) -> None:
+    What ``leaves`` describes is not handed to Celery.
+    """
+
+    def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
         self._database = database
+        self._takes = true() if leaves is None else ~leaves
 
     def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
         """Return messages whose time to be enqueued has come, soonest first.
@@ -91,7 +95,11 @@ class StoreUpkeep:
         now = database_now()
         wanted = (
             select(messages.c.id)
-            .where(messages.c.status == Status.SCHEDULED.value, messages.c.enqueue_at <= now)
+            .where(
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.enqueue_at <= now,
+                self._takes,
+            )
             .order_by(messages.c.enqueue_at)
             .limit(at_most)
             .with_for_update(skip_locked=True)
@@ -105,8 +113,9 @@ class StoreUpkeep:
     def rescue(self, *, at_most: int) -> int:
         """End the claims that have run out; return how many.
 
-        What the attempt did is unknown. The message is due again at once, unless its tries or
-        its time are used up.
+        What the attempt did is unknown: its worker may have been anywhere between claim and
+        record. Such a message is held where it says so; else it is due again at once, unless its
+        tries or its time are used up. ``next_attempt_at`` tells since when.
         """
         now = database_now()
         run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
@@ -117,6 +126,7 @@ class StoreUpkeep:
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
+        hold = messages.c.on_unknown == "hold"
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         too_late = messages.c.expires_at <= now
 
@@ -138,11 +148,12 @@ class StoreUpkeep:
                 .where(messages.c.id.in_(ids), *run_out)
                 .values(
                     status=case(
+                        (hold, Status.HELD.value),
                         (used_up, Status.FAILED.value),
                         (too_late, Status.EXPIRED.value),
                         else_=Status.SCHEDULED.value,
                     ),
-                    finished_at=case((or_(used_up, too_late), now), else_=None),
+                    finished_at=case((and_(~hold, or_(used_up, too_late)), now), else_=None),
                     next_attempt_at=now,
                     enqueue_at=now,
                     claimed_by=None,

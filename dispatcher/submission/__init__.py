@@ -2,14 +2,17 @@
 
 ``schedule`` judges a draft, ``submission`` accepts it, ``joined`` does so in a transaction of the
 caller's, ``bulk`` accepts thousands, ``plan`` tells what would come of them (``cases``: what both
-share), ``changes`` moves, alters and cancels what was accepted, ``handover`` gives Celery what is
-near, ``outlook`` tells why times are free or not.
+share), ``changes`` moves, alters and cancels what was accepted, ``held`` releases or drops what is
+held, ``catch_up`` ends or moves what is overdue, ``handover`` gives Celery what is near,
+``outlook`` tells why times are free or not.
 """
 
 from dispatcher.submission.bulk import BulkSubmission
 from dispatcher.submission.cases import OnProgress, Result
+from dispatcher.submission.catch_up import CatchUp, CaughtUp
 from dispatcher.submission.changes import Changes, Wish
 from dispatcher.submission.handover import Handover
+from dispatcher.submission.held import Held
 from dispatcher.submission.joined import JoinedSubmission
 from dispatcher.submission.outlook import Outlook
 from dispatcher.submission.plan import Planning
@@ -19,8 +22,11 @@ from dispatcher.submission.unread import Unread
 
 __all__ = [
     "BulkSubmission",
+    "CatchUp",
+    "CaughtUp",
     "Changes",
     "Handover",
+    "Held",
     "JoinedSubmission",
     "OnProgress",
     "Outlook",

@@ -40,6 +40,7 @@ class Wish:
     on_conflict: OnConflict = "reject"
     latest: datetime | str | None = None
     expires_at: datetime | str | None = None
+    expire_after: timedelta | None = None
 
 
 class Changes:
@@ -106,16 +107,22 @@ class Changes:
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
             now = self._clock.now()
-            valid = schedule(_draft(message, wish), settings=self._settings, now=now)
+            draft = _draft(message, wish)
+            valid = schedule(draft, settings=self._settings, now=now)
+            if draft.expire_after is None:  # a message keeps its word, the channel's may be new
+                valid = valid._replace(expire_after=None)
             judge_times(valid, now=now)
-            moved = self._move(message, valid)
+            moved = self.move(message, valid)
             if moved is not None:
                 self._handover.enqueue(moved)
                 return moved
         raise StoreUnavailable("others changed the message again and again")
 
-    def _move(self, message: Message, valid: ValidDraft) -> Message | None:
-        """Return the moved message, or None when somebody else changed it meanwhile."""
+    def move(self, message: Message, valid: ValidDraft) -> Message | None:
+        """Return the moved message, or None when somebody else changed it meanwhile.
+
+        ``valid`` is what it is to be. Raises like :meth:`reschedule`.
+        """
         if (valid.send_at, valid.zone) == (message.send_at, message.zone):
             return self._change_row(message, message.send_at, valid)
         started = self._clock.monotonic()
@@ -148,15 +155,18 @@ class Changes:
             raise TooLate(message_id, now.status)
 
     def _change_row(self, message: Message, send_at: datetime, valid: ValidDraft) -> Message | None:
+        expires_at = valid.expiry(send_at)
         moved = self._messages.move(
             message,
             send_at=send_at,
             zone=valid.zone,
-            expires_at=valid.expires_at,
+            expires_at=expires_at,
+            expire_after=valid.expire_after,
             enqueue_at=self._handover.enqueue_at(send_at),
         )
-        wanted = (send_at, valid.zone, valid.expires_at)
-        return moved if (moved.send_at, moved.zone, moved.expires_at) == wanted else None
+        wanted = (send_at, valid.zone, expires_at, valid.expire_after)
+        found = (moved.send_at, moved.zone, moved.expires_at, moved.expire_after)
+        return moved if found == wanted else None
 
     def _taken(self, moving: Moving) -> bool:
         try:
@@ -185,6 +195,7 @@ class Changes:
                 send_at=message.send_at,
                 zone=message.zone,
                 expires_at=message.expires_at,
+                expire_after=message.expire_after,
                 enqueue_at=self._handover.enqueue_at(message.send_at),
             )
             if back.send_at == message.send_at:
@@ -205,6 +216,10 @@ class Changes:
 
 
 def _draft(message: Message, wish: Wish) -> Draft:
+    expires_at, expire_after = wish.expires_at, wish.expire_after
+    if expires_at is None and expire_after is None:
+        expire_after = message.expire_after
+        expires_at = message.expires_at if expire_after is None else None
     return Draft(
         channel=message.channel,
         recipient=message.recipient,
@@ -215,7 +230,8 @@ def _draft(message: Message, wish: Wish) -> Draft:
         fold=wish.fold,
         scope=message.scope,
         scopes=message.scopes,
-        expires_at=message.expires_at if wish.expires_at is None else wish.expires_at,
+        expires_at=expires_at,
+        expire_after=expire_after,
         on_conflict=wish.on_conflict,
         latest=wish.latest,
         quiet_hours=message.quiet_hours,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from dispatcher import sendtime
-from dispatcher.channel import check_hours
+from dispatcher.channel import Channel, check_hours
 from dispatcher.errors import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel
 from dispatcher.hours import Hours
-from dispatcher.message import Body, Draft, check_body, check_text, fingerprint
+from dispatcher.message import Body, Draft, OnUnknown, check_body, check_text, fingerprint
 from dispatcher.reservation import Terms
 from dispatcher.scope import counted
 from dispatcher.settings import Settings
@@ -29,7 +29,8 @@ class ValidDraft(NamedTuple):
     when it may not. ``body_json`` is the body as it is stored. ``terms`` are what its time is
     judged by, ``zone`` and ``quiet_hours`` what the caller brought of them. ``fingerprint`` is a
     digest of what the caller asked for, None without an idempotency key; two submits with one key
-    must agree in it.
+    must agree in it. ``on_unknown`` is the word that applies, the caller's or the channel's, and so
+    is ``expire_after``, which counts from the time at which it is booked.
     """
 
     channel: str
@@ -46,6 +47,14 @@ class ValidDraft(NamedTuple):
     scopes: Mapping[str, str]
     zone: str | None
     quiet_hours: str | None
+    on_unknown: OnUnknown
+    expire_after: timedelta | None
+
+    def expiry(self, send_at: datetime) -> datetime | None:
+        """Return when it expires if it is to go at ``send_at``."""
+        if self.expires_at is None and self.expire_after is not None:
+            return send_at + self.expire_after
+        return self.expires_at
 
     def __repr__(self) -> str:
         """Show no body: it must not reach a log."""
@@ -80,10 +89,19 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     send_at, asked = _send_time(draft, now, settings.max_horizon)
     expires_at = _expiry(draft)
+    farthest = now + settings.max_horizon
+    expire_after = _expire_after(draft, settings.channels[channel], farthest)
+    on_unknown = _on_unknown(draft, settings.channels[channel])
     digest = None
     if key is not None:
         # What is not given is left out, so that digests of before there were such fields hold.
-        further = {"scopes": scopes or None, "zone": draft.zone, "quiet_hours": quiet_hours}
+        further = {
+            "scopes": scopes or None,
+            "zone": draft.zone,
+            "quiet_hours": quiet_hours,
+            "on_unknown": draft.on_unknown,
+            "expire_after": None if draft.expire_after is None else str(expire_after),
+        }
         digest = fingerprint(
             channel=channel,
             recipient=recipient,
@@ -100,7 +118,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         body=body,
         body_json=body_json,
         send_at=send_at,
-        latest=_latest(draft, expires_at, now + settings.max_horizon),
+        latest=_latest(draft, expires_at, farthest),
         expires_at=expires_at,
         idempotency_key=key,
         fingerprint=digest,
@@ -108,6 +126,8 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         scopes=scopes,
         zone=draft.zone,
         quiet_hours=quiet_hours,
+        on_unknown=on_unknown,
+        expire_after=expire_after,
     )
 
 
@@ -143,6 +163,27 @@ def _expiry(draft: Draft) -> datetime | None:
     if draft.expires_at is None:
         return None
     return _other_time(draft, draft.expires_at, "expires_at")
+
+
+def _expire_after(draft: Draft, channel: Channel, farthest: datetime) -> timedelta | None:
+    """Return the length that applies; an expiry of the draft's own sets that of the channel aside.
+
+    ``farthest`` is the latest time at which the message may be booked.
+    """
+    if draft.expire_after is not None and draft.expires_at is not None:
+        raise InvalidSendTime("expire_after", "given together with expires_at", "one of them")
+    length = draft.expire_after
+    if length is None and draft.expires_at is None:
+        length = channel.expire_after
+    return None if length is None else sendtime.length_until_expiry(length, farthest=farthest)
+
+
+def _on_unknown(draft: Draft, channel: Channel) -> OnUnknown:
+    if draft.on_unknown is None:
+        return channel.on_unknown
+    if draft.on_unknown not in get_args(OnUnknown):
+        raise InvalidDraft("on_unknown", repr(draft.on_unknown)[:80], "'retry' or 'hold'")
+    return draft.on_unknown
 
 
 def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> datetime | None:

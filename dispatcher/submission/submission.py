@@ -120,7 +120,7 @@ class Submission:
             body=draft.body,
             send_at=send_at,
             next_attempt_at=send_at,
-            expires_at=draft.expires_at,
+            expires_at=draft.expiry(send_at),
             status=Status.SCHEDULED,
             attempt_count=0,
             max_attempts=self._settings.channels[draft.channel].max_attempts,
@@ -131,6 +131,8 @@ class Submission:
             scopes=draft.scopes,
             zone=draft.zone,
             quiet_hours=draft.quiet_hours,
+            on_unknown=draft.on_unknown,
+            expire_after=draft.expire_after,
         )
 
     def add(self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,40 @@ def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker
     running.check(load.accepted)
     unknown = [each for each in running.stored() if Outcome.UNKNOWN in each.outcomes]
     assert len(unknown) >= 2
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_what_a_killed_worker_was_sending_is_held_where_it_says_so(environment: Maker) -> None:
+    running = environment()
+    dispatcher = running.dispatcher
+
+    def submit(recipient: str, **asked: Any) -> Message:
+        return dispatcher.submit(
+            channel=CHANNEL, recipient=recipient, send_in=timedelta(0), **{"body": {}} | asked
+        )
+
+    def begun(message: Message) -> int:
+        return sum(line.id == message.id and line.event == "begin" for line in running.ledger())
+
+    def has(message: Message, status: Status) -> bool:
+        return dispatcher.get(message.id).status is status
+
+    careful = submit("careful", on_unknown="hold", body={"seconds": 0.5})
+    wait_until(lambda: sending_now(running), 10, every=0.001)
+    running.kill("worker")
+    assert cut_short(running) == 1, "the kill hit no hand-over"
+    wait_until(lambda: has(careful, Status.HELD), 15)
+    after = [submit(f"person-{number}") for number in range(10)]
+    wait_until(lambda: all(has(each, Status.SENT) for each in after), 15)
+    assert begun(careful) == 1, "nothing is sent twice"
+    assert [each.id for each in dispatcher.held()] == [careful.id]
+    assert not running.false_windows()
+
+    dispatcher.release(careful.id)
+    wait_until(lambda: has(careful, Status.SENT), 15)
+    assert begun(careful) == 2
+    assert dispatcher.held() == []
+    running.check([careful, *after])
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -42,6 +42,7 @@ from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples
 
 MINUTE = timedelta(minutes=1)
+LONG_PAST = datetime(2020, 1, 1, tzinfo=UTC)
 choices = st.integers(0, 1_000)
 NEVER_CLOSED = precondition(lambda self: not self.model.closed)
 SOMETHING = precondition(lambda self: self.model.stored)
@@ -97,6 +98,10 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     @rule(choice=choices)
     def cancel(self, choice: int) -> None:
         message_id, accepted = self.pick(choice)
+        if accepted.is_held or accepted.is_dropped:
+            with pytest.raises(TooLate):
+                self.house.dispatcher.cancel(message_id)
+            return
         message = self.house.dispatcher.cancel(message_id)
         assert message.id == message_id
         accepted.cancelled = True
@@ -106,12 +111,39 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     @rule(choice=choices, text=st.sampled_from(["hello", "later"]))
     def update(self, choice: int, text: str) -> None:
         message_id, accepted = self.pick(choice)
-        if accepted.cancelled and accepted.text != text:
+        if not accepted.may_change and accepted.text != text:
             with pytest.raises(TooLate):
                 self.house.dispatcher.update(message_id, body={"text": text})
         else:
             self.house.dispatcher.update(message_id, body={"text": text})
             accepted.text = text
+
+    @SOMETHING
+    @rule(choice=choices)
+    def die_while_sending(self, choice: int) -> None:
+        message_id, accepted = self.pick(choice)
+        if not accepted.may_change:
+            return
+        message = self.house.dispatcher.get(message_id)
+        self.house.change(
+            [message], status="sending", claimed_by=new_id(), claim_expires_at=LONG_PAST,
+            claim_token=1, attempt_count=1, on_unknown="hold",
+        )  # fmt: skip
+        assert self.house.parts.sweep.rescue() == 1
+        accepted.is_held = True
+
+    @SOMETHING
+    @rule(choice=choices, drops=st.booleans())
+    def decide(self, choice: int, drops: bool) -> None:
+        waiting = [each for each in self.model.stored.items() if each[1].is_held]
+        message_id, accepted = waiting[choice % len(waiting)] if waiting else self.pick(choice)
+        act = self.house.dispatcher.drop if drops else self.house.dispatcher.release
+        if not accepted.is_held:
+            with pytest.raises(TooLate):
+                act(message_id)
+            return
+        act(message_id)
+        accepted.is_held, accepted.is_dropped = False, drops
 
     @SOMETHING
     @rule(choice=choices, offset=offsets, near=st.booleans(), room=st.one_of(st.none(), rooms))
@@ -178,7 +210,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         message_id, accepted = self.pick(choice)
         asked = self.model.start + offset
         slot = self.model.slot(accepted.wish, asked, asked, message_id)
-        if accepted.cancelled or slot is NoPlace or asked == accepted.at:
+        if not accepted.may_change or slot is NoPlace or asked == accepted.at:
             return
         moving = self.house.parts.windows.move(
             message_id, terms=accepted.wish.terms, send_at=from_ms(asked)
@@ -193,6 +225,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             send_at=moving.send_at,
             zone=message.zone,
             expires_at=message.expires_at,
+            expire_after=message.expire_after,
             enqueue_at=moving.send_at,
         )
         accepted.at = asked
@@ -207,7 +240,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     def die_while_cancelling(self, choice: int) -> None:
         message_id, accepted = self.pick(choice)
         self.house.parts.messages.cancel(message_id)
-        accepted.cancelled = True
+        accepted.cancelled = accepted.cancelled or accepted.may_change
 
     @NEVER_CLOSED
     @SOMETHING
@@ -265,6 +298,11 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         assert len(self.house.rows()) == len(self.model.stored)
 
     @invariant()
+    def what_is_held_is_the_model(self) -> None:
+        held = {each.id for each in self.house.dispatcher.held()}
+        assert held == {id_ for id_, each in self.model.stored.items() if each.is_held}
+
+    @invariant()
     def no_quota_is_broken(self) -> None:
         for scope in self.model.ledger.places:
             times = sorted(self.model.promised(scope).values())
@@ -285,7 +323,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     def pick(self, choice: int) -> tuple[UUID, Accepted]:
         """Return a message, mostly one that can still be changed."""
         known = list(self.model.stored.items())
-        live = [each for each in known if not each[1].cancelled]
+        live = [each for each in known if each[1].may_change]
         among = live if live and choice % 10 else known
         return among[choice % len(among)]
 

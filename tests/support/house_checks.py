@@ -48,7 +48,7 @@ class HouseChecks:
 
     def check_moved(self, message: Message, asked: int, latest: int) -> None:
         accepted, at = self.model.stored[message.id], to_ms(message.send_at)
-        assert not accepted.cancelled
+        assert accepted.may_change
         if asked == accepted.at:
             assert at == asked
         else:
@@ -63,7 +63,7 @@ class HouseChecks:
     ) -> None:
         accepted = self.model.stored[message_id]
         if isinstance(error, TooLate):
-            assert accepted.cancelled
+            assert not accepted.may_change
         elif isinstance(error, ReservationsUnavailable):
             assert self.model.is_closed(accepted.wish)
         elif isinstance(error, InvalidSendTime):

@@ -88,6 +88,13 @@ class Accepted:
     text: str
     cancelled: bool = False
     released: bool = False
+    is_held: bool = False
+    is_dropped: bool = False
+
+    @property
+    def may_change(self) -> bool:
+        """Whether it is still scheduled."""
+        return not (self.cancelled or self.is_held or self.is_dropped)
 
 
 @dataclass

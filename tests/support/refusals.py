@@ -168,6 +168,16 @@ _CHANNELS = {
 _IDS = {"empty": "", "text": "no-id", "number": 4711, "none": None, "bytes": b"x" * 16}
 
 
+_EXPIRE_AFTERS: dict[str, dict[str, Any]] = {
+    "zero": {"expire_after": timedelta(0)},
+    "negative": {"expire_after": -timedelta(seconds=1)},
+    "text": {"expire_after": "1 hour"},
+    "number": {"expire_after": 3_600},
+    "beyond the calendar": {"expire_after": timedelta.max},
+    "with expires_at": {"expire_after": timedelta(hours=1), "expires_at": SOON + timedelta(days=1)},
+}
+
+
 def _bad_drafts() -> Iterator[tuple[str, Bad]]:
     for name, channel in _CHANNELS.items():
         yield f"channel {name}", Bad("channel", UnknownChannel, asked={"channel": channel})
@@ -183,6 +193,10 @@ def _bad_drafts() -> Iterator[tuple[str, Bad]]:
     for choice in ("Shift", "", "replace", None, 1):
         bad = Bad("on_conflict", InvalidDraft, asked={"on_conflict": choice})
         yield f"on_conflict {choice!r}", bad
+    for word in ("Hold", "", "drop", 1, ["hold"]):
+        yield f"on_unknown {word!r}", Bad("on_unknown", InvalidDraft, asked={"on_unknown": word})
+    for name, asked in _EXPIRE_AFTERS.items():
+        yield f"expire_after {name}", Bad("expire_after", InvalidSendTime, asked=asked)
     yield "latest without shift", Bad("latest", InvalidDraft, asked={"latest": SOON})
 
 
@@ -194,7 +208,7 @@ def _bad_questions() -> Iterator[tuple[str, Bad]]:
         bad = Bad(where, InvalidSendTime, "next_slot", asked={"recipient": "ada"} | asked)
         yield f"next_slot {name}", bad
     yield "next_slot of nobody", Bad("recipient", InvalidDraft, "next_slot")
-    for method in ("get", "attempts", "cancel"):
+    for method in ("get", "attempts", "cancel", "release", "drop"):
         for name, value in _IDS.items():
             yield f"{method} {name}", Bad("id", InvalidDraft, method, (value,))
     for status in ("lost", "", "SENT", 1, ["sent"]):
@@ -203,10 +217,11 @@ def _bad_questions() -> Iterator[tuple[str, Bad]]:
             Bad("status", InvalidDraft, "find", asked={"status": status}),
         )
     for most in (0, -1, 10_001, "5", 2.5, None):
-        yield (
-            f"find at_most {most!r}",
-            Bad("at_most", InvalidDraft, "find", asked={"at_most": most}),
-        )
+        for method in ("find", "held"):
+            yield (
+                f"{method} at_most {most!r}",
+                Bad("at_most", InvalidDraft, method, asked={"at_most": most}),
+            )
 
 
 BAD = [pytest.param(case, id=name) for name, case in (*_bad_drafts(), *_bad_questions())]

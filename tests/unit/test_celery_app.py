@@ -12,6 +12,10 @@ from dispatcher import Settings, celery_app, tasks
 from dispatcher.celery_app import attach, beat_schedule, create_app, options
 
 REDIS = Settings.load(broker_url="redis://broker/0")
+CATCHING_UP = Settings.load(
+    channels={"sms": {"transport": "memory", "catch_up": "expire"}},
+    broker_url="redis://broker/0",
+)
 RABBIT = Settings.load(broker_url="amqp://broker//")
 
 PINNED: dict[str, Any] = {
@@ -47,7 +51,7 @@ PINNED_TRANSPORT: dict[str, Any] = {
     "socket_keepalive": True,
     "max_connections": 50,
 }
-NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune"]
+NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up"]
 
 
 @pytest.mark.parametrize(("name", "value"), PINNED.items(), ids=str)
@@ -99,7 +103,7 @@ def test_a_task_is_registered_by_its_name(name: str) -> None:
 
 
 def test_the_sweep_is_all_of_its_duties_each_expiring_after_one_tick() -> None:
-    schedule = beat_schedule(REDIS)
+    schedule = beat_schedule(CATCHING_UP)
     assert set(schedule) == {f"dispatcher.{name}" for name in NAMES[1:]}
     for name, entry in schedule.items():
         every = timedelta(minutes=1) if name == "dispatcher.prune" else timedelta(seconds=1)
@@ -111,6 +115,10 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_one_tick() -> None:
     assert often["dispatcher.rescue"]["options"] == {
         "expires": 1.0, "queue": "other", "argsrepr": "", "kwargsrepr": "",
     }  # fmt: skip
+
+
+def test_no_channel_that_catches_up_needs_no_tick_for_it() -> None:
+    assert set(beat_schedule(CATCHING_UP)) - set(beat_schedule(REDIS)) == {"dispatcher.catch_up"}
 
 
 def test_an_existing_app_gets_tasks_routes_and_sweep_and_keeps_its_own() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,6 +28,19 @@ STORED: list[tuple[dict[str, Any], str]] = [
         "328894d3b7da40eaedc9fb342b8a77127de55826a68a02738b35422f3c32802d",
     ),
 ]  # fmt: skip
+
+
+WITH_LENGTH = "637120a85c5d46290486356edb21ed00e315dfaa3d1b288fbe173666d6377ce3"
+
+
+@pytest.mark.parametrize("moment", [FAR, FAR + timedelta(microseconds=1)], ids=["even", "odd"])
+def test_a_length_has_one_digest_whenever_it_is_judged(moment: datetime) -> None:
+    settings = Settings.load(channels={"memory": {"transport": "memory"}})
+    draft = Draft(
+        channel="memory", recipient="ada", body={}, idempotency_key="key",
+        send_in=timedelta(hours=1), expire_after=timedelta(hours=1), on_unknown="hold",
+    )  # fmt: skip
+    assert schedule(draft, settings=settings, now=moment).fingerprint == WITH_LENGTH
 
 
 @pytest.mark.parametrize(("asked", "digest"), STORED)

@@ -192,6 +192,6 @@ def test_ids_are_ordered_by_the_time_they_were_made() -> None:
     assert {each.version for each in ids} == {7}
 
 
-def test_only_scheduled_and_sending_may_change() -> None:
+def test_only_scheduled_sending_and_held_may_change() -> None:
     changing = {status for status in Status if not status.is_final}
-    assert changing == {Status.SCHEDULED, Status.SENDING}
+    assert changing == {Status.SCHEDULED, Status.SENDING, Status.HELD}

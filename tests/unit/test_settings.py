@@ -48,6 +48,7 @@ def test_the_defaults_are_the_embedded_environment(tmp_path: Path) -> None:
         ("horizon", {"horizon": 60, "redelivery_timeout": 120}),
         ("redelivery_timeout", {"redelivery_timeout": 0}),
         ("settle", {"settle": 60, "reconcile_grace": 60}),
+        ("enqueue_grace", {"enqueue_grace": 300, "overdue_after": 300}),
         ("retention", {"retention": "25 hours"}),
         ("channels", {"channels": {}}),
         ("quotas", {"quotas": []}),
@@ -66,6 +67,7 @@ def test_settings_just_inside_their_rules_are_taken() -> None:
     Settings.load(
         transport_timeout=28, claim_ttl=30, horizon=59.9, redelivery_timeout=120,
         settle=0.1, reconcile_grace=0.2, sweep_interval=0.1, retention="26 hours",
+        enqueue_grace=1, overdue_after=1.1,
     )  # fmt: skip
 
 
@@ -115,6 +117,9 @@ def test_settings_just_inside_their_rules_are_taken() -> None:
         ("channels.sms.concurrency", {"channels": channel(concurrency=0)}),
         ("channels.sms.concurrency", {"channels": channel(concurrency="many")}),
         ("channels.sms.backoff_base", {"channels": channel(backoff_base="long")}),
+        ("channels.sms.on_unknown", {"channels": channel(on_unknown="drop")}),
+        ("channels.sms.catch_up", {"channels": channel(catch_up="resend")}),
+        ("channels.sms.expire_after", {"channels": channel(expire_after="soon")}),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(
@@ -136,6 +141,7 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(
         ("channels.sms.backoff_base", {"channels": channel(backoff_base=-1)}),
         ("channels.sms.backoff_longest", {"channels": channel(backoff_longest=-1)}),
         ("channels.sms.transport", {"channels": {"sms": {"transport": ""}}}),
+        ("channels.sms.expire_after", {"channels": channel(expire_after=0)}),
     ],
 )
 def test_a_length_that_makes_no_sense_is_refused(field: str, settings: dict[str, Any]) -> None:
@@ -224,7 +230,8 @@ def test_another_process_loads_the_same_settings_from_the_environment(
     settings = Settings.load(
         namespace="n", redis_url="redis://h/1", database_url="postgresql://h/d", shards=3,
         quotas=["2/30 second", "7/week"], horizon=12.5, data_dir=tmp_path / "data",
-        channels=channel(options={"path": "a b"}, limits=["5/second"], backoff_base=1.5),
+        channels=channel(options={"path": "a b"}, limits=["5/second"], backoff_base=1.5,
+                         on_unknown="hold", expire_after="2 hours", catch_up="reslot"),
     )  # fmt: skip
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)

@@ -65,13 +65,14 @@ EVERY = {
     "body": {"a": [1, "ü"]}, "send_at": "2028-10-29T02:30", "zone": "Europe/Berlin", "fold": "1",
     "scope": "family", "idempotency_key": "k", "expires_at": "2028-10-30T00:00Z",
     "on_conflict": "shift", "latest": "2028-10-29T12:00Z", "quiet_hours": "03:00-04:00",
-    "scopes": {}, "channel": "memory", "recipient": "ada",
+    "scopes": {}, "channel": "memory", "recipient": "ada", "on_unknown": "hold",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "write"), [("rows.csv", as_csv), ("rows.jsonl", as_jsonl)])
 def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) -> None:
-    later = {"channel": "memory", "recipient": "ben", "text": "hi", "send_in": "10 minutes"}
+    later = {"channel": "memory", "recipient": "ben", "text": "hi", "send_in": "10 minutes",
+             "expire_after": "1 hour"}  # fmt: skip
     third = row(recipient="cleo", send_window="11:00-12:00")
     assert {*EVERY, *later, *third} == set(COLUMNS)
     ran = run_import(run, write([EVERY, later, third]), "--json", name=name)

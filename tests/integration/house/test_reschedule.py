@@ -144,7 +144,8 @@ def test_what_is_being_sent_or_has_ended_stays(slow: House, status: Status) -> N
         slow.parts.delivery._claims.claim([message.id])
     else:
         slow.dispatcher.cancel(message.id)
-        slow.change([message], status=status.value)
+        ended = {} if status.is_final else {"finished_at": None}
+        slow.change([message], status=status.value, **ended)
     before = slow.snapshot()
     calls: list[Callable[[], object]] = [
         lambda: slow.dispatcher.reschedule(message.id, send_in=HOUR),

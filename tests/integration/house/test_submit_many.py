@@ -105,6 +105,7 @@ def test_what_is_stored_is_what_submit_stores(house: House) -> None:
         {"idempotency_key": "back\\slash", "expires_at": LATER + 2 * HOUR, "zone": "Europe/Berlin"},
         {"scope": "someone else's", "quiet_hours": "mon 01:00-02:00; sun 03:00-04:00"},
         {"quiet_hours": "none"},
+        {"on_unknown": "hold"},
     ]
     singly = [house.submit(f"a {n}", send_at=LATER, **each) for n, each in enumerate(asked)]
     again = [each | {"idempotency_key": "other"} if "zone" in each else each for each in asked]

@@ -20,7 +20,11 @@ pytestmark = pytest.mark.every_database
 
 def test_what_was_added_is_read_back_the_same(database: Database) -> None:
     message = rows.a_message(
-        expires_at=rows.now() + timedelta(days=1), idempotency_key="key", recipient="利用者"
+        expires_at=rows.now() + timedelta(days=1),
+        idempotency_key="key",
+        recipient="利用者",
+        on_unknown="hold",
+        expire_after=timedelta(days=1, milliseconds=1),
     )
     store = Messages(database)
     assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable
-from dispatcher.store import Database, migrate
+from dispatcher.message import new_id
+from dispatcher.store import Database, Messages, migrate
 from dispatcher.store.schema import described
+from tests.support import rows
 
 pytestmark = pytest.mark.every_database
 
-HEAD = "0002"
+HEAD = "0003"
+MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
 
 def tables(database: Database) -> set[str]:
@@ -151,3 +160,54 @@ def test_a_database_that_is_not_there_cannot_be_migrated(
     with pytest.raises(StoreUnavailable):
         migrate(database)
     database.close()
+
+
+def test_a_migration_keeps_what_is_stored_and_its_attempts(database: Database) -> None:
+    claim = rows.claimed(database, scopes={"tenant": "acme"}, zone="Europe/Berlin")
+    held = rows.claimed(database)
+    rows.change(
+        database, held.message.id, status="held", claimed_by=None, claim_expires_at=None
+    )  # fmt: skip
+    to(database, "0002", command.downgrade)
+    message = database.run(
+        lambda connection: connection.execute(text("SELECT status FROM messages ORDER BY id")).all()
+    )
+    assert [status for (status,) in message] == ["sending", "failed"]
+    to(database, "head", command.upgrade)
+    found = Messages(database).get(claim.message.id)
+    assert found == claim.message
+    assert (found.on_unknown, found.expire_after) == ("retry", None)
+    for each in (claim, held):
+        [attempt] = Messages(database).attempts(each.message.id)
+        assert attempt.outcome is None
+    with pytest.raises(StoreUnavailable):
+        rows.insert_attempt(database, message_id=new_id(), token=1, started_at=rows.now())
+
+
+def to(database: Database, revision: str, move: Callable[[Config, str], None]) -> None:
+    """Bring the schema to a revision as the migrations do."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    with database.engine.connect() as connection:
+        config.attributes["connection"] = connection
+        move(config, revision)
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"status": "held", "finished_at": rows.now()},
+        {"status": "held", "claimed_by": new_id(), "claim_expires_at": rows.now()},
+        {"status": "lost"},
+        {"on_unknown": "drop"},
+        {"on_unknown": None},
+        {"expire_after": timedelta(0), "expires_at": rows.now() + timedelta(days=9)},
+        {"expire_after": timedelta(1)},
+    ],
+    ids=" ".join,
+)
+def test_rows_that_cannot_be_are_refused(database: Database, impossible: dict[str, Any]) -> None:
+    message = rows.add(database)
+    with pytest.raises(StoreUnavailable) as refused:
+        rows.change(database, message.id, **impossible)
+    assert refused.value.refused

@@ -1,0 +1,76 @@
+"""What those who decide about unknown outcomes need: find what is held, release it, drop it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, Update, case, select, update
+
+from dispatcher.errors import MessageNotFound
+from dispatcher.message import Message, Status
+from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now
+from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
+from dispatcher.store.schema import messages
+
+_DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
+_HELD = messages.c.status == Status.HELD.value
+
+
+class HeldMessages:
+    """Messages that wait for a person. Every call may be run again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, *, at_most: int) -> list[Message]:
+        """Return what is held, oldest first."""
+        # Nothing held has a claim; MariaDB and MySQL find what is held by an index that asks.
+        these = (_HELD, messages.c.claim_expires_at.is_(None))
+        query = select(*MESSAGE_COLUMNS).where(*these).order_by(messages.c.id).limit(at_most)
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return [to_message(row) for row in rows]
+
+    def release(self, message_id: UUID) -> Message:
+        """Let a held message be tried once more, at once; end it where its time is up.
+
+        Return it as it now stands. Raises MessageNotFound.
+        """
+        now = database_now()
+        too_late = messages.c.expires_at <= now
+        used_up = messages.c.attempt_count >= messages.c.max_attempts
+        statement = (
+            update(messages)
+            .where(messages.c.id == message_id, _HELD)
+            .values(
+                status=case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
+                finished_at=case((too_late, now), else_=None),
+                next_attempt_at=now,
+                enqueue_at=now,
+                max_attempts=case(
+                    (used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts
+                ),
+            )
+        )
+        return self._changed(message_id, statement)
+
+    def drop(self, message_id: UUID) -> Message:
+        """Give a held message up; return it as it now stands. Raises MessageNotFound."""
+        statement = (
+            update(messages)
+            .where(messages.c.id == message_id, _HELD)
+            .values(status=Status.FAILED.value, finished_at=database_now(), last_error=_DROPPED)
+        )
+        return self._changed(message_id, statement)
+
+    def _changed(self, message_id: UUID, statement: Update) -> Message:
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
+
+        def work(connection: Connection) -> Row[tuple[object, ...]] | None:
+            connection.execute(statement)
+            return connection.execute(query).one_or_none()
+
+        row = self._database.transact(work)
+        if row is None:
+            raise MessageNotFound(message_id)
+        return to_message(row)

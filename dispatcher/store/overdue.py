@@ -1,0 +1,132 @@
+"""What nobody took for long after it was due, on channels that do not simply send it late."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+
+from dispatcher.message import Message, Status
+from dispatcher.store.chosen import change_chosen
+from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now, later
+from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
+from dispatcher.store.schema import messages
+
+_EXPIRED = "overdue: nobody took it in time"
+_NO_SLOT = "overdue: no slot was left for it"
+
+
+class Taken(NamedTuple):
+    """Overdue messages in the order of their times, and the database's present instant."""
+
+    messages: list[Message]
+    now: datetime
+
+
+def overdue(channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
+    """Return the condition that a message is overdue on one of ``channels``.
+
+    It has been due for longer than ``after``, and was never tried. What a limiter has put back is
+    due at its turn.
+    """
+    return and_(
+        messages.c.status == Status.SCHEDULED.value,
+        messages.c.next_attempt_at <= later(database_now(), -after.total_seconds()),
+        messages.c.attempt_count == 0,
+        messages.c.channel.in_(sorted(channels)),
+    )
+
+
+class Overdue:
+    """The store's half of catching up. Any number of sweeps may run side by side.
+
+    ``expire`` and ``reslot`` are the channels whose overdue messages end, or are booked again.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        after: timedelta,
+        expire: Collection[str] = (),
+        reslot: Collection[str] = (),
+    ) -> None:
+        self._database = database
+        self._to_expire = overdue(expire, after)
+        self._to_reslot = overdue(reslot, after)
+
+    def expire(self, *, at_most: int) -> int:
+        """End what is not to be sent late, and what is to be booked again but past its expiry."""
+        now = database_now()
+        too_late = and_(self._to_reslot, messages.c.expires_at <= now)
+        ends = or_(self._to_expire, too_late)
+        wanted = (
+            select(messages.c.id)
+            .where(ends, messages.c.enqueue_at <= now)
+            .order_by(messages.c.enqueue_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        end = (
+            update(messages)
+            .where(ends)
+            .values(status=Status.EXPIRED.value, finished_at=now, last_error=_EXPIRED)
+        )
+        return len(change_chosen(self._database, wanted, end, messages.c.id))
+
+    def take(self, *, at_most: int, lease: timedelta) -> Taken | None:
+        """Take messages that are to be booked again, those of the earliest times first.
+
+        Nobody else takes them until ``lease`` is over. None where there are none, or where
+        another sweep has earlier ones: it is to go on, or the order would be lost.
+        """
+        now = database_now()
+        wanted = (
+            select(messages.c.id)
+            .where(self._to_reslot, messages.c.enqueue_at <= now)
+            .order_by(messages.c.send_at, messages.c.id)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        leased_until = later(now, lease.total_seconds())
+        put_off = update(messages).values(enqueue_at=leased_until)
+        told = (*MESSAGE_COLUMNS, now.label("now"))
+        rows = change_chosen(self._database, wanted, put_off, *told)
+        if not rows:
+            return None
+        found = sorted(map(to_message, rows), key=lambda each: (each.send_at, each.id))
+        # Also those that another sweep has locked and not yet put off.
+        others = select(
+            exists().where(
+                self._to_reslot,
+                messages.c.enqueue_at <= leased_until,
+                messages.c.send_at < found[0].send_at,
+            )
+        )
+        if self._database.run(lambda connection: connection.scalar(others)):
+            self.give_back(found)
+            return None
+        return Taken(found, rows[0].now)
+
+    def give_back(self, taken: Sequence[Message]) -> None:
+        """Let the next sweep take what was not booked again."""
+        these = messages.c.id.in_([each.id for each in taken])
+        statement = update(messages).where(these, self._to_reslot)
+        again = statement.values(enqueue_at=database_now())
+        self._database.run(lambda connection: connection.execute(again))
+
+    def give_up(self, message: Message) -> None:
+        """End a message for which there is no slot, unless somebody has changed it meanwhile."""
+        statement = (
+            update(messages)
+            .where(
+                messages.c.id == message.id,
+                messages.c.send_at == message.send_at,
+                self._to_reslot,
+            )
+            .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=_NO_SLOT)
+        )
+        self._database.run(lambda connection: connection.execute(statement))

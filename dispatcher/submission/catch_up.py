@@ -1,0 +1,157 @@
+"""Catch up with what is overdue after an outage: end it, or book it again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dispatcher.errors import (
+    InvalidValue,
+    MessageNotFound,
+    NoPlace,
+    ReservationsUnavailable,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import Message
+from dispatcher.reservation import Terms
+from dispatcher.scope import counted
+from dispatcher.sendtime import after
+from dispatcher.settings import Settings
+from dispatcher.store import Overdue
+from dispatcher.submission.changes import Changes
+from dispatcher.submission.handover import Handover
+from dispatcher.submission.schedule import ValidDraft, read_hours
+
+log = logging.getLogger(__name__)
+
+_EXPIRED_AT_ONCE = 1_000
+_MOVED_AT_ONCE = 100
+_MOST_BATCHES = 20
+_NO_WAIT = timedelta(0)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """What one run did: ``expired`` messages that ended, ``moved`` ones that were booked again."""
+
+    expired: int = 0
+    moved: int = 0
+
+
+class CatchUp:
+    """The use case of a sweep that finds messages nobody took.
+
+    Workers and ``enqueue_due`` leave them to it. The row decides every race, so that a message that
+    somebody takes, moves or cancels meanwhile is left alone.
+    """
+
+    def __init__(
+        self, *, settings: Settings, store: Overdue, changes: Changes, handover: Handover
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._changes = changes
+        self._handover = handover
+        self._reslots = bool(settings.caught_up_by("reslot"))
+        self._is_needed = self._reslots or bool(settings.caught_up_by("expire"))
+
+    def run(self) -> CaughtUp:
+        """Do what the channels say, in bounded batches. Raises StoreUnavailable."""
+        if not self._is_needed:
+            return CaughtUp()
+        expired = moved = 0
+        for _ in range(_MOST_BATCHES):
+            ended = self._store.expire(at_most=_EXPIRED_AT_ONCE)
+            expired += ended
+            if ended < _EXPIRED_AT_ONCE:
+                break
+        for _ in range(_MOST_BATCHES if self._reslots else 0):
+            taken = self._store.take(at_most=_MOVED_AT_ONCE, lease=self._settings.claim_ttl)
+            if taken is None:
+                break
+            done, given_up, left = self._reslot(taken.messages, taken.now)
+            moved, expired = moved + done, expired + given_up
+            if left:
+                self._store.give_back(left)
+                break
+        if expired or moved:
+            log.warning("%d overdue messages expired, %d booked again", expired, moved)
+        return CaughtUp(expired, moved)
+
+    def _reslot(self, taken: list[Message], now: datetime) -> tuple[int, int, list[Message]]:
+        """Book these again; return how many were, how many ended, and which are left."""
+        moved: list[Message] = []
+        left: list[Message] = []
+        given_up = 0
+        for place, message in enumerate(taken):
+            try:
+                found = self._moved(message, now)
+            except ReservationsUnavailable as error:
+                log.warning("overdue messages stay for the next sweep: %s", error)
+                left += taken[place:]
+                break
+            except (TooLate, MessageNotFound):
+                continue
+            except (NoPlace, InvalidValue) as error:
+                if _is_for_good(error, self._latest(message, now)):
+                    log.warning("message %s: overdue, and no slot is left", message.id)
+                    self._store.give_up(message)
+                    given_up += 1
+                else:
+                    left.append(message)
+            except StoreUnavailable as error:
+                if not error.refused:
+                    raise
+                log.warning("message %s cannot be booked again: %s", message.id, error)
+                left.append(message)
+            else:
+                moved += [found] if found else []
+        self._handover.enqueue(*moved)
+        return len(moved), given_up, left
+
+    def _moved(self, message: Message, now: datetime) -> Message | None:
+        """Return a message at its new time, None where somebody else was quicker.
+
+        What was judged when it was submitted is not judged again. Its expiry stays where it is.
+        """
+        send_at = after(_NO_WAIT, now=now)
+        quiet = self._settings.channels[message.channel].quiet
+        if message.quiet_hours is not None:
+            quiet = read_hours(message.quiet_hours)
+        scopes = counted(
+            self._settings.quotas_of,
+            scope=message.scope,
+            channel=message.channel,
+            scopes=message.scopes,
+        )
+        wanted = ValidDraft(
+            channel=message.channel,
+            recipient=message.recipient,
+            scope=message.scope,
+            body=message.body,
+            body_json="",
+            send_at=send_at,
+            latest=self._latest(message, now),
+            expires_at=message.expires_at,
+            idempotency_key=message.idempotency_key,
+            fingerprint=None,
+            terms=Terms(scopes, message.zone or self._settings.zone, quiet),
+            scopes=message.scopes,
+            zone=message.zone,
+            quiet_hours=message.quiet_hours,
+            on_unknown=message.on_unknown,
+            expire_after=message.expire_after,
+        )
+        return self._changes.move(message, wanted)
+
+    def _latest(self, message: Message, now: datetime) -> datetime:
+        latest = now + self._settings.max_horizon
+        return min(latest, message.expires_at - _MILLISECOND) if message.expires_at else latest
+
+
+def _is_for_good(error: NoPlace | InvalidValue, latest: datetime) -> bool:
+    """Whether there is no slot up to ``latest``: it was not only that another one was quicker."""
+    return not isinstance(error, NoPlace) or error.next_slot > latest

@@ -1,0 +1,52 @@
+"""Workers come back after an outage, to tasks that have waited in the broker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, Status
+from tests.support.environment import CHANNEL, Maker
+from tests.support.waiting import wait_until
+
+OVERDUE_AFTER = timedelta(seconds=1.5)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_what_is_overdue_expires_or_is_booked_again_as_its_channel_says(
+    environment: Maker, folder: Path
+) -> None:
+    def channel(way: str) -> dict[str, Any]:
+        options = {"path": str(folder / "ledger")}
+        return {"transport": "tests.support.ledger:Ledger", "options": options, "catch_up": way}
+
+    channels = {CHANNEL: channel("reslot"), "codes": channel("expire")}
+    running = environment(overdue_after=OVERDUE_AFTER.total_seconds(), channels=channels)
+    running.down("worker")
+    start = datetime.now(UTC)
+
+    def submit(name: str, channel: str, after: float) -> Message:
+        at = start + timedelta(seconds=after)
+        return running.dispatcher.submit(channel=channel, recipient=name, body={}, send_at=at)
+
+    again = [submit(name, CHANNEL, after) for name in ("ada", "ben") for after in (1.0, 1.1)]
+    codes = [submit(name, "codes", 1.0) for name in ("cyd", "dan")]
+    back_at = codes[0].send_at + OVERDUE_AFTER + timedelta(seconds=0.3)
+    wait_until(lambda: datetime.now(UTC) > back_at, 10)
+    running.up("worker")
+    running.wait_until_ended(20)
+
+    assert {running.dispatcher.get(each.id).status for each in codes} == {Status.EXPIRED}
+    assert not any(line.id == each.id for line in running.ledger() for each in codes)
+    for each in again:
+        now = running.dispatcher.get(each.id)
+        assert now.status is Status.SENT
+        assert now.send_at > back_at
+        [begun] = [
+            line for line in running.ledger() if line.id == each.id and line.event == "begin"
+        ]
+        assert begun.at_us >= now.send_at.timestamp() * 1_000_000, "at its new time, not before"
+    wait_until(lambda: not running.false_windows(), 10, every=0.1)
