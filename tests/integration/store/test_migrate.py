@@ -73,12 +73,22 @@ def test_a_migration_that_was_interrupted_is_finished(empty_database_url: str) -
 
     try:
         migrate(database)
+        made = database.run(checks)
         undo(
             "UPDATE alembic_version SET version_num = '0001'",
             "ALTER TABLE messages DROP COLUMN zone",
         )
         assert migrate(database) == HEAD
         assert database.run(differences) == []
+        undo(
+            "UPDATE alembic_version SET version_num = '0002'",
+            "ALTER TABLE messages DROP CONSTRAINT ck_messages_final_has_end",
+            "ALTER TABLE messages DROP CONSTRAINT ck_messages_expire_after_has_expiry",
+            "ALTER TABLE messages DROP COLUMN expire_after",
+        )
+        assert migrate(database) == HEAD
+        assert database.run(differences) == []
+        assert database.run(checks) == made
         undo(
             "DELETE FROM alembic_version",
             "DROP TABLE attempts",
@@ -89,6 +99,12 @@ def test_a_migration_that_was_interrupted_is_finished(empty_database_url: str) -
         assert database.run(differences) == []
     finally:
         database.close()
+
+
+def checks(connection: Connection) -> dict[str | None, str]:
+    """Return what each CHECK of messages says, by its name."""
+    found = inspect(connection).get_check_constraints("messages")
+    return {each["name"]: each["sqltext"] for each in found}
 
 
 @on_mariadb
