@@ -97,23 +97,14 @@ def mariadb() -> Iterator[MariaDBServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def mariadb_migrated(mariadb: MariaDBServer) -> str:
-    """Name a migrated database of the run's own."""
-    name = mariadb.create_database()
-    _migrate(mariadb.url(name))
-    return name
-
-
 @pytest.fixture
-def mariadb_name(mariadb: MariaDBServer, mariadb_migrated: str) -> str:
+def mariadb_name(mariadb: MariaDBServer) -> str:
     """Name a migrated database with nothing in it; one is emptied faster than another is made."""
-    mariadb.empty(mariadb_migrated)
-    return mariadb_migrated
+    return mariadb.migrated(_migrate)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests on MariaDB that none of their module's asks for."""
+    """Leave out the tests on MariaDB that do not ask for it."""
     left_out = [item for item in items if _is_on_mariadb(item) and not _asks_for_mariadb(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
@@ -125,9 +116,10 @@ def _is_on_mariadb(item: pytest.Item) -> bool:
 
 
 def _asks_for_mariadb(item: pytest.Item) -> bool:
-    by_name = any("database_url" in mark.args[0] for mark in item.iter_markers("parametrize"))
-    by_line = "far" in item.callspec.params  # type: ignore[attr-defined]  # it has one
-    return by_name or by_line or item.get_closest_marker("every_database") is not None
+    if item.get_closest_marker("every_database") is not None:
+        return True
+    named = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    return any(kind in names for kind in ("database_url", "far") for names in named)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
@@ -153,9 +145,9 @@ def postgres_name(postgres: PostgresServer, postgres_template: str) -> Iterator[
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Give the URL of a migrated database, on each kind; on MariaDB where the module asks for it.
+    """Give the URL of a migrated database, on each kind; on MariaDB where the test asks for it.
 
-    A module does so by the mark ``every_database``.
+    A test, or its module, does so by the mark ``every_database``.
     """
     if request.param == "sqlite":
         path = tmp_path / "store.db"

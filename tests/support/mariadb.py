@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -30,6 +31,7 @@ with pymysql.connect(**given) as connection, connection.cursor() as cursor:
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
 """
 _KEPT = {"alembic_version", "attempts", "messages"}
+_Rows = list[tuple[object, ...]]
 
 
 class MariaDBServer:
@@ -39,6 +41,7 @@ class MariaDBServer:
         self.address = address
         self._prefix = f"dispatcher_test_{uuid4().hex[:12]}_"
         self._databases = 0
+        self._migrated: tuple[str, object] | None = None
         self._guard = subprocess.Popen(
             [sys.executable, "-c", _GUARD, address[0], str(address[1]), self._prefix],
             stdin=subprocess.PIPE,
@@ -89,17 +92,23 @@ class MariaDBServer:
     def drop_database(self, name: str) -> None:
         self.execute(f"DROP DATABASE IF EXISTS `{name}`")
 
-    def execute(self, *statements: str, database: str | None = None) -> list[tuple[object, ...]]:
+    def execute(self, *statements: str, database: str | None = None) -> _Rows:
         """Run statements on a connection of its own; return the rows of the last."""
+        answers = self._answers(*statements, database=database)
+        return answers[-1] if answers else []
+
+    def _answers(self, *statements: str, database: str | None = None) -> list[_Rows]:
         with (
             pymysql.connect(
                 host=self.address[0], port=self.address[1], database=database, **_LOGIN
             ) as connection,
             connection.cursor() as cursor,
         ):
+            answers = []
             for statement in statements:
                 cursor.execute(statement)
-            return list(cursor.fetchall())
+                answers.append(list(cursor.fetchall()))
+            return answers
 
     def end_connections(self, name: str) -> None:
         """End every connection to a database."""
@@ -108,14 +117,40 @@ class MariaDBServer:
         )
         self.execute(*(f"KILL {each}" for (each,) in found))
 
-    def empty(self, name: str) -> None:
+    def migrated(self, migrate: Callable[[str], object]) -> str:
+        """Return the name of a migrated database with nothing in it.
+
+        It is the same one as long as its schema is what ``migrate``, given its URL, has made.
+        """
+        if self._migrated is not None:
+            name, made = self._migrated
+            if self._schema(name) == made:
+                self._empty(name)
+                return name
+            self.drop_database(name)
+        name = self.create_database()
+        migrate(self.url(name))
+        self._migrated = (name, self._schema(name))
+        return name
+
+    def _schema(self, name: str) -> object:
+        """Return what tells whether a test has changed the tables; None where one is gone."""
+        try:
+            versions, *tables = self._answers(
+                "SELECT * FROM alembic_version",
+                *(f"SHOW CREATE TABLE {table}" for table in sorted(_KEPT)),
+                database=name,
+            )
+        except pymysql.Error:
+            return None
+        lines = (str(rows[0][1]).splitlines() for rows in tables)
+        return versions, [sorted(line.strip(" ,") for line in each) for each in lines]
+
+    def _empty(self, name: str) -> None:
         """Leave nothing in a migrated database but its tables."""
-        triggers = self.execute(
-            f"SELECT trigger_name FROM information_schema.triggers WHERE trigger_schema = '{name}'"  # noqa: S608 - a name of ours
-        )
-        tables = self.execute(f"SHOW TABLES FROM `{name}`")
+        triggers, tables = self._answers("SHOW TRIGGERS", "SHOW TABLES", database=name)
         self.execute(
-            *(f"DROP TRIGGER `{trigger}`" for (trigger,) in triggers),
+            *(f"DROP TRIGGER `{trigger[0]}`" for trigger in triggers),
             *(f"DROP TABLE `{table}`" for (table,) in tables if table not in _KEPT),
             "DELETE FROM attempts",
             "DELETE FROM messages",

@@ -117,6 +117,7 @@ def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[House]:
         yield house
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
     through: House, far: FarDatabase, fails: bool
@@ -150,7 +151,8 @@ def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
     [
         ("postgresql", b"done AS", 1),  # asked again in two statements
         *(("postgresql", each, lost) for each in RECORDS for lost in (1, 2)),
-        *(("mariadb", each, lost) for each in (*RECORDS, b"COMMIT") for lost in (1, 2)),
+        ("mariadb", RECORDS[0], 2),
+        ("mariadb", b"COMMIT", 1),
     ],
     indirect=["far"],
 )
@@ -172,7 +174,8 @@ def test_a_lost_reply_of_the_record_records_once(
     ("far", "statement"),
     [
         *(("postgresql", each) for each in (*CLAIMS, b"wanted AS")),
-        *(("mariadb", each) for each in (*CLAIMS, b"COMMIT")),
+        ("mariadb", CLAIMS[1]),
+        ("mariadb", b"COMMIT"),
     ],
     indirect=["far"],
 )

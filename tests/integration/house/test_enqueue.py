@@ -17,8 +17,6 @@ from tests.support.doubles import at_once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.every_database
-
 CANARY = "canary-body-4711"
 SECOND = timedelta(seconds=1)
 
@@ -64,6 +62,7 @@ def test_a_near_message_is_enqueued_at_once_and_a_far_one_is_not(build: Build) -
         assert secret.encode() not in everything
 
 
+@pytest.mark.every_database
 def test_what_comes_near_is_handed_over_in_groups_of_one_channel(build: Build) -> None:
     house = build(clock=SystemClock(), group_size=3, horizon=5)
     at = SystemClock().now().replace(microsecond=0) + 20 * SECOND
@@ -138,6 +137,7 @@ def test_with_the_broker_down_a_submit_succeeds_in_time_and_the_sweep_enqueues_l
     assert house.parts.sweep.enqueue_due() == 0
 
 
+@pytest.mark.every_database
 def test_two_sweeps_side_by_side_enqueue_each_message_once(build: Build) -> None:
     sweeps = [build(clock=hour_ago()) for _ in range(2)]
     house = sweeps[0]

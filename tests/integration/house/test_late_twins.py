@@ -17,8 +17,6 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 
-pytestmark = pytest.mark.every_database
-
 SOON = FAR + timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
 
@@ -82,6 +80,7 @@ def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> N
     assert house.pending() == set()
 
 
+@pytest.mark.every_database
 def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
     house, second = build(), build()
     first = die_after_reserving(house)

@@ -17,8 +17,6 @@ from tests.support.house import House, hour_ago
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 
-pytestmark = pytest.mark.every_database
-
 BODY = "canary-body-4711"
 RECIPIENT = "canary-recipient-4712"
 SCOPE = "canary-scope-4713"
@@ -99,6 +97,7 @@ def test_no_library_says_it_for_us_up_to_info(
     assert leaks(caplog) == []
 
 
+@pytest.mark.every_database
 def test_no_library_says_it_for_us_at_debug(
     build: Build, everything: pytest.LogCaptureFixture
 ) -> None:

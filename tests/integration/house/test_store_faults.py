@@ -25,9 +25,9 @@ SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 # query_canceled (a statement timeout), lock_not_available, serialization_failure, deadlock,
 # disk_full, insufficient_privilege, raise_exception, too_many_connections
 REFUSALS = ["57014", "55P03", "40001", "40P01", "53100", "42501", "P0001", "53300"]
-# a statement timeout, a wait for a lock, deadlock, the table is full, denied, SIGNAL, too many
+# deadlock, the table is full, SIGNAL
 _SIGNALLED = 1644
-MARIADB_REFUSALS = [1969, 1205, 1213, 1114, 1142, _SIGNALLED, 1040]
+MARIADB_REFUSALS = [1213, 1114, _SIGNALLED]
 
 Through = Callable[..., House]
 
@@ -68,6 +68,7 @@ def test_no_database_can_be_opened(build: Build, tmp_path: Path) -> None:
     refuses_everything(house, says="SQLITE_CANTOPEN")
 
 
+@pytest.mark.every_database
 def test_the_database_is_down(through: Through, far: FarDatabase) -> None:
     house = through()
     house.dispatcher.close()  # no connection is left from before
@@ -78,6 +79,7 @@ def test_the_database_is_down(through: Through, far: FarDatabase) -> None:
     assert house.places() == house.all_members()
 
 
+@pytest.mark.every_database
 def test_the_database_went_down_since_the_last_submit(through: Through, far: FarDatabase) -> None:
     house = through(settle=0.001, reconcile_grace=0.002)
     house.submit("ben", send_at=SOON)
@@ -203,6 +205,7 @@ def test_a_lost_reply_of_the_commit_returns_what_is_stored(
         house.submit(send_at=SOON)
 
 
+@pytest.mark.every_database
 def test_an_answer_that_never_comes_is_an_unknown_outcome_that_keeps_its_place(
     through: Through, far: FarDatabase
 ) -> None:

@@ -31,8 +31,6 @@ from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.every_database
-
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 PATIENT = {"settle": 0.001, "reconcile_grace": 0.002}
@@ -152,6 +150,7 @@ def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
     wait_until(lambda: house.reconciled().members() == {})
 
 
+@pytest.mark.every_database
 def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> None:
     house = build()
     with callers_engine(house.database) as engine:
@@ -233,6 +232,7 @@ def test_an_abandoned_session_is_left_to_the_sweep(
     house.submit(send_at=SOON)
 
 
+@pytest.mark.every_database
 def test_threads_join_transactions_of_one_engine(build: Build) -> None:
     house = build(quotas="1000/minute")
     gate = threading.Barrier(4)

@@ -20,8 +20,6 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 
-pytestmark = pytest.mark.every_database
-
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 DRIVERS = {"mysql": "pymysql", "postg": "psycopg"}
@@ -60,6 +58,7 @@ def test_another_type_is_refused_with_advice(house: House, engine: Engine) -> No
     assert house.places() == house.all_members()
 
 
+@pytest.mark.every_database
 def test_a_connection_that_commits_by_itself_is_refused(house: House, engine: Engine) -> None:
     says = {"problem": "commits each statement by itself", "accepted": "AUTOCOMMIT"}
     alone = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -99,6 +98,7 @@ def copies(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         yield other.url(house.database.url.database or "")
 
 
+@pytest.mark.every_database
 def test_another_database_of_the_same_kind_is_refused(
     house: House, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -12,8 +12,6 @@ from dispatcher.redis_keys import PermitKeys
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 
-pytestmark = pytest.mark.every_database
-
 FILE = {"file": {"transport": "file"}}
 BOTH = FILE | {"memory": {"transport": "memory", "max_attempts": 2, "limits": ["100/minute"]}}
 
@@ -33,6 +31,7 @@ def make_due(house: House, *messages: Message) -> None:
     house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
 
 
+@pytest.mark.every_database
 def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
     knowing: House, unknowing: House
 ) -> None:

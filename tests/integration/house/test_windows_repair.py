@@ -30,8 +30,6 @@ from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
 
-pytestmark = pytest.mark.every_database
-
 MINUTE = timedelta(minutes=1)
 WORKS = ("submitted", "moved", "cancelled")
 LATER = FAR + timedelta(hours=1)
@@ -93,6 +91,7 @@ def test_what_is_equal_is_equal(kinds: House) -> None:
     assert set(verified.counts) == set(Fault)
 
 
+@pytest.mark.every_database
 def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
     gone, moved, wrong_kind, cancelled, *_ = filled(kinds)
     kinds.dispatcher.cancel(cancelled.id)

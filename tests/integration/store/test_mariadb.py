@@ -14,9 +14,19 @@ from sqlalchemy import Connection, ExceptionContext, event, text
 
 from dispatcher.errors import OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Status
-from dispatcher.store import Addition, BulkMessages, Claims, Database, Messages, StoreUpkeep
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Claims,
+    Database,
+    HeldMessages,
+    Messages,
+    Overdue,
+    StoreUpkeep,
+)
 from dispatcher.store.schema import messages
 from tests.support import rows
+from tests.support.mariadb import MariaDBServer
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -324,29 +334,52 @@ def _cancelled(database: Database) -> None:
         Messages(database).cancel(rows.add(database).id)
 
 
-DUTIES: dict[str, tuple[Callable[[Database], object], Callable[[StoreUpkeep], int]]] = {
+def _overdue(database: Database) -> None:
+    for _ in range(3):
+        message = rows.add_due(database)
+        rows.change(database, message.id, next_attempt_at=rows.now() - timedelta(hours=1))
+
+
+def _held(database: Database) -> None:
+    database.run(
+        lambda connection: connection.exec_driver_sql(
+            "UPDATE messages SET status = 'held', finished_at = NULL WHERE status = 'sent'"
+        )
+    )
+
+
+def _catching_up(database: Database, **ways: list[str]) -> Overdue:
+    return Overdue(database, after=timedelta(minutes=5), **ways)
+
+
+def _taken(database: Database) -> int:
+    taken = _catching_up(database, reslot=["sms"]).take(at_most=9, lease=rows.SOON)
+    return len(taken.messages) if taken else 0
+
+
+LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
     "take_due": (
         lambda database: [rows.add_due(database) for _ in range(3)],
-        lambda upkeep: len(upkeep.take_due(at_most=9, grace=rows.SOON)),
+        lambda database: len(StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)),
     ),
-    "rescue": (_claims_that_ran_out, lambda upkeep: upkeep.rescue(at_most=9)),
+    "rescue": (_claims_that_ran_out, lambda database: StoreUpkeep(database).rescue(at_most=9)),
     "prune": (
         _old,
-        lambda upkeep: upkeep.prune(older_than=timedelta(days=30), at_most=9),
+        lambda database: StoreUpkeep(database).prune(older_than=timedelta(days=30), at_most=9),
     ),
-    "unreleased": (_cancelled, lambda upkeep: len(upkeep.unreleased(at_most=9))),
+    "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(at_most=9))),
+    "expire": (_overdue, lambda database: _catching_up(database, expire=["sms"]).expire(at_most=9)),
+    "take": (_overdue, _taken),
+    "held": (_held, lambda database: len(HeldMessages(database).find(at_most=9))),
 }
 
 
-@pytest.mark.parametrize("duty", DUTIES)
-def test_a_duty_of_the_sweep_reads_what_it_looks_for_and_not_the_table(
-    cold: Database, duty: str
-) -> None:
-    prepare, do = DUTIES[duty]
+@pytest.mark.parametrize("look", LOOKS)
+def test_what_is_looked_for_is_read_and_not_the_table(cold: Database, look: str) -> None:
+    prepare, find = LOOKS[look]
     prepare(cold)
-    upkeep = StoreUpkeep(cold)
     before = _status(cold, "Handler_read")
-    assert do(upkeep) >= 3
+    assert find(cold) >= 3
     assert _status(cold, "Handler_read") - before < COLD / 10
 
 
@@ -356,3 +389,27 @@ def test_a_page_of_permits_begins_where_the_one_before_it_ended(cold: Database) 
     pages = list(upkeep.permits(memory=timedelta(days=30), batch=50))
     assert sum(map(len, pages)) == COLD
     assert _status(cold, "Handler_read") - before < 4 * COLD
+
+
+def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
+    mariadb: MariaDBServer,
+) -> None:
+    def build(url: str) -> None:
+        tables = ("alembic_version", "attempts", "messages")
+        name = url.rpartition("/")[2]
+        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in tables), database=name)
+
+    server = MariaDBServer(mariadb.address)
+    with server:
+        name = server.migrated(build)
+        server.execute(
+            "INSERT INTO messages VALUES (1)", "CREATE TABLE other (x INT)", database=name
+        )
+        assert server.migrated(build) == name
+        assert (
+            server.execute("SHOW TABLES LIKE 'o%'", "SELECT * FROM messages", database=name) == []
+        )
+        for change in ("ALTER TABLE messages ADD y INT", "DROP TABLE attempts"):
+            server.execute(change, database=name)
+            assert server.migrated(build) != name
+            name = server.migrated(build)
