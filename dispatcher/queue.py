@@ -21,33 +21,42 @@ _BATCH = 500
 
 
 class Ticket(NamedTuple):
-    """A message to be delivered, and when; ``alone`` where it must share its task with no other."""
+    """A message to be delivered, and when.
+
+    ``alone`` where it must share its task with no other. ``is_first`` where that is its promised
+    time, to be met; after a retry or a snooze it may come a moment later, and should not come
+    earlier: before its turn it has no permit.
+    """
 
     message_id: UUID
     channel: str
     due_at: datetime
     alone: bool = False
+    is_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one channel that share a task; ``due_at`` is when the first of them is due."""
+    """Messages of one channel that share a task, and when it begins.
+
+    A little before the first of them is due, or, where none has to be punctual, with the last.
+    """
 
     channel: str
     message_ids: tuple[UUID, ...]
-    due_at: datetime
+    begins_at: datetime
 
 
 def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[Group]:
     """Put messages of one channel due within ``coalesce`` together, at most ``size`` a group."""
-    ordered = sorted(tickets, key=lambda ticket: (ticket.channel, ticket.due_at))
+    ordered = sorted(tickets, key=lambda each: (each.channel, each.is_first, each.due_at))
     members: list[Ticket] = []
     for ticket in ordered:
         if ticket.alone:
             yield _closed([ticket])
             continue
         if members and (
-            ticket.channel != members[0].channel
+            (ticket.channel, ticket.is_first) != (members[0].channel, members[0].is_first)
             or ticket.due_at - members[0].due_at > coalesce
             or len(members) == size
         ):
@@ -59,8 +68,9 @@ def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Itera
 
 
 def _closed(members: Sequence[Ticket]) -> Group:
-    first = members[0]
-    return Group(first.channel, tuple(member.message_id for member in members), first.due_at)
+    first, last = members[0], members[-1]
+    begins_at = first.due_at - EARLY if first.is_first else last.due_at
+    return Group(first.channel, tuple(member.message_id for member in members), begins_at)
 
 
 class Queue:
@@ -118,12 +128,11 @@ class Queue:
             batch: Any = producer  # celery-types does not know Producer.batch yet
             with batch.batch(_BATCH):
                 for each in groups:
-                    begins_at = each.due_at - EARLY
                     ids = [str(message_id) for message_id in each.message_ids]
                     self._app.send_task(
                         DELIVER,
                         args=(ids, each.channel),
-                        eta=begins_at if begins_at > now else None,
+                        eta=each.begins_at if each.begins_at > now else None,
                         queue=self._queue_of(each.channel),
                         producer=producer,
                         declare=[],

@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
     )
-    """SQLAlchemy URL of the store (SQLite or PostgreSQL)."""
+    """SQLAlchemy URL of the store (SQLite, PostgreSQL, MariaDB or MySQL)."""
     broker_url: str = Field(
         default_factory=lambda data: _default_broker_url(data["redis_url"], data["data_dir"]),
         repr=False,

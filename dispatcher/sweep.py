@@ -114,10 +114,12 @@ class Sweep:
         apart = min(_APART, _SPREAD / max(1, len(suspects)))
         now = self._clock.now()
         return [
-            *(Ticket(*each[:3]) for each in due if not each.is_suspect),
+            *(
+                Ticket(*each[:3], is_first=each.is_first) for each in due if not each.is_suspect
+            ),
             *(
                 Ticket(each.message_id, each.channel, max(now, each.next_attempt_at) + n * apart,
-                       alone=True)
+                       alone=True, is_first=False)
                 for n, each in enumerate(suspects)
             ),
         ]  # fmt: skip

@@ -6,14 +6,27 @@ from alembic import context
 from sqlalchemy import Connection
 
 from dispatcher.settings import Settings
+from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
-from dispatcher.store.schema import metadata
+from dispatcher.store.schema import described
 
 _LOCK = 0x64697370  # "disp": two migrations at a time take turns
 
 
 def run(connection: Connection) -> None:
     sqlite = connection.dialect.name == "sqlite"
+    if connection.dialect.name in MYSQL:
+        from dispatcher.store.mariadb import finish_what_was_begun, taking_turns  # noqa: PLC0415 - its driver is an extra
+
+        with taking_turns(connection):
+            context.configure(
+                connection=connection,
+                target_metadata=described(connection.dialect.name),
+                transactional_ddl=False,
+            )
+            finish_what_was_begun(context.get_context().impl)
+            context.run_migrations()
+        return
     if not sqlite:
         from dispatcher.store.postgres import be_patient  # noqa: PLC0415 - its driver is an extra
 
@@ -27,7 +40,7 @@ def run(connection: Connection) -> None:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
         context.configure(
             connection=connection,
-            target_metadata=metadata,
+            target_metadata=described(connection.dialect.name),
             render_as_batch=sqlite,
             transactional_ddl=False,
         )

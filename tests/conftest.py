@@ -13,7 +13,9 @@ import redis
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.store import Database, migrate
+from tests.support.far import FarDatabase
 from tests.support.figures import pytest_terminal_summary, report
+from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
@@ -88,13 +90,46 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDBServer]:
+    """Give the MariaDB or MySQL of this machine, or skip."""
+    with MariaDBServer.found() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_name(mariadb: MariaDBServer) -> str:
+    """Name a migrated database with nothing in it; one is emptied faster than another is made."""
+    return mariadb.migrated(_migrate)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests on MariaDB that do not ask for it."""
+    left_out = [item for item in items if _is_on_mariadb(item) and not _asks_for_mariadb(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_on_mariadb(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    return call is not None and "mariadb" in call.params.values()
+
+
+def _asks_for_mariadb(item: pytest.Item) -> bool:
+    if item.get_closest_marker("every_database") is not None:
+        return True
+    named = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    return any(kind in names for kind in ("database_url", "far") for names in named)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Give the URL of a database without tables, on each kind."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'empty.db'}"
         return
-    server: PostgresServer = request.getfixturevalue("postgres")
+    kind = "postgres" if request.param == "postgresql" else "mariadb"
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(kind)
     name = server.create_database()
     yield server.url(name)
     server.drop_database(name)
@@ -108,13 +143,19 @@ def postgres_name(postgres: PostgresServer, postgres_template: str) -> Iterator[
     postgres.drop_database(name)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Give the URL of a migrated database, on each kind."""
+    """Give the URL of a migrated database, on each kind; on MariaDB where the test asks for it.
+
+    A test, or its module, does so by the mark ``every_database``.
+    """
     if request.param == "sqlite":
         path = tmp_path / "store.db"
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
         return f"sqlite:///{path}"
+    if request.param == "mariadb":
+        local: MariaDBServer = request.getfixturevalue("mariadb")
+        return local.url(request.getfixturevalue("mariadb_name"))
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.url(request.getfixturevalue("postgres_name"))
 
@@ -132,6 +173,16 @@ def postgres_proxy(postgres: PostgresServer) -> Iterator[Proxy]:
     """Give a line to PostgreSQL that can be broken."""
     with Proxy(postgres.socket) as proxy:
         yield proxy
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def far(request: pytest.FixtureRequest) -> Iterator[FarDatabase]:
+    """Give a migrated database at the end of a line that can be broken, on each kind of server."""
+    kind = "postgres" if request.param == "postgresql" else "mariadb"
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(kind)
+    name: str = request.getfixturevalue(f"{kind}_name")
+    with Proxy(server.upstream) as proxy:
+        yield FarDatabase(server, name, proxy)
 
 
 def _migrate(url: str) -> None:

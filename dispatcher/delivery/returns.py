@@ -38,8 +38,10 @@ class Returns:
         if not soon or not self._store(soon, self._settings.enqueue_grace):
             return
         now = self._clock.now()
-        tickets = [Ticket(claim.message.id, claim.message.channel, now + wait)
-                   for claim, wait in soon]  # fmt: skip
+        tickets = [
+            Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
+            for claim, wait in soon
+        ]
         try:
             self._queue.enqueue(tickets)
         except QueueUnavailable as error:

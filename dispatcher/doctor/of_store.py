@@ -11,6 +11,7 @@ from dispatcher.store import SchemaStanding
 _UNIQUE = "uq_messages_idempotency_key"
 _DURABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "postgresql": {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
+    "mysql": {"innodb_flush_log_at_trx_commit": ("1",)},
     "sqlite": {"journal_mode": ("wal",), "synchronous": ("2", "3")},
 }
 _MIGRATE = "run `dispatcher migrate`"
@@ -79,6 +80,8 @@ def durability(facts: StoreFacts) -> Verdict:
         return ok(told)
     if facts.kind == "sqlite":
         remedy = "keep the file on a local disk that takes WAL, and let no other program change it"
+    elif facts.kind == "mysql":
+        remedy = "set innodb_flush_log_at_trx_commit = 1 in the server's configuration"
     else:
         remedy = "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL"
     return warning(

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Integer,
     Text,
     Update,
-    Uuid,
     bindparam,
     column,
     delete,
@@ -32,6 +31,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.message import Outcome, Status
+from dispatcher.store.columns import id_type
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import attempts, has_status, messages
 
@@ -39,7 +39,7 @@ Row = dict[str, Any]
 _Given = Callable[[str], ColumnElement[Any]]
 
 _TYPES: dict[str, TypeEngine[Any]] = {
-    "id": Uuid(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
+    "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
     "outcome": Text(), "receipt": Text(),
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Float,
     Select,
     Update,
-    Uuid,
     and_,
     any_,
     bindparam,
@@ -28,6 +27,8 @@ from sqlalchemy import (
 )
 
 from dispatcher.message import Status
+from dispatcher.store.chosen import chosen
+from dispatcher.store.columns import id_type
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import MESSAGE_COLUMNS
 from dispatcher.store.schema import attempts, has_status, messages
@@ -61,7 +62,7 @@ class Claiming:
     def step_by_step(self, connection: Connection) -> Sequence[Any]:
         """Claim in the transaction of this connection; also return what was claimed before."""
         these = messages.c.id.in_(self._ids)
-        wanted = _wanted(and_(these, self._takes), self._ahead).scalar_subquery()
+        wanted = chosen(connection, _wanted(and_(these, self._takes), self._ahead))
         connection.execute(_take(self.mark, self._ttl).where(messages.c.id.in_(wanted)))
         mine = and_(these, messages.c.claimed_by == self.mark)
         is_begun = select(literal(1)).where(
@@ -83,9 +84,9 @@ def at_once(takes: ColumnElement[bool]) -> Select[Any]:
 
     Like :class:`Claiming`, it takes none but those for which ``takes`` holds.
     """
-    these = messages.c.id == any_(bindparam("ids", type_=ARRAY(Uuid())))
+    these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
     wanted = _wanted(and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
-    take = _take(bindparam("mark", type_=Uuid()), bindparam("ttl", type_=Float()))
+    take = _take(bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
     taken = (
         take.where(messages.c.id == wanted.c.id)
         .returning(*MESSAGE_COLUMNS, messages.c.claim_token)

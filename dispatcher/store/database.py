@@ -34,6 +34,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable
 from dispatcher.message import dump_json
+from dispatcher.store import numbers
+from dispatcher.store.columns import MYSQL
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 _BUSY_SECONDS = 5.0
 # Deadlock, serialization failure: the database undid the transaction and says so.
 _UNDONE = frozenset({"40P01", "40001"})
+_DRIVERS = dict.fromkeys(("postgresql", "postgres"), "postgresql+psycopg") | dict.fromkeys(
+    ("mysql", "mariadb", "mariadb+pymysql"), "mysql+pymysql"
+)
 _TRIES = 3
 
 
@@ -85,6 +90,8 @@ class Database:
             ) from error
         if sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
+        elif self.engine.dialect.name in MYSQL:
+            event.listen(self.engine, "do_connect", _connect_mariadb)
         else:
             event.listen(self.engine, "do_connect", _connect_postgres)
 
@@ -132,7 +139,7 @@ class Database:
                 with self.engine.connect() as connection:
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
-                if not tries_left or not _worth_another_try(error):
+                if not tries_left or not worth_another_try(error):
                     raise unavailable(error) from cause(error)
             except (UnicodeError, OverflowError) as error:
                 reason = f"the driver refused a value ({type(error).__name__})"
@@ -158,28 +165,40 @@ def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     """Say what went wrong without addresses, statements or values."""
     if isinstance(error, PoolTimeout):
         return StoreUnavailable("no connection became free in time")
-    if isinstance(error, DBAPIError):
-        name = type(error.orig).__name__
-        if error.connection_invalidated or name in {"ConnectionTimeout", "AdminShutdown"}:
-            return StoreUnavailable("the connection to the database broke")
-        code = getattr(error.orig, "sqlstate", None) or getattr(
-            error.orig, "sqlite_errorname", None
-        )
-        if code is None and name == "OperationalError":
-            return StoreUnavailable("the database cannot be reached")
-        refused = isinstance(error, IntegrityError | DataError)
-        return StoreUnavailable(f"the database answered {code or name}", refused=refused)
-    return StoreUnavailable(type(error).__name__)
+    if not isinstance(error, DBAPIError):
+        return StoreUnavailable(type(error).__name__)
+    name, number = type(error.orig).__name__, numbers.of(error)
+    if error.connection_invalidated or name in {"ConnectionTimeout", "AdminShutdown"}:
+        return StoreUnavailable("the connection to the database broke")
+    code = (
+        number
+        or getattr(error.orig, "sqlstate", None)
+        or getattr(error.orig, "sqlite_errorname", None)
+    )
+    if (code is None and name == "OperationalError") or number in numbers.NOT_REACHED:
+        return StoreUnavailable("the database cannot be reached")
+    refused = isinstance(error, IntegrityError | DataError) or number in numbers.CHECKS
+    return StoreUnavailable(f"the database answered {code or name}", refused=refused)
 
 
 def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
     """Return the error to chain to ours: none where the database may quote the row in it."""
-    return None if isinstance(error, IntegrityError | DataError) else error
+    if isinstance(error, IntegrityError | DataError) or numbers.quotes(error):
+        return None
+    return error
 
 
 def is_disconnect(error: DBAPIError) -> bool:
     """Whether the line broke, so that what was sent may or may not have been done."""
     return bool(error.connection_invalidated)
+
+
+def worth_another_try(error: SQLAlchemyError) -> bool:
+    """Whether the line broke, or another transaction was in the way."""
+    if not isinstance(error, DBAPIError):
+        return False
+    undone = getattr(error.orig, "sqlstate", None) in _UNDONE or numbers.of(error) in numbers.UNDONE
+    return undone or is_disconnect(error)
 
 
 @contextmanager
@@ -189,12 +208,6 @@ def translated() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise unavailable(error) from cause(error)
-
-
-def _worth_another_try(error: SQLAlchemyError) -> bool:
-    if not isinstance(error, DBAPIError):
-        return False
-    return is_disconnect(error) or getattr(error.orig, "sqlstate", None) in _UNDONE
 
 
 def _undo(connection: Connection) -> None:
@@ -207,16 +220,16 @@ def _undo(connection: Connection) -> None:
 
 
 def _with_driver(text: str) -> URL:
-    accepted = "sqlite:///… or postgresql://…"
+    accepted = "sqlite:///…, postgresql://…, mysql://… or mariadb://…"
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise InvalidSettings("database_url", "cannot be read", accepted) from None
     if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
         raise InvalidSettings("database_url", "SQLite without a file", accepted)
-    if url.drivername in {"postgresql", "postgres"}:
-        return url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() not in {"sqlite", "postgresql"}:
+    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    is_known = url.get_backend_name() in {"sqlite", "postgresql"}
+    if not is_known and url.drivername != "mysql+pymysql":
         raise InvalidSettings("database_url", f"a database {url.drivername}", accepted)
     return url
 
@@ -235,3 +248,12 @@ def _connect_postgres(
     from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
 
     return postgres.connect(arguments, parameters)
+
+
+def _connect_mariadb(
+    dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
+) -> Any:
+    del dialect, record
+    from dispatcher.store import mariadb  # noqa: PLC0415 - its driver is an extra
+
+    return mariadb.connect(arguments, parameters)

@@ -12,9 +12,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import Pool
 
 from dispatcher.errors import StoreUnavailable
+from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 
 _POSTGRESQL = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
+_MYSQL = text("SELECT DATABASE(), @@server_uuid")
+# A server of MariaDB has no number of its own, a cluster of them has.
+_MARIADB = text(
+    "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "
+    "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
+    "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
+)
 
 Places = frozenset[tuple[object, object]]
 """Where a connection reads and writes: the files of SQLite, or a database of one server."""
@@ -24,9 +32,10 @@ class Identity:
     """Tells other databases from the store's.
 
     URLs are not compared: one server has many names. A caller's SQLite is asked for its files, also
-    attached ones, PostgreSQL for the name of the database and for the number that its server got
-    when it was set up. What cannot be asked passes, and so does a database of a server whose files
-    are a copy of the store's. Each pool of connections is asked once.
+    attached ones, PostgreSQL and MySQL for the name of the database and for the number that its
+    server got when it was set up, MariaDB for host, port and folder instead. What cannot be asked
+    passes, and so does a database of a server whose files are a copy of the store's. Each pool of
+    connections is asked once.
     """
 
     def __init__(self, database: Database) -> None:
@@ -47,6 +56,9 @@ class Identity:
         try:
             ours = self._places_of_store()
             theirs = _asked_alone(connection)
+            if not ours & theirs:
+                self._ours = None  # it may be on another server since a failover
+                ours = self._places_of_store()
         except (SQLAlchemyError, StoreUnavailable, OSError):
             return False
         if not ours & theirs:
@@ -73,6 +85,9 @@ def _asked_alone(connection: Connection) -> Places:
 
 
 def _places(connection: Connection) -> Places:
+    if connection.dialect.name in MYSQL:
+        is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+        return frozenset({tuple(connection.execute(_MARIADB if is_mariadb else _MYSQL).one())})
     if connection.dialect.name != "sqlite":
         return frozenset({tuple(connection.execute(_POSTGRESQL).one())})
     attached = connection.exec_driver_sql("PRAGMA database_list")

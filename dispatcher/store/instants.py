@@ -6,10 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, DateTime, Dialect, String
+from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement, literal
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from dispatcher.store.columns import MYSQL
 
 _SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
 _MILLISECOND = timedelta(milliseconds=1)
@@ -19,7 +22,8 @@ class Instant(TypeDecorator[datetime]):
     """An aware UTC datetime.
 
     ``timestamptz`` where the database has it. On SQLite text in UTC with milliseconds, the form
-    in which SQLite tells its own time, so that the two compare as text.
+    in which SQLite tells its own time, so that the two compare as text. On MariaDB and MySQL
+    ``DATETIME(6)`` in UTC: their ``TIMESTAMP`` ends in 2038 or 2106 and follows the session's zone.
     """
 
     impl = DateTime(timezone=True)
@@ -29,11 +33,17 @@ class Instant(TypeDecorator[datetime]):
         """Choose the column type."""
         if dialect.name == "sqlite":
             return dialect.type_descriptor(String(23))
+        if dialect.name in MYSQL:
+            return dialect.type_descriptor(DATETIME(fsp=6))
         return dialect.type_descriptor(DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """Turn an aware datetime into what the driver takes."""
-        if value is None or dialect.name != "sqlite":
+        if value is None:
+            return None
+        if dialect.name in MYSQL:
+            return value.astimezone(UTC).replace(tzinfo=None)
+        if dialect.name != "sqlite":
             return value
         return value.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
 
@@ -43,6 +53,9 @@ class Instant(TypeDecorator[datetime]):
             return None
         if dialect.name == "sqlite":
             return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        if dialect.name in MYSQL:
+            naive: datetime = value
+            return naive.replace(tzinfo=UTC)
         instant: datetime = value.astimezone(UTC)
         return instant
 
@@ -104,6 +117,12 @@ def _now_sqlite(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
     return f"strftime('{_SQLITE_FORMAT}', 'now')"
 
 
+@compiles(_DatabaseNow, *MYSQL)
+def _now_mysql(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    del element, compiler, kw
+    return "UTC_TIMESTAMP(6)"  # that of the statement's start, whatever the session's zone
+
+
 @compiles(_Later)
 def _later(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
     instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
@@ -114,3 +133,9 @@ def _later(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
 def _later_sqlite(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
     instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"strftime('{_SQLITE_FORMAT}', {instant}, printf('%+.3f seconds', {seconds}))"
+
+
+@compiles(_Later, *MYSQL)
+def _later_mysql(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"({instant} + INTERVAL ROUND({seconds} * 1000000) MICROSECOND)"

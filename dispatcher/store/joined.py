@@ -12,33 +12,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 from weakref import ref
 
 from sqlalchemy import Connection, event, select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from dispatcher.errors import InvalidDraft, StoreUnavailable
 from dispatcher.message import Message
+from dispatcher.store import numbers
+from dispatcher.store.callers import (
+    Joinable,
+    commits_by_itself,
+    connection_of,
+    cuts_values,
+    unusable,
+)
+from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.identity import Identity
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
+from dispatcher.store.once import insert_once, unless_there
 from dispatcher.store.schema import messages
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session  # who passes one has imported it; others need not
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Joinable: TypeAlias = "Session | Connection"
-"""What is in a transaction that messages can join."""
-
-_ACCEPTED = "a Session or a Connection of SQLAlchemy"
 _IDS_AT_ONCE = 1_000
 _WATCHES = "dispatcher.watches"
 _listening = Lock()
@@ -87,15 +89,19 @@ class JoinedTransaction(Generic[T]):
         # SQLite undoes a statement that fails by itself. Its driver begins a transaction only with
         # the first write, so that a savepoint before would be one that commits when it is released.
         self._needs_savepoints = connection.dialect.name != "sqlite"
-        dialect = postgresql if self._needs_savepoints else sqlite
-        insert = dialect.insert(messages).on_conflict_do_nothing()
-        self._insert = insert.returning(messages.c.id)
+        self._is_mysql = connection.dialect.name in MYSQL
+        self._insert = insert_once(connection.dialect.name)
+        self._was_asked = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as seen from inside, and its fingerprint."""
         query = select(*MESSAGE_COLUMNS, messages.c.fingerprint).where(
             messages.c.idempotency_key == idempotency_key
         )
+        if self._is_mysql and self._was_asked:
+            # It may be younger than the transaction's snapshot; only a lock looks past that.
+            query = query.with_for_update(read=True)
+        self._was_asked = True
         with self._undone_alone():
             row = self._connection.execute(query).one_or_none()
         return (to_message(row), row.fingerprint) if row is not None else None
@@ -104,12 +110,19 @@ class JoinedTransaction(Generic[T]):
         """Store ``message``; False when its id or its idempotency key was there before."""
         row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint)
         with self._undone_alone():
-            return self._connection.execute(self._insert, row).one_or_none() is not None
+            return unless_there(lambda: self._is_inserted(row))
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of the messages that are stored, as seen from inside."""
         with self._undone_alone():
             return _present(self._connection, message_ids)
+
+    def _is_inserted(self, row: dict[str, Any]) -> bool:
+        if self._is_mysql:
+            self._connection.execute(self._insert, row)
+            return True
+        returning = self._insert.returning(messages.c.id)
+        return self._connection.execute(returning, row).one_or_none() is not None
 
     @contextmanager
     def _undone_alone(self) -> Iterator[None]:
@@ -120,8 +133,12 @@ class JoinedTransaction(Generic[T]):
             else:
                 yield
         except SQLAlchemyError as error:
+            ended = numbers.ended(error) if self._is_mysql else None
+            if ended is not None:
+                # What the caller wrote is gone, but the next statement would begin anew unseen.
+                self._connection.invalidate()
             # The caller's engine may put our values into its text.
-            raise unavailable(error) from None
+            raise unavailable(ended or error) from None
         except (UnicodeError, OverflowError) as error:
             reason = f"the driver refused a value ({type(error).__name__})"
             raise StoreUnavailable(reason, refused=True) from None
@@ -143,77 +160,32 @@ class JoinedMessages:
         InvalidDraft for what cannot be joined, also where the database surely is another one
         (:class:`Identity`), StoreUnavailable where no transaction begins.
         """
-        connection = _connection_of(session)
+        connection = connection_of(session)
         ours, theirs = self._database.engine.dialect.name, connection.dialect.name
-        if theirs != ours:
+        if theirs != ours and not {theirs, ours} <= set(MYSQL):
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:
             if not connection.in_transaction():
                 connection.begin()
-            if _commits_by_itself(connection):
+            if commits_by_itself(connection):
                 raise InvalidDraft(
                     "session", "commits each statement by itself", "one that is not in AUTOCOMMIT"
+                )
+            if cuts_values(connection):
+                raise InvalidDraft(
+                    "session", "cuts values that do not fit", "an sql_mode with STRICT_ALL_TABLES"
                 )
             if self._identity.differs(connection):
                 raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
             return JoinedTransaction(connection, _watch(connection, on_end))
         except InvalidRequestError as error:
-            raise _unusable(error) from None
+            raise unusable(error) from None
         except SQLAlchemyError as error:
             raise unavailable(error) from None
 
     def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of the messages that are committed. Raises StoreUnavailable."""
         return self._database.run(lambda connection: _present(connection, message_ids))
-
-
-def _connection_of(session: object) -> Connection:
-    if isinstance(session, Connection):
-        if session.closed or session.invalidated:
-            raise InvalidDraft("session", "is closed", "an open one")
-        return session
-    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - slow, and rarely needed
-
-    if isinstance(session, Session):
-        try:
-            return session.connection()
-        except UnboundExecutionError:
-            problem = "is bound to no database, or to several"
-            raise InvalidDraft(
-                "session", problem, "one with a single bind, or its Connection"
-            ) from None
-        except InvalidRequestError as error:
-            raise _unusable(error) from None
-        except SQLAlchemyError as error:
-            raise unavailable(error) from None
-    accepted = _ACCEPTED
-    if isinstance(session, scoped_session):
-        accepted += ": of a scoped_session, what calling it returns"
-    elif any(
-        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
-    ):
-        accepted += (
-            "; with an asynchronous one: "
-            "await session.run_sync(lambda session: dispatcher.submit(…, session=session))"
-        )
-    raise InvalidDraft("session", f"a {type(session).__name__}", accepted)
-
-
-def _unusable(error: InvalidRequestError) -> InvalidDraft:
-    problem = f"has no transaction that could be used ({type(error).__name__})"
-    return InvalidDraft("session", problem, "an active one; after an error, roll it back first")
-
-
-def _commits_by_itself(connection: Connection) -> bool:
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        return True
-    driver: Any = connection.connection.driver_connection
-    if connection.dialect.name == "sqlite":
-        # Those who write BEGIN themselves, as SQLAlchemy recommends, have no isolation level.
-        alone = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
-        return alone and not driver.in_transaction
-    proxied = connection.connection.dbapi_connection
-    return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
 
 
 def _present(connection: Connection, message_ids: Sequence[UUID]) -> set[UUID]:

@@ -8,14 +8,21 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Insert, Row, Update, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Attempt, Body, Message, Outcome, Status, dump_json
-from dispatcher.store.database import Database, Unanswered, cause, is_disconnect, unavailable
+from dispatcher.store.database import (
+    Database,
+    Unanswered,
+    cause,
+    is_disconnect,
+    unavailable,
+    worth_another_try,
+)
 from dispatcher.store.instants import database_now, to_length_ms
+from dispatcher.store.once import insert_once, unless_there
 from dispatcher.store.schema import attempts, has_status, messages
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
@@ -35,8 +42,7 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._is_postgres = database.url.get_backend_name() == "postgresql"
-        dialect = postgresql if self._is_postgres else sqlite
-        insert = dialect.insert(messages).on_conflict_do_nothing()
+        insert = insert_once(database.engine.dialect.name)
         self._insert = insert.execution_options(preserve_rowcount=True)
         self._written = _written(insert, database.engine) if self._is_postgres else b""
 
@@ -69,7 +75,7 @@ class Messages:
             try:
                 with self._database.engine.connect() as connection:
                     asked = True
-                    if connection.execute(self._insert, row).rowcount == 1:
+                    if self._is_new(connection, row):
                         return message
                     stored = self._stored(connection, message)
                 if stored is not None:
@@ -77,7 +83,7 @@ class Messages:
             except (DBAPIError, PoolTimeout) as error:
                 broken = asked and isinstance(error, DBAPIError) and is_disconnect(error)
                 unknown = unknown or broken
-                if broken and tries_left:
+                if tries_left and asked and worth_another_try(error):
                     continue
                 failure = unavailable(error)
                 if unknown:
@@ -224,6 +230,9 @@ class Messages:
             .values(enqueue_at=database_now())
         )  # fmt: skip
         self._database.run(lambda connection: connection.execute(statement))
+
+    def _is_new(self, connection: Connection, row: dict[str, Any]) -> bool:
+        return unless_there(lambda: connection.execute(self._insert, row).rowcount == 1)
 
     def _insert_quickly(
         self, message: Message, enqueue_at: datetime, fingerprint: str | None, body_json: str

@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 
 from dispatcher.message import Message, Status
+from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
@@ -62,20 +63,19 @@ class Overdue:
         now = database_now()
         too_late = and_(self._to_reslot, messages.c.expires_at <= now)
         ends = or_(self._to_expire, too_late)
-        chosen = (
+        wanted = (
             select(messages.c.id)
             .where(ends, messages.c.enqueue_at <= now)
             .order_by(messages.c.enqueue_at)
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
-        statement = (
+        end = (
             update(messages)
-            .where(messages.c.id.in_(chosen.scalar_subquery()), ends)
+            .where(ends)
             .values(status=Status.EXPIRED.value, finished_at=now, last_error=_EXPIRED)
-            .returning(messages.c.id)
         )
-        return len(self._database.run(lambda connection: connection.execute(statement).all()))
+        return len(change_chosen(self._database, wanted, end, messages.c.id))
 
     def take(self, *, at_most: int, lease: timedelta) -> Taken | None:
         """Take messages that are to be booked again, those of the earliest times first.
@@ -84,7 +84,7 @@ class Overdue:
         another sweep has earlier ones: it is to go on, or the order would be lost.
         """
         now = database_now()
-        chosen = (
+        wanted = (
             select(messages.c.id)
             .where(self._to_reslot, messages.c.enqueue_at <= now)
             .order_by(messages.c.send_at, messages.c.id)
@@ -92,41 +92,31 @@ class Overdue:
             .with_for_update(skip_locked=True)
         )
         leased_until = later(now, lease.total_seconds())
-        statement = (
-            update(messages)
-            .where(messages.c.id.in_(chosen.scalar_subquery()))
-            .values(enqueue_at=leased_until)
-            .returning(*MESSAGE_COLUMNS, now.label("now"))
-        )
-
-        def work(connection: Connection) -> Taken | None:
-            rows = connection.execute(statement).all()
-            if not rows:
-                return None
-            found = sorted(map(to_message, rows), key=lambda each: (each.send_at, each.id))
-            others = select(
-                exists().where(
-                    self._to_reslot,
-                    messages.c.enqueue_at > now,
-                    messages.c.enqueue_at <= leased_until,
-                    messages.c.send_at < found[0].send_at,
-                )
+        put_off = update(messages).values(enqueue_at=leased_until)
+        told = (*MESSAGE_COLUMNS, now.label("now"))
+        rows = change_chosen(self._database, wanted, put_off, *told)
+        if not rows:
+            return None
+        found = sorted(map(to_message, rows), key=lambda each: (each.send_at, each.id))
+        # Also those that another sweep has locked and not yet put off.
+        others = select(
+            exists().where(
+                self._to_reslot,
+                messages.c.enqueue_at <= leased_until,
+                messages.c.send_at < found[0].send_at,
             )
-            if connection.scalar(others):
-                self._give_back(connection, found)
-                return None
-            return Taken(found, rows[0].now)
-
-        return self._database.run(work)
+        )
+        if self._database.run(lambda connection: connection.scalar(others)):
+            self.give_back(found)
+            return None
+        return Taken(found, rows[0].now)
 
     def give_back(self, taken: Sequence[Message]) -> None:
         """Let the next sweep take what was not booked again."""
-        self._database.run(lambda connection: self._give_back(connection, taken))
-
-    def _give_back(self, connection: Connection, taken: Sequence[Message]) -> None:
         these = messages.c.id.in_([each.id for each in taken])
         statement = update(messages).where(these, self._to_reslot)
-        connection.execute(statement.values(enqueue_at=database_now()))
+        again = statement.values(enqueue_at=database_now())
+        self._database.run(lambda connection: connection.execute(again))
 
     def give_up(self, message: Message) -> None:
         """End a message for which there is no slot, unless somebody has changed it meanwhile."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import get_args
 
 from sqlalchemy import (
-    JSON,
     Boolean,
     CheckConstraint,
     Column,
@@ -20,12 +19,12 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    Uuid,
     or_,
     text,
 )
 
 from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, OnUnknown, Outcome, Status
+from dispatcher.store.columns import MYSQL, id_type, json_type
 from dispatcher.store.instants import Instant, Length
 
 metadata = MetaData(
@@ -47,11 +46,11 @@ def _one_of(column: str, values: Iterable[str]) -> str:
 messages = Table(
     "messages",
     metadata,
-    Column("id", Uuid, primary_key=True),
+    Column("id", id_type(), primary_key=True),
     Column("channel", String(63), nullable=False),
     Column("recipient", String(MAX_RECIPIENT), nullable=False),
     Column("scope", String(MAX_RECIPIENT), nullable=False),
-    Column("body", JSON, nullable=False),
+    Column("body", json_type(), nullable=False),
     Column("send_at", Instant, nullable=False),
     Column("next_attempt_at", Instant, nullable=False),
     Column("enqueue_at", Instant, nullable=False),
@@ -60,7 +59,7 @@ messages = Table(
     Column("attempt_count", SmallInteger, nullable=False),
     Column("max_attempts", SmallInteger, nullable=False),
     Column("claim_token", Integer, nullable=False),
-    Column("claimed_by", Uuid),
+    Column("claimed_by", id_type()),
     Column("claim_expires_at", Instant),
     Column("reserved", Boolean, nullable=False),
     Column("idempotency_key", String(MAX_RECIPIENT)),
@@ -68,7 +67,7 @@ messages = Table(
     Column("created_at", Instant, nullable=False),
     Column("finished_at", Instant),
     Column("last_error", Text),
-    Column("scopes", JSON(none_as_null=True)),
+    Column("scopes", json_type(none_as_null=True)),
     Column("zone", String(MAX_ZONE)),
     Column("quiet_hours", Text),
     Column("on_unknown", String(5), nullable=False, server_default="retry"),
@@ -92,14 +91,29 @@ messages = Table(
     ),
 )
 
-# What the sweep looks for stays small however many messages are stored.
-for _name, _columns, _where in (
-    ("enqueue_at", ("enqueue_at",), "status = 'scheduled'"),
-    ("claim_expires_at", ("claim_expires_at",), "status = 'sending'"),
-    ("finished_at", ("finished_at",), "finished_at IS NOT NULL"),
-    ("unreleased", ("id",), "reserved AND status IN ('cancelled', 'expired')"),
-    ("held", ("id",), "status = 'held'"),
+# What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
+# partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What
+# is held is found there by the index of those that are sent: it has no claim, and every index ends
+# with the id.
+_wide: dict[str, tuple[str, ...]] = {}
+for _name, _columns, _where, _on_mysql in (
+    ("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
+    (
+        "claim_expires_at",
+        ("claim_expires_at",),
+        "status = 'sending'",
+        ("status", "claim_expires_at"),
+    ),
+    ("finished_at", ("finished_at",), "finished_at IS NOT NULL", ("finished_at",)),
+    (
+        "unreleased",
+        ("id",),
+        "reserved AND status IN ('cancelled', 'expired')",
+        ("reserved", "status"),
+    ),
+    ("held", ("id",), "status = 'held'", ()),
 ):
+    _wide[f"ix_messages_{_name}"] = _on_mysql
     Index(
         f"ix_messages_{_name}",
         *(messages.c[column] for column in _columns),
@@ -111,7 +125,9 @@ Index("ix_messages_recipient", messages.c.recipient)
 attempts = Table(
     "attempts",
     metadata,
-    Column("message_id", Uuid, ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True),
+    Column(
+        "message_id", id_type(), ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
+    ),
     Column("token", Integer, primary_key=True, autoincrement=False),
     Column("started_at", Instant, nullable=False),
     Column("finished_at", Instant),
@@ -131,3 +147,17 @@ def has_status(*statuses: Status) -> ColumnElement[bool]:
     believes that they are few.
     """
     return or_(*(messages.c.status.concat("") == each.value for each in statuses))
+
+
+def described(dialect: str) -> MetaData:
+    """Return the tables as they are on this kind of database."""
+    if dialect not in MYSQL:
+        return metadata
+    own = MetaData(naming_convention=metadata.naming_convention)
+    for table in metadata.sorted_tables:
+        copied = table.to_metadata(own)
+        for index in [index for index in copied.indexes if index.name in _wide]:
+            copied.indexes.discard(index)
+            if wide := _wide[str(index.name)]:
+                Index(index.name, *(copied.c[name] for name in wide))
+    return own

@@ -16,9 +16,10 @@ from dispatcher.store.schema import messages, metadata
 
 _DURABILITY = {
     "postgresql": ("fsync", "synchronous_commit"),
+    "mysql": ("innodb_flush_log_at_trx_commit",),
     "sqlite": ("journal_mode", "synchronous"),
 }
-_ASK = {"postgresql": "SHOW {}", "sqlite": "PRAGMA {}"}
+_ASK = {"postgresql": "SHOW {}", "mysql": "SELECT @@GLOBAL.{}", "sqlite": "PRAGMA {}"}
 
 
 class Late(NamedTuple):
@@ -36,7 +37,7 @@ class StoreSurvey:
 
     @property
     def kind(self) -> str:
-        """``postgresql`` or ``sqlite``."""
+        """``postgresql``, ``mysql`` (also of MariaDB) or ``sqlite``."""
         return self._database.url.get_backend_name()
 
     def now(self) -> datetime:

@@ -30,6 +30,7 @@ from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
+from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import attempts, messages
@@ -42,12 +43,17 @@ HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.v
 
 
 class Due(NamedTuple):
-    """A message to hand to Celery. ``is_suspect``: the outcome of its last attempt is unknown."""
+    """A message to hand to Celery.
+
+    ``is_suspect``: the outcome of its last attempt is unknown. ``is_first``: it is due at its
+    promised time, not at that of a retry or after a snooze.
+    """
 
     message_id: UUID
     channel: str
     next_attempt_at: datetime
     is_suspect: bool
+    is_first: bool
 
 
 class Place(NamedTuple):
@@ -94,7 +100,7 @@ class StoreUpkeep:
         task was lost.
         """
         now = database_now()
-        chosen = (
+        wanted = (
             select(messages.c.id)
             .where(
                 messages.c.status == Status.SCHEDULED.value,
@@ -106,18 +112,15 @@ class StoreUpkeep:
             .with_for_update(skip_locked=True)
         )
         due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
-        statement = (
-            update(messages)
-            .where(messages.c.id.in_(chosen.scalar_subquery()))
-            .values(enqueue_at=later(due_from, grace.total_seconds()))
-            .returning(
-                messages.c.id,
-                messages.c.channel,
-                messages.c.next_attempt_at,
-                messages.c.last_error.is_not_distinct_from(_UNKNOWN),
-            )
+        put_off = update(messages).values(enqueue_at=later(due_from, grace.total_seconds()))
+        told = (
+            messages.c.id,
+            messages.c.channel,
+            messages.c.next_attempt_at,
+            messages.c.last_error.is_not_distinct_from(_UNKNOWN),
+            messages.c.next_attempt_at == messages.c.send_at,
         )
-        rows = self._database.run(lambda connection: connection.execute(statement).all())
+        rows = change_chosen(self._database, wanted, put_off, *told)
         return sorted((Due(*row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def rescue(self, *, at_most: int) -> int:
@@ -178,7 +181,7 @@ class StoreUpkeep:
 
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many."""
-        chosen = (
+        wanted = (
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
@@ -188,12 +191,7 @@ class StoreUpkeep:
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
-        statement = (
-            delete(messages)
-            .where(messages.c.id.in_(chosen.scalar_subquery()))
-            .returning(messages.c.id)
-        )
-        deleted = self._database.run(lambda connection: connection.execute(statement).all())
+        deleted = change_chosen(self._database, wanted, delete(messages), messages.c.id)
         fault("prune.after_batch")
         return len(deleted)
 
@@ -299,7 +297,8 @@ class StoreUpkeep:
                 literal(value, column.type)
                 for column, value in zip(place, place_of(rows[-1]), strict=True)
             ]
-            page = query.where(tuple_(*place) > tuple_(*last)).limit(batch)
+            # Said twice: MariaDB and MySQL find no place in an index by a tuple.
+            page = query.where(place[0] >= last[0], tuple_(*place) > tuple_(*last)).limit(batch)
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from dispatcher.store.columns import MYSQL, id_type, json_type, table_options
 from dispatcher.store.instants import Instant
 
 revision = "0001"
@@ -14,13 +15,16 @@ depends_on = None
 
 
 def upgrade() -> None:
+    dialect = op.get_context().dialect
+    has_partial_indexes = dialect.name not in MYSQL
+    options = table_options(dialect)
     op.create_table(
         "messages",
-        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("id", id_type(), nullable=False),
         sa.Column("channel", sa.String(length=63), nullable=False),
         sa.Column("recipient", sa.String(length=255), nullable=False),
         sa.Column("scope", sa.String(length=255), nullable=False),
-        sa.Column("body", sa.JSON(), nullable=False),
+        sa.Column("body", json_type(), nullable=False),
         sa.Column("send_at", Instant(), nullable=False),
         sa.Column("next_attempt_at", Instant(), nullable=False),
         sa.Column("enqueue_at", Instant(), nullable=False),
@@ -29,7 +33,7 @@ def upgrade() -> None:
         sa.Column("attempt_count", sa.SmallInteger(), nullable=False),
         sa.Column("max_attempts", sa.SmallInteger(), nullable=False),
         sa.Column("claim_token", sa.Integer(), nullable=False),
-        sa.Column("claimed_by", sa.Uuid(), nullable=True),
+        sa.Column("claimed_by", id_type(), nullable=True),
         sa.Column("claim_expires_at", Instant(), nullable=True),
         sa.Column("reserved", sa.Boolean(), nullable=False),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
@@ -58,11 +62,12 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_messages")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_messages_idempotency_key")),
+        **options,
     )
     op.create_index(
         "ix_messages_claim_expires_at",
         "messages",
-        ["claim_expires_at"],
+        ["claim_expires_at"] if has_partial_indexes else ["status", "claim_expires_at"],
         unique=False,
         postgresql_where=sa.text("status = 'sending'"),
         sqlite_where=sa.text("status = 'sending'"),
@@ -70,7 +75,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_messages_enqueue_at",
         "messages",
-        ["enqueue_at"],
+        ["enqueue_at"] if has_partial_indexes else ["status", "enqueue_at"],
         unique=False,
         postgresql_where=sa.text("status = 'scheduled'"),
         sqlite_where=sa.text("status = 'scheduled'"),
@@ -87,7 +92,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_messages_unreleased",
         "messages",
-        ["id"],
+        ["id"] if has_partial_indexes else ["reserved", "status"],
         unique=False,
         postgresql_where=sa.text("reserved AND status IN ('cancelled', 'expired')"),
         sqlite_where=sa.text("reserved AND status IN ('cancelled', 'expired')"),
@@ -95,7 +100,7 @@ def upgrade() -> None:
 
     op.create_table(
         "attempts",
-        sa.Column("message_id", sa.Uuid(), nullable=False),
+        sa.Column("message_id", id_type(), nullable=False),
         sa.Column("token", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("started_at", Instant(), nullable=False),
         sa.Column("finished_at", Instant(), nullable=True),
@@ -116,6 +121,7 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("message_id", "token", name=op.f("pk_attempts")),
+        **options,
     )
     op.create_index("ix_attempts_finished_at", "attempts", ["finished_at"])
 

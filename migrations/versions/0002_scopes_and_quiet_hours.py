@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from dispatcher.store.columns import json_type
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -12,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("messages", sa.Column("scopes", sa.JSON(none_as_null=True), nullable=True))
+    op.add_column("messages", sa.Column("scopes", json_type(none_as_null=True), nullable=True))
     op.add_column("messages", sa.Column("zone", sa.String(length=63), nullable=True))
     op.add_column("messages", sa.Column("quiet_hours", sa.Text(), nullable=True))
 

@@ -30,6 +30,11 @@ Way = Literal["session", "connection"]
 SOON = FAR + timedelta(minutes=1)
 WAYS: tuple[Way, ...] = ("session", "connection")
 
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "sqlite": {"timeout": 0.2},
+    "postgresql": {"options": "-c lock_timeout=3s"},
+    "mysql": {"init_command": "SET SESSION innodb_lock_wait_timeout = 3"},
+}
 metadata = MetaData()
 orders = Table("orders", metadata, Column("number", Integer, primary_key=True))
 
@@ -43,9 +48,9 @@ def callers_engine(
     On SQLite it writes BEGIN itself, as SQLAlchemy recommends, unless ``begins`` is False; then
     the driver does what it is used to.
     """
-    sqlite = database.url.get_backend_name() == "sqlite"
-    arguments = {"timeout": 0.2} if sqlite else {"options": "-c lock_timeout=3s"}
-    engine = create_engine(database.url, connect_args=arguments)
+    kind = database.url.get_backend_name()
+    sqlite = kind == "sqlite"
+    engine = create_engine(database.url, connect_args=_ARGUMENTS[kind])
     if sqlite and begins:
         event.listen(engine, "connect", _without_isolation_level)
         event.listen(engine, "begin", _begin)

@@ -162,6 +162,8 @@ class House(AbstractContextManager["House"]):
         if self.url.startswith("sqlite"):
             now = self.sql("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")[0][0]
             return datetime.fromisoformat(now).replace(tzinfo=UTC)
+        if self.url.startswith("mysql"):
+            return cast("datetime", self.sql("SELECT UTC_TIMESTAMP(6)")[0][0]).replace(tzinfo=UTC)
         return cast("datetime", self.sql("SELECT clock_timestamp()")[0][0]).astimezone(UTC)
 
     def redis_ms(self) -> int:

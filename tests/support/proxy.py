@@ -1,7 +1,7 @@
 """A TCP proxy that breaks the line on purpose.
 
 One thread moves all bytes. The proxy listens on a free loopback port and forwards to a unix
-socket.
+socket, or to a host and port.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Drop:
 class Proxy:
     """Stands between a client and a server; pass, refuse, swallow, or lose chosen replies."""
 
-    def __init__(self, upstream: Path) -> None:
-        self._upstream = str(upstream)
+    def __init__(self, upstream: Path | tuple[str, int]) -> None:
+        self._upstream = upstream
         self._lock = threading.RLock()
         self._mode = _Mode.PASS
         self._drop: _Drop | None = None
@@ -151,11 +151,9 @@ class Proxy:
         if self._mode is _Mode.REFUSE:
             _reset(client)
             return
-        server = socket.socket(socket.AF_UNIX)
         try:
-            server.connect(self._upstream)
+            server = _connected(self._upstream)
         except OSError:
-            server.close()
             _reset(client)
             return
         line = _Line(client, server)
@@ -210,6 +208,18 @@ class Proxy:
             self._selector.unregister(each)
         _reset(line.client)
         line.server.close()
+
+
+def _connected(upstream: Path | tuple[str, int]) -> socket.socket:
+    if not isinstance(upstream, Path):
+        return socket.create_connection(upstream)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(str(upstream))
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 def _reset(connection: socket.socket) -> None:

@@ -160,6 +160,11 @@ class PostgresServer(_Server):
     def socket(self) -> Path:
         return self.folder / ".s.PGSQL.5432"
 
+    @property
+    def upstream(self) -> Path:
+        """Where a proxy connects to."""
+        return self.socket
+
     def url(self, database: str, *, port: int | None = None) -> str:
         """Return a URL through the socket, or through a proxy on a loopback port."""
         if port is not None:
@@ -175,6 +180,13 @@ class PostgresServer(_Server):
 
     def drop_database(self, name: str) -> None:
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def end_connections(self, name: str) -> None:
+        """End every connection to a database."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "  # noqa: S608 - a name of ours
+            f"WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+        )
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Run one statement on a connection of its own."""

@@ -69,6 +69,14 @@ def test_a_postgres_that_is_durable() -> None:
         assert of_store.durability(asleep).level is Level.WARNING
 
 
+def test_a_mariadb_that_is_durable() -> None:
+    standing = SchemaStanding("0002", "0002", (), is_known=True)
+    name = "innodb_flush_log_at_trx_commit"
+    for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
+        facts = StoreFacts("mysql", standing, (), {name: value})
+        assert of_store.durability(facts).level is level
+
+
 class Line:
     """A clock at the other end of a line on which questions and answers take their time."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import kombu.exceptions
 import psycopg
+import pymysql
 import pytest
 import redis
 import sqlalchemy.exc as sa
@@ -83,6 +84,15 @@ SQL_ERRORS: list[tuple[sa.SQLAlchemyError, str]] = [
     (sa.DBAPIError(SECRET, {}, psycopg.errors.QueryCanceled(SECRET)), "answered 57014"),
     (sa.IntegrityError(SECRET, {}, psycopg.errors.CheckViolation(SECRET)), "answered 23514"),
     (sa.ProgrammingError(SECRET, {}, psycopg.errors.UndefinedTable(SECRET)), "answered 42P01"),
+    (
+        sa.OperationalError(
+            SECRET, {}, pymysql.OperationalError(2013, SECRET), connection_invalidated=True
+        ),
+        "the connection to the database broke",
+    ),
+    (sa.OperationalError(SECRET, {}, pymysql.OperationalError(2003, SECRET)), "cannot be reached"),
+    (sa.OperationalError(SECRET, {}, pymysql.OperationalError(1205, SECRET)), "answered 1205"),
+    (sa.ProgrammingError(SECRET, {}, pymysql.ProgrammingError(1064, SECRET)), "answered 1064"),
     (sa.OperationalError(SECRET, {}, sqlite3.OperationalError(SECRET)), "cannot be reached"),
     (sa.DatabaseError(SECRET, {}, sqlite3.DatabaseError(SECRET)), "DatabaseError"),
     (sa.StatementError(SECRET, SECRET, {}, ValueError(SECRET)), "StatementError"),
@@ -97,6 +107,32 @@ def test_sql_errors_are_translated_without_their_text(error: sa.SQLAlchemyError,
     assert says in caught.value.reason
     assert caught.value.reason == unavailable(error).reason
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (sa.IntegrityError(SECRET, {}, pymysql.IntegrityError(1062, SECRET)), True),
+        (sa.DataError(SECRET, {}, pymysql.DataError(1406, SECRET)), True),
+        (sa.OperationalError(SECRET, {}, pymysql.OperationalError(4025, SECRET)), True),
+        (sa.OperationalError(SECRET, {}, pymysql.OperationalError(3819, SECRET)), True),
+        (sa.OperationalError(SECRET, {}, pymysql.OperationalError(1213, SECRET)), False),
+    ],
+)
+def test_what_mariadb_refuses_is_told_from_what_it_could_not_do(
+    error: sa.DBAPIError, refused: bool
+) -> None:
+    assert unavailable(error).refused is refused
+
+
+@pytest.mark.parametrize("number", [1064, 1292, 1366, 1406, 1644, 4025])
+def test_an_error_of_mariadb_that_may_quote_values_is_not_chained(number: int) -> None:
+    with pytest.raises(StoreUnavailable) as caught, in_store():
+        raise sa.OperationalError(SECRET, {}, pymysql.OperationalError(number, SECRET))
+    assert caught.value.__cause__ is None
+    with pytest.raises(StoreUnavailable) as caught, in_store():
+        raise sa.OperationalError("", {}, pymysql.OperationalError(1205, "Lock wait timeout"))
+    assert "Lock wait timeout" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +192,8 @@ def test_whatever_the_broker_raises_is_translated(
         ({"redis_url": f"http://:{SECRET}@host"}, "redis"),
         ({"redis_url": f"redis://:{SECRET}@host:port"}, "redis"),
         ({"redis_url": ""}, "redis"),
-        ({"database_url": f"mysql://ada:{SECRET}@host/x"}, "database"),
+        ({"database_url": f"oracle://ada:{SECRET}@host/x"}, "database"),
+        ({"database_url": f"mysql+mysqldb://ada:{SECRET}@host/x"}, "database"),
         ({"database_url": SECRET}, "database"),
         ({"database_url": ""}, "database"),
         ({"database_url": "sqlite+nothing:///x.db"}, "database"),

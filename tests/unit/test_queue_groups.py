@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.message import new_id
-from dispatcher.queue import Group, Ticket, group
+from dispatcher.queue import EARLY, Group, Ticket, group
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
@@ -28,16 +28,27 @@ def test_nothing_makes_no_group() -> None:
     assert grouped([]) == []
 
 
-def test_messages_due_within_the_length_share_a_task_due_at_the_first() -> None:
+def test_messages_due_within_the_length_share_a_task_that_begins_before_the_first() -> None:
     first, second = ticket(0), ticket(50)
     assert grouped([second, first]) == [
-        Group("sms", (first.message_id, second.message_id), first.due_at)
+        Group("sms", (first.message_id, second.message_id), first.due_at - EARLY)
     ]
 
 
 def test_a_millisecond_more_makes_a_task_of_its_own() -> None:
     first, second = ticket(0), ticket(51)
-    assert [each.due_at for each in grouped([first, second])] == [first.due_at, second.due_at]
+    begins = [each.begins_at + EARLY for each in grouped([first, second])]
+    assert begins == [first.due_at, second.due_at]
+
+
+def test_what_comes_again_begins_with_the_last_and_not_with_what_must_be_punctual() -> None:
+    """Before its turn it would ask for its permit in vain."""
+    first, second = ticket(0), ticket(50)
+    again = [each._replace(is_first=False) for each in (ticket(10), ticket(40))]
+    assert grouped([*again, first, second]) == [
+        Group("sms", tuple(each.message_id for each in again), again[1].due_at),
+        Group("sms", (first.message_id, second.message_id), first.due_at - EARLY),
+    ]
 
 
 def test_the_length_is_measured_from_the_first_so_that_groups_do_not_creep() -> None:
@@ -81,6 +92,6 @@ def test_every_message_is_in_exactly_one_group_that_keeps_the_bounds(
         assert 1 <= len(members) <= size
         due = [member.due_at for member in members]
         assert due == sorted(due)
-        assert due[0] == each.due_at
+        assert due[0] - EARLY == each.begins_at
         assert {member.channel for member in members} == {each.channel}
         assert due[-1] - due[0] <= COALESCE

@@ -95,7 +95,7 @@ def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: 
     ("name", "value", "code", "says"),
     [
         ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "store unavailable"),
-        ("DATABASE_URL", f"mysql://ada:{SECRET}@host/x", 2, "database_url: "),
+        ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
         ("REDIS_URL", f"redis://:{SECRET}@127.0.0.1:1/0", 6, "Redis cannot be reached"),
         ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
         ("HORIZON", "2 hours", 2, "horizon: "),

@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import true
+from sqlalchemy import Connection, select, true
 
 from dispatcher import Message, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.clock import SystemClock
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Claims, Overdue
+from dispatcher.store.schema import messages
 from dispatcher.submission import CaughtUp
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
@@ -44,6 +45,7 @@ def due(house: House, message: Message) -> timedelta:
     return house.again(message).send_at - house.database_time()
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("way", WAYS)
 def test_only_who_catches_up_takes_what_is_overdue(back: House, way: str) -> None:
     overdue, other = back.submit("ada", channel=way), back.submit("ben", channel="send")
@@ -54,6 +56,7 @@ def test_only_who_catches_up_takes_what_is_overdue(back: House, way: str) -> Non
     assert catch_up(back) == (CaughtUp(expired=1) if way == "expire" else CaughtUp(moved=1))
 
 
+@pytest.mark.every_database
 def test_expired_it_gives_its_quota_back(back: House) -> None:
     message = back.submit(channel="expire")
     assert catch_up(back) == CaughtUp(expired=1)
@@ -66,6 +69,7 @@ def test_expired_it_gives_its_quota_back(back: House) -> None:
     assert catch_up(back) == CaughtUp()
 
 
+@pytest.mark.every_database
 def test_what_is_booked_again_breaks_no_quota_and_keeps_its_order(back: House) -> None:
     start = back.clock.now()
     late_first = [back.submit(channel="reslot", send_at=start + n * MINUTE) for n in (3, 1, 2)]
@@ -107,6 +111,7 @@ def test_it_is_booked_again_outside_quiet_hours(back: House) -> None:
     assert due(back, message) > 0 * MINUTE
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_not_overdue_is_left_alone(back: House, way: str) -> None:
     near = back.submit("near", channel=way, send_at=back.database_time() - 4 * MINUTE)
@@ -122,6 +127,7 @@ def test_what_is_not_overdue_is_left_alone(back: House, way: str) -> None:
     assert back.deliver(near, tried, snoozed) == 3
 
 
+@pytest.mark.every_database
 def test_an_expiry_stays_where_it_is(back: House) -> None:
     asked: dict[str, Any] = {"channel": "reslot", "expire_after": 2 * HOUR}
     message = back.submit(**asked)
@@ -173,6 +179,7 @@ def test_while_redis_is_away_what_is_to_be_booked_waits(
     assert house.reconciled().all_members() == house.places()
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("way", WAYS)
 def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build, way: str) -> None:
     houses = [build(clock=hour_ago(), channels=CHANNELS) for _ in range(3)]
@@ -264,6 +271,7 @@ def test_one_that_cannot_be_booked_does_not_stop_the_others(back: House) -> None
     assert back.again(other).status is Status.SCHEDULED
 
 
+@pytest.mark.every_database
 def test_batches_go_in_the_order_of_their_times_and_are_taken_once(back: House) -> None:
     start = back.clock.now()
     times = [start + n * SECOND for n in range(5)]
@@ -279,6 +287,23 @@ def test_batches_go_in_the_order_of_their_times_and_are_taken_once(back: House) 
     assert [each.id for each in again.messages] == [each.id for each in messages]
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> None:
+    first = back.submit(channel="reslot")
+    second = back.submit("ben", channel="reslot", send_in=SECOND)
+    store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
+
+    def while_it_is_locked(connection: Connection) -> None:
+        connection.execute(select(messages.c.id).where(messages.c.id == first.id).with_for_update())
+        assert store.take(at_most=9, lease=MINUTE) is None
+
+    back.database.transact(while_it_is_locked)
+    taken = store.take(at_most=9, lease=MINUTE)
+    assert taken is not None
+    assert [each.id for each in taken.messages] == [first.id, second.id], "they were given back"
+
+
+@pytest.mark.every_database
 def test_what_a_dead_sweep_took_is_taken_again(back: House) -> None:
     message = back.submit(channel="reslot")
     store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])

@@ -17,6 +17,7 @@ from tests.support.house import BODY, House, hour_ago
 HOUR = timedelta(hours=1)
 
 
+@pytest.mark.every_database
 def test_what_is_due_is_sent_once_and_recorded(slow: House) -> None:
     messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
     before = slow.database_time()
@@ -59,6 +60,7 @@ def test_what_is_not_scheduled_any_more_is_skipped(slow: House, status: str) -> 
     assert slow.snapshot() == before
 
 
+@pytest.mark.every_database
 def test_what_another_worker_holds_is_skipped(slow: House, build: Build) -> None:
     message = slow.submit()
     other = build(clock=hour_ago())
@@ -78,6 +80,7 @@ def test_a_message_due_within_a_second_is_waited_for(build: Build) -> None:
     assert attempt.started_at - message.send_at < timedelta(seconds=5)
 
 
+@pytest.mark.every_database
 def test_a_message_whose_task_came_far_too_early_is_left_to_the_sweep(slow: House) -> None:
     due = slow.submit("ben")
     early = slow.submit(send_in=HOUR + timedelta(minutes=10))
@@ -90,6 +93,7 @@ def test_a_message_whose_task_came_far_too_early_is_left_to_the_sweep(slow: Hous
     assert slow.dispatcher.attempts(early.id) == []
 
 
+@pytest.mark.every_database
 def test_a_message_past_its_expiry_is_never_sent_and_gives_its_quota_back(slow: House) -> None:
     message = slow.submit(expires_at=slow.clock.now() + timedelta(seconds=1))
     assert slow.deliver(message) == 0
@@ -130,6 +134,7 @@ def test_a_frozen_worker_does_not_send(slow: House) -> None:
         assert slow.permits(message.scope) == {}, "an unused permit is given back"
 
 
+@pytest.mark.every_database
 def test_a_worker_that_froze_past_its_claim_does_not_undo_what_another_did(
     slow: House, build: Build
 ) -> None:
@@ -174,6 +179,7 @@ def test_a_message_that_expires_while_its_worker_holds_it_is_not_sent(build: Bui
     assert house.dispatcher.attempts(message.id) == []
 
 
+@pytest.mark.every_database
 def test_tasks_for_the_same_messages_in_many_threads_send_each_once(slow: House) -> None:
     messages = [slow.submit(f"name {n}") for n in range(20)]
     ids: list[UUID] = [message.id for message in messages]

@@ -41,6 +41,7 @@ def outcomes(house: House, message: Message) -> list[Outcome | None]:
     return [attempt.outcome for attempt in house.dispatcher.attempts(message.id)]
 
 
+@pytest.mark.every_database
 def test_a_permanent_failure_ends_the_message(roomy: House) -> None:
     message = roomy.submit()
     fails(roomy, PermanentFailure("no such number"))
@@ -54,6 +55,7 @@ def test_a_permanent_failure_ends_the_message(roomy: House) -> None:
     assert roomy.places() == roomy.all_members()
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize(
     ("error", "text", "least"),
     [
@@ -114,6 +116,7 @@ def test_the_wait_grows_with_each_try_up_to_the_longest(build: Build) -> None:
         assert timedelta(0) <= wait < timedelta(seconds=ceiling + 5)
 
 
+@pytest.mark.every_database
 def test_a_retry_past_the_expiry_ends_as_expired(roomy: House) -> None:
     message = roomy.submit(expires_at=roomy.clock.now() + 2 * HOUR)
     fails(roomy, TemporaryFailure("closed until tomorrow", 2 * HOUR))
@@ -135,6 +138,7 @@ def test_a_message_of_a_channel_this_worker_does_not_know_waits_for_another_work
     assert outcomes(other, message) == []
 
 
+@pytest.mark.every_database
 def test_a_worker_that_dies_leaves_sending_and_the_rescue_frees_it(roomy: House) -> None:
     message = roomy.submit()
     fails(roomy, WorkerDied())
@@ -186,6 +190,7 @@ def test_a_message_whose_tries_or_time_are_used_up_is_not_rescued_for_another(
     assert roomy.again(message).status is expected
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("second", ["none", "sent", "failed", "held"])
 def test_a_late_result_counts_unless_another_claim_was_made(
     roomy: House, build: Build, second: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID
 
@@ -12,12 +13,13 @@ from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavaila
 from dispatcher.sendtime import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
-from tests.support.house import House, hour_ago
-from tests.support.proxy import Proxy
-from tests.support.servers import PostgresServer, RedisServer
+from tests.support.far import FarDatabase
+from tests.support.house import House, hour_ago, house_on
+from tests.support.servers import RedisServer
 
 MINUTE = timedelta(minutes=1)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+RECORDS = [b"UPDATE messages SET status", b"UPDATE attempts"]
+CLAIMS = [b"UPDATE messages SET status", b"INSERT INTO attempts"]
 
 
 def was_put_back(house: House, message: Message) -> None:
@@ -109,18 +111,16 @@ def test_a_lost_settle_leaves_the_permit_counted_at_its_latest_time(
 
 
 @pytest.fixture
-def through(
-    build: Build, postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy
-) -> House:
-    """Give a house that reaches PostgreSQL through the proxy."""
-    by_proxy = postgres.url(postgres_name, port=postgres_proxy.port)
-    return build(url=postgres.url(postgres_name), database_url=by_proxy, clock=hour_ago())
+def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[House]:
+    """Give a house that reaches its database through the proxy."""
+    with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as house:
+        yield house
 
 
-@on_postgresql
+@pytest.mark.every_database
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
-    through: House, postgres_proxy: Proxy, fails: bool
+    through: House, far: FarDatabase, fails: bool
 ) -> None:
     messages = [through.submit("ada"), through.submit("ben")]
     if fails:
@@ -129,13 +129,13 @@ def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
 
     def break_line(message: Message) -> None:
         seen.append(message.id)
-        postgres_proxy.refuse()
-        postgres_proxy.cut_all()
+        far.proxy.refuse()
+        far.proxy.cut_all()
         if fails:
             raise PermanentFailure("no such number")
 
     through.memory.before = break_line
-    through.moved.meanwhile = postgres_proxy.pass_all
+    through.moved.meanwhile = far.proxy.pass_all
     assert through.deliver(*messages) == (0 if fails else 2)
     assert through.moved.sleeps, "it waited for the store"
     for message in messages:
@@ -146,37 +146,46 @@ def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
     assert len(seen) == len(messages)
 
 
-@on_postgresql
 @pytest.mark.parametrize(
-    "statement", [b"UPDATE messages SET status", b"UPDATE attempts", b"done AS"]
+    ("far", "statement", "lost"),
+    [
+        ("postgresql", b"done AS", 1),  # asked again in two statements
+        *(("postgresql", each, lost) for each in RECORDS for lost in (1, 2)),
+        ("mariadb", RECORDS[0], 2),
+        ("mariadb", b"COMMIT", 1),
+    ],
+    indirect=["far"],
 )
-@pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_of_the_record_records_once(
-    through: House, postgres_proxy: Proxy, statement: bytes, lost: int
+    through: House, far: FarDatabase, statement: bytes, lost: int
 ) -> None:
-    lost = 1 if statement == b"done AS" else lost  # asked again in two statements
     message = through.submit()
-    arm = once(lambda: postgres_proxy.drop_reply(statement, times=lost))
+    arm = once(lambda: far.proxy.drop_reply(statement, times=lost))
     through.memory.before = lambda _: arm()
     assert through.deliver(message) == 1
-    assert postgres_proxy.dropped == lost
+    assert far.proxy.dropped == lost
     assert through.again(message).status is Status.SENT
     assert len(through.attempt_rows()) == 1
     assert through.deliver(message) == 0
     assert through.sent == [message.id]
 
 
-@on_postgresql
 @pytest.mark.parametrize(
-    "statement", [b"UPDATE messages SET status", b"INSERT INTO attempts", b"wanted AS"]
+    ("far", "statement"),
+    [
+        *(("postgresql", each) for each in (*CLAIMS, b"wanted AS")),
+        ("mariadb", CLAIMS[1]),
+        ("mariadb", b"COMMIT"),
+    ],
+    indirect=["far"],
 )
 def test_a_lost_reply_of_the_claim_claims_once(
-    through: House, postgres_proxy: Proxy, statement: bytes
+    through: House, far: FarDatabase, statement: bytes
 ) -> None:
     message = through.submit()
-    postgres_proxy.drop_reply(statement)
+    far.proxy.drop_reply(statement)
     through.deliver(message)
-    assert postgres_proxy.dropped == 1
+    assert far.proxy.dropped == 1
     if through.again(message).status is Status.SENDING:  # claimed by a try nobody heard of
         through.end_claims(message)
         assert through.parts.sweep.rescue() == 1

@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-FSYNC_OFF = {"postgresql": {"store.durability": WARNING}, "sqlite": {}}
+FSYNC_OFF = {"postgresql": {"store.durability": WARNING}, "mysql": {}, "sqlite": {}}
 """The PostgreSQL of the tests runs without fsync."""
 
 
@@ -47,6 +47,7 @@ def lone(own_redis: RedisServer, sqlite_template: Path, tmp_path: Path) -> Itera
         yield built
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> None:
     house.submit(send_in=MINUTE)
     before = house.snapshot()

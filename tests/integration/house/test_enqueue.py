@@ -74,6 +74,7 @@ def test_what_is_late_shares_tasks_however_far_apart_it_was_due(build: Build) ->
     assert [ids_in(task) for task in tasks(house)] == [ids[:3], ids[3:]]
 
 
+@pytest.mark.every_database
 def test_what_comes_near_is_handed_over_in_groups_of_one_channel(build: Build) -> None:
     house = build(clock=SystemClock(), group_size=3, horizon=5)
     at = SystemClock().now().replace(microsecond=0) + 20 * SECOND
@@ -148,6 +149,7 @@ def test_with_the_broker_down_a_submit_succeeds_in_time_and_the_sweep_enqueues_l
     assert house.parts.sweep.enqueue_due() == 0
 
 
+@pytest.mark.every_database
 def test_two_sweeps_side_by_side_enqueue_each_message_once(build: Build) -> None:
     sweeps = [build(clock=hour_ago()) for _ in range(2)]
     house = sweeps[0]

@@ -35,6 +35,7 @@ def submit_by(way: str, house: House, **asked: Any) -> Message:
     return result
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("way", ["submit", "submit_many", "joined"])
 def test_it_counts_from_the_time_that_was_booked(house: House, way: str) -> None:
     house.submit(send_at=LATER)
@@ -71,6 +72,7 @@ def test_the_channel_has_a_length_for_messages_without_an_expiry(build: Build) -
     assert house.submit("dan", send_at=LATER).expires_at is None
 
 
+@pytest.mark.every_database
 def test_a_reschedule_moves_it_along(house: House) -> None:
     message = house.submit(send_at=LATER, expire_after=HOUR)
     house.submit(send_at=LATER + DAY)

@@ -25,6 +25,7 @@ def keyed(house: House, **asked: Any) -> Message:
     return house.submit(**wish | asked)
 
 
+@pytest.mark.every_database
 def test_the_same_submit_again_returns_the_first_message(house: House) -> None:
     first = keyed(house, expires_at=SOON + HOUR, scope="s", body={"a": 1, "b": [2]})
     before = house.snapshot()
@@ -168,6 +169,7 @@ def test_other_content_under_way_in_the_same_scope_is_a_conflict(build: Build) -
     assert house.places() == house.all_members() == {"ada": {first.id: to_ms(SOON)}}
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("same_shard", [True, False])
 def test_the_same_key_for_another_scope_in_the_middle_of_a_submit_has_one_winner(
     build: Build, same_shard: bool

@@ -80,6 +80,7 @@ def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> N
     assert house.pending() == set()
 
 
+@pytest.mark.every_database
 def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
     house, second = build(), build()
     first = die_after_reserving(house)

@@ -97,6 +97,7 @@ def test_no_library_says_it_for_us_up_to_info(
     assert leaks(caplog) == []
 
 
+@pytest.mark.every_database
 def test_no_library_says_it_for_us_at_debug(
     build: Build, everything: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,7 @@ def settled(house: House) -> bool:
     return house.places() == house.all_members()
 
 
+@pytest.mark.every_database
 def test_message_and_reservation_move(house: House, message: Message) -> None:
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved == house.again(message)
@@ -172,6 +173,7 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
         house.dispatcher.update(message.id, body={"n": float("inf")})
 
 
+@pytest.mark.every_database
 def test_a_worker_that_claims_first_wins(slow: House) -> None:
     message = slow.submit()
     claim = once(lambda: slow.parts.delivery._claims.claim([message.id]))
@@ -196,6 +198,7 @@ def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
     assert house.all_members() == {}
 
 
+@pytest.mark.every_database
 def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
     house = build()
     message = house.submit(send_at=LATER)

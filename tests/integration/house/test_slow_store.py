@@ -58,6 +58,7 @@ def test_a_place_that_is_still_there_is_left_alone(house: House) -> None:
     assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
+@pytest.mark.every_database
 def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) -> None:
     house, other = build(), build()
     taken: list[Message] = []

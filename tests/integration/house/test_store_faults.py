@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from sqlalchemy import event
 
 from dispatcher import OutcomeUnknown, QuotaExceeded, StoreUnavailable
 from tests.integration.house.conftest import Build
-from tests.support.house import FAR, House
-from tests.support.proxy import Proxy
-from tests.support.servers import PostgresServer
+from tests.support.far import FarDatabase
+from tests.support.house import FAR, House, house_on
+from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
 SOON = FAR + timedelta(minutes=1)
@@ -24,26 +25,29 @@ SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
 # query_canceled (a statement timeout), lock_not_available, serialization_failure, deadlock,
 # disk_full, insufficient_privilege, raise_exception, too_many_connections
 REFUSALS = ["57014", "55P03", "40001", "40P01", "53100", "42501", "P0001", "53300"]
+# deadlock, the table is full, SIGNAL
+_SIGNALLED = 1644
+MARIADB_REFUSALS = [1213, 1114, _SIGNALLED]
 
 Through = Callable[..., House]
 
 
 @pytest.fixture
-def through(
-    build: Build, postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy
-) -> Through:
-    """Give a maker of houses that reach PostgreSQL through the proxy."""
+def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[Through]:
+    """Give a maker of houses that reach their database through the proxy."""
+    with ExitStack() as made:
 
-    def make(**settings: Any) -> House:
-        direct = postgres.url(postgres_name)
-        by_proxy = postgres.url(postgres_name, port=postgres_proxy.port)
-        return build(url=direct, database_url=by_proxy, **settings)
+        def make(**settings: Any) -> House:
+            house = house_on(redis_server, far.direct, database_url=far.through, **settings)
+            return made.enter_context(house)
 
-    return make
+        yield make
+        far.proxy.pass_all()
 
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
 
 def refuses_everything(house: House, *, says: str) -> None:
@@ -64,28 +68,26 @@ def test_no_database_can_be_opened(build: Build, tmp_path: Path) -> None:
     refuses_everything(house, says="SQLITE_CANTOPEN")
 
 
-@on_postgresql
-def test_the_database_is_down(through: Through, postgres_proxy: Proxy) -> None:
+@pytest.mark.every_database
+def test_the_database_is_down(through: Through, far: FarDatabase) -> None:
     house = through()
     house.dispatcher.close()  # no connection is left from before
-    postgres_proxy.refuse()
+    far.proxy.refuse()
     refuses_everything(house, says="unavailable")
-    postgres_proxy.pass_all()
+    far.proxy.pass_all()
     house.submit(send_at=SOON)
     assert house.places() == house.all_members()
 
 
-@on_postgresql
-def test_the_database_went_down_since_the_last_submit(
-    through: Through, postgres_proxy: Proxy
-) -> None:
+@pytest.mark.every_database
+def test_the_database_went_down_since_the_last_submit(through: Through, far: FarDatabase) -> None:
     house = through(settle=0.001, reconcile_grace=0.002)
     house.submit("ben", send_at=SOON)
-    postgres_proxy.refuse()
-    postgres_proxy.cut_all()
+    far.proxy.refuse()
+    far.proxy.cut_all()
     with pytest.raises(StoreUnavailable):  # OutcomeUnknown: the line broke after the question
         house.submit(send_at=SOON)
-    postgres_proxy.pass_all()
+    far.proxy.pass_all()
     wait_until(lambda: house.reconciled().members() == {})
     assert len(house.rows()) == 1
     house.submit(send_at=SOON)
@@ -119,6 +121,28 @@ def test_postgresql_refuses_the_row(house: House, sqlstate: str) -> None:
     house.sql("DROP TRIGGER refuse ON messages")
     house.submit(send_at=SOON)
     assert house.places() == house.all_members()
+
+
+@on_mariadb
+@pytest.mark.parametrize("number", MARIADB_REFUSALS)
+def test_mariadb_refuses_the_row(house: House, number: int) -> None:
+    says = SECRET if number == _SIGNALLED else "no"
+    house.sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON messages FOR EACH ROW SIGNAL SQLSTATE '45000' "
+        f"SET MESSAGE_TEXT = '{says}', MYSQL_ERRNO = {number}"
+    )
+    refuses_everything(house, says=f"the database answered {number}")
+    house.sql("DROP TRIGGER refuse")
+    house.submit(send_at=SOON)
+    assert house.places() == house.all_members()
+
+
+@on_mariadb
+def test_mariadb_is_read_only(build: Build, database_url: str) -> None:
+    refuses_everything(
+        build(database_url=f"{database_url}?init_command=SET SESSION TRANSACTION READ ONLY"),
+        says="the database answered 1792",
+    )
 
 
 @on_postgresql
@@ -165,16 +189,15 @@ def test_postgresql_is_read_only(
     refuses_everything(build(), says="the database answered 25006")
 
 
-@on_postgresql
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_reply_of_the_commit_returns_what_is_stored(
-    through: Through, postgres_proxy: Proxy, way: dict[str, Any], lost: int
+    through: Through, far: FarDatabase, way: dict[str, Any], lost: int
 ) -> None:
     house = through()
-    postgres_proxy.drop_reply(b"INSERT INTO messages", times=lost)
+    far.proxy.drop_reply(b"INSERT INTO messages", times=lost)
     message = house.submit(send_at=SOON, **way)
-    assert postgres_proxy.dropped == lost
+    assert far.proxy.dropped == lost
     assert house.again(message) == message
     assert len(house.rows()) == 1
     assert house.places() == house.all_members()
@@ -182,26 +205,26 @@ def test_a_lost_reply_of_the_commit_returns_what_is_stored(
         house.submit(send_at=SOON)
 
 
-@on_postgresql
+@pytest.mark.every_database
 def test_an_answer_that_never_comes_is_an_unknown_outcome_that_keeps_its_place(
-    through: Through, postgres_proxy: Proxy
+    through: Through, far: FarDatabase
 ) -> None:
     house = through(settle=0.001, reconcile_grace=0.002)
-    postgres_proxy.drop_reply(b"INSERT INTO messages", times=100)
+    far.proxy.drop_reply(b"INSERT INTO messages", times=100)
     with pytest.raises(OutcomeUnknown) as caught:
         house.submit(send_at=SOON, idempotency_key="key")
     message_id = caught.value.message_id
     assert str(message_id) in str(caught.value)
     assert set(house.members()) == house.pending() == {message_id}
-    postgres_proxy.pass_all()
+    far.proxy.pass_all()
     assert house.submit(send_at=SOON, idempotency_key="key").id == message_id
     wait_until(lambda: house.reconciled().pending() == set())
     assert house.places() == house.all_members()
 
 
-@on_postgresql
+@pytest.mark.parametrize("far", ["postgresql"], indirect=True)
 def test_a_line_that_breaks_before_the_insert_is_done_leaves_nothing_after_the_grace(
-    through: Through, postgres_proxy: Proxy
+    through: Through, far: FarDatabase
 ) -> None:
     house = through(settle=0.001, reconcile_grace=0.002)
     house.sql(

@@ -19,6 +19,7 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 
 
+@pytest.mark.every_database
 def test_a_message_is_accepted_stored_and_reserved(house: House) -> None:
     message = house.submit(send_at=SEED, expires_at=SEED + MINUTE, idempotency_key="k")
     assert message == house.dispatcher.get(message.id) == house.dispatcher.get(str(message.id))
@@ -181,6 +182,7 @@ def test_the_next_slot_books_nothing(house: House) -> None:
     assert house.snapshot() == before
 
 
+@pytest.mark.every_database
 def test_messages_are_found_by_what_they_are(house: House) -> None:
     one = house.submit("ada", send_at=SEED)
     two = house.submit("ben", send_at=SEED, channel="file")

@@ -95,6 +95,7 @@ def test_answers_come_in_order_each_with_the_error_that_submit_raises(house: Hou
     assert house.places() == house.all_members()
 
 
+@pytest.mark.every_database
 def test_what_is_stored_is_what_submit_stores(house: House) -> None:
     asked: list[dict[str, Any]] = [
         {"body": {"text": text, "n": [1, 2.5, None, True, {"deep": text}]}} for text in TRICKY
@@ -150,6 +151,7 @@ def test_all_or_none_refuses_all_because_of_one(house: House) -> None:
     assert house.places() == house.all_members()
 
 
+@pytest.mark.every_database
 def test_all_or_none_that_cannot_be_stored_leaves_nothing(house: House) -> None:
     before = house.snapshot()
     fail(house, *[StoreUnavailable("no", refused=True) for _ in range(9)])
@@ -200,6 +202,7 @@ def test_a_key_within_a_batch_counts_once(house: House) -> None:
     assert len(house.rows()) == 2
 
 
+@pytest.mark.every_database
 def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: House) -> None:
     other: list[Message] = []
 
@@ -281,6 +284,7 @@ def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
     assert set(house.members("to 1")) == {taken[0].id}
 
 
+@pytest.mark.every_database
 def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     """The rows were stored, the line broke, and the database stays away."""
     store = house.parts.bulk._store

@@ -50,6 +50,7 @@ def left_sending(house: House, count: int) -> list[Message]:
     return messages
 
 
+@pytest.mark.every_database
 def test_two_sweeps_side_by_side_rescue_each_message_once(build: Build) -> None:
     sweeps = [build(clock=hour_ago()) for _ in range(2)]
     messages = left_sending(sweeps[0], 10)
@@ -71,6 +72,7 @@ def test_a_rescued_message_is_enqueued_at_once(slow: House) -> None:
     assert slow.again(message).next_attempt_at <= slow.database_time()
 
 
+@pytest.mark.every_database
 def test_what_ended_long_ago_is_pruned_with_its_attempts(slow: House) -> None:
     old, recent, waiting = slow.submit("old"), slow.submit("recent"), slow.submit("waiting")
     slow.deliver(old, recent)
@@ -92,6 +94,7 @@ def test_a_cancelled_message_whose_place_is_not_free_yet_is_not_pruned(slow: Hou
     assert slow.parts.sweep.prune() == 1
 
 
+@pytest.mark.every_database
 def test_two_sweeps_side_by_side_prune_each_message_once(build: Build) -> None:
     sweeps = [build(clock=hour_ago()) for _ in range(2)]
     house = sweeps[0]
@@ -147,6 +150,7 @@ def fill(house: House) -> None:
                 house.dispatcher.cancel(message.id)
 
 
+@pytest.mark.every_database
 def test_after_a_flush_the_windows_are_exactly_what_the_store_says(house: House) -> None:
     fill(house)
     before = house.all_members()

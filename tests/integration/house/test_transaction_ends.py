@@ -150,6 +150,7 @@ def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
     wait_until(lambda: house.reconciled().members() == {})
 
 
+@pytest.mark.every_database
 def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> None:
     house = build()
     with callers_engine(house.database) as engine:
@@ -231,6 +232,7 @@ def test_an_abandoned_session_is_left_to_the_sweep(
     house.submit(send_at=SOON)
 
 
+@pytest.mark.every_database
 def test_threads_join_transactions_of_one_engine(build: Build) -> None:
     house = build(quotas="1000/minute")
     gate = threading.Barrier(4)

@@ -16,11 +16,13 @@ from dispatcher import InvalidDraft, InvalidSettings, Settings
 from dispatcher.store import Database
 from tests.support.callers import WAYS, callers_engine, calling, order, ordered, orders, remind
 from tests.support.house import House
+from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+DRIVERS = {"mysql": "pymysql", "postg": "psycopg"}
 AsyncSession = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio.session"})
 """What SQLAlchemy's own looks like from outside; importing that needs greenlet."""
 
@@ -56,6 +58,7 @@ def test_another_type_is_refused_with_advice(house: House, engine: Engine) -> No
     assert house.places() == house.all_members()
 
 
+@pytest.mark.every_database
 def test_a_connection_that_commits_by_itself_is_refused(house: House, engine: Engine) -> None:
     says = {"problem": "commits each statement by itself", "accepted": "AUTOCOMMIT"}
     alone = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -84,6 +87,10 @@ def copies(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         yield f"sqlite:///{shutil.copy(house.database.url.database or '', tmp_path / 'other.db')}"
         yield "sqlite://"
         return
+    if house.url.startswith("mysql"):
+        local: MariaDBServer = request.getfixturevalue("mariadb")
+        yield local.url(local.create_database())
+        return
     server: PostgresServer = request.getfixturevalue("postgres")
     yield server.url(server.create_database(request.getfixturevalue("postgres_template")))
     with PostgresServer() as other:
@@ -91,11 +98,12 @@ def copies(house: House, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         yield other.url(house.database.url.database or "")
 
 
+@pytest.mark.every_database
 def test_another_database_of_the_same_kind_is_refused(
     house: House, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     for url in copies(house, tmp_path, request):
-        engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        engine = create_engine(url.replace("sql://", f"sql+{DRIVERS.get(url[:5])}://"))
         for way in WAYS:
             with calling(engine, way) as caller:
                 refuses(house, caller, problem="is on another database")

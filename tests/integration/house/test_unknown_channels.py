@@ -31,6 +31,7 @@ def make_due(house: House, *messages: Message) -> None:
     house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
 
 
+@pytest.mark.every_database
 def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
     knowing: House, unknowing: House
 ) -> None:

@@ -21,9 +21,9 @@ from dispatcher.sendtime import to_ms
 from dispatcher.store import Result
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
-from tests.support.house import House, hour_ago
-from tests.support.proxy import Proxy
-from tests.support.servers import PostgresServer
+from tests.support.far import FarDatabase
+from tests.support.house import House, hour_ago, house_on
+from tests.support.servers import RedisServer
 
 HOUR = timedelta(hours=1)
 CHANNELS: dict[str, Any] = {
@@ -31,7 +31,6 @@ CHANNELS: dict[str, Any] = {
     "careful": {"transport": "memory", "on_unknown": "hold", "max_attempts": 1},
 }
 DECISIONS = ["release", "drop"]
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 class WorkerDied(BaseException):
@@ -103,6 +102,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
     ]  # fmt: skip
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("expires", [False, True])
 def test_one_whose_tries_or_time_are_used_up_is_held_all_the_same(
     slow: House, expires: bool
@@ -145,6 +145,7 @@ def test_released_it_is_due_at_once_and_sent_once_more(slow: House) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.every_database
 def test_released_it_gets_one_more_try_where_all_were_used_up(build: Build) -> None:
     house = build(clock=hour_ago(), channels={"memory": CHANNELS["careful"]})
     message = held(house, on_unknown=None)
@@ -153,6 +154,7 @@ def test_released_it_gets_one_more_try_where_all_were_used_up(build: Build) -> N
     assert (released.attempt_count, released.max_attempts) == (1, 2)
 
 
+@pytest.mark.every_database
 def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> None:
     message = held(slow, expires_at=slow.clock.now() + 2 * HOUR)
     past = slow.database_time() - timedelta(seconds=1)
@@ -164,6 +166,7 @@ def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> 
     assert slow.members() == {}
 
 
+@pytest.mark.every_database
 def test_dropped_it_fails_and_keeps_its_place(slow: House) -> None:
     message = held(slow)
     dropped = slow.dispatcher.drop(message.id)
@@ -174,6 +177,7 @@ def test_dropped_it_fails_and_keeps_its_place(slow: House) -> None:
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
 
 
+@pytest.mark.every_database
 def test_what_is_held_is_found_oldest_first(slow: House) -> None:
     slow.submit("other")
     messages = left_open(slow, "ada", "ben", "cyd")
@@ -198,6 +202,7 @@ def test_only_what_is_held_can_be_decided(slow: House, decide: str) -> None:
     assert slow.snapshot() == before
 
 
+@pytest.mark.every_database
 def test_of_a_release_and_a_drop_at_once_one_is_too_late(build: Build) -> None:
     houses = [build(clock=hour_ago()) for _ in range(2)]
     for message in left_open(houses[0], *(f"name {n}" for n in range(5))):
@@ -209,20 +214,19 @@ def test_of_a_release_and_a_drop_at_once_one_is_too_late(build: Build) -> None:
         assert late.status == status
 
 
-@on_postgresql
+@pytest.mark.every_database
 @pytest.mark.parametrize("decide", DECISIONS)
 def test_a_lost_reply_of_a_decision_decides_once(
-    slow: House, build: Build, postgres: PostgresServer, postgres_proxy: Proxy, decide: str
+    redis_server: RedisServer, far: FarDatabase, decide: str
 ) -> None:
-    by_proxy = postgres.url(slow.database.url.database or "", port=postgres_proxy.port)
-    through = build(database_url=by_proxy, clock=hour_ago(), opened=False)
-    message = held(slow)
-    assert through.dispatcher.held() == [message]
-    postgres_proxy.drop_reply(b"COMMIT")
-    decided = getattr(through.dispatcher, decide)(message.id)
-    assert postgres_proxy.dropped == 1
-    assert decided == slow.again(message)
-    assert decided.status is (Status.SCHEDULED if decide == "release" else Status.FAILED)
+    with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as through:
+        message = held(through)
+        assert through.dispatcher.held() == [message]
+        far.proxy.drop_reply(b"COMMIT")
+        decided = getattr(through.dispatcher, decide)(message.id)
+        assert far.proxy.dropped == 1
+        assert decided == through.again(message)
+        assert decided.status is (Status.SCHEDULED if decide == "release" else Status.FAILED)
 
 
 def resumed_after_it_was_held(house: House, error: Exception | None, **asked: Any) -> Message:
@@ -242,6 +246,7 @@ def resumed_after_it_was_held(house: House, error: Exception | None, **asked: An
     return house.again(message)
 
 
+@pytest.mark.every_database
 def test_a_late_success_of_a_held_message_is_taken(slow: House) -> None:
     message = resumed_after_it_was_held(slow, None)
     assert (message.status, message.last_error) == (Status.SENT, None)
@@ -261,6 +266,7 @@ def test_a_late_success_is_taken_from_who_released_meanwhile(slow: House) -> Non
     assert slow.deliver(message) == 0
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize(
     ("error", "status", "outcome"),
     [
@@ -289,6 +295,7 @@ def test_a_late_failure_after_a_drop_changes_nothing_but_the_attempt(slow: House
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("late", [False, True])
 def test_what_a_worker_says_it_never_handed_over_is_not_held_for_it(
     slow: House, late: bool
@@ -317,6 +324,7 @@ def break_line(_: Message) -> None:
     raise TimeoutError("the provider did not answer")
 
 
+@pytest.mark.every_database
 def test_what_a_transport_cannot_tell_is_held(slow: House) -> None:
     """A failure that has no name may be a line that broke after the provider took the message."""
     messages = [slow.submit(name, on_unknown="hold") for name in ("ada", "ben")]

@@ -91,6 +91,7 @@ def test_what_is_equal_is_equal(kinds: House) -> None:
     assert set(verified.counts) == set(Fault)
 
 
+@pytest.mark.every_database
 def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
     gone, moved, wrong_kind, cancelled, *_ = filled(kinds)
     kinds.dispatcher.cancel(cancelled.id)

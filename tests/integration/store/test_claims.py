@@ -14,6 +14,8 @@ from dispatcher.message import Outcome, Status
 from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
 from tests.support import rows
 
+pytestmark = pytest.mark.every_database
+
 MINUTE = timedelta(minutes=1)
 RECEIPT = 'a "quoted" \\ receipt, {NULL} 👋'
 

@@ -1,11 +1,10 @@
-"""The line to PostgreSQL breaks at the worst moments: the answer is what is true."""
+"""The line to the database breaks at the worst moments: the answer is what is true."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
@@ -13,60 +12,59 @@ from dispatcher.message import Outcome, Status
 from dispatcher.store import Claims, Database, Failure, Messages, Result
 from dispatcher.store.database import Unanswered
 from tests.support import rows
-from tests.support.proxy import Proxy
-from tests.support.servers import PostgresServer
+from tests.support.far import FarDatabase
+
+on_postgresql = pytest.mark.parametrize("far", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
-def through(
-    postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy
-) -> Iterator[Database]:
+def through(far: FarDatabase) -> Iterator[Database]:
     """Give a database whose every connection goes through the proxy."""
-    database = Database(postgres.url(postgres_name, port=postgres_proxy.port))
+    database = Database(far.through)
     rows.count(database)  # the first connection asks for types, in a transaction of its own
     yield database
-    postgres_proxy.pass_all()
+    far.proxy.pass_all()
     database.close()
 
 
 @pytest.fixture
-def direct(postgres: PostgresServer, postgres_name: str) -> Iterator[Database]:
+def direct(far: FarDatabase) -> Iterator[Database]:
     """Give the same database without the proxy."""
-    database = Database(postgres.url(postgres_name))
+    database = Database(far.direct)
     yield database
     database.close()
 
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_message_whose_commit_lost_its_reply_is_stored_once(
-    through: Database, direct: Database, postgres_proxy: Proxy, lost: int
+    through: Database, direct: Database, far: FarDatabase, lost: int
 ) -> None:
     message = rows.a_message(idempotency_key="key")
-    postgres_proxy.drop_reply(message.recipient.encode(), times=lost)
+    far.proxy.drop_reply(message.recipient.encode(), times=lost)
     stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint="print")
-    assert postgres_proxy.dropped == lost
+    assert far.proxy.dropped == lost
     assert stored == message
     assert rows.count(direct) == 1
     assert Messages(direct).get(message.id) == message
 
 
 def test_a_lost_reply_does_not_hide_that_the_key_belongs_to_another(
-    through: Database, direct: Database, postgres_proxy: Proxy
+    through: Database, direct: Database, far: FarDatabase
 ) -> None:
     first = rows.add(direct, idempotency_key="key")
     message = rows.a_message(idempotency_key="key")
-    postgres_proxy.drop_reply(message.recipient.encode())
+    far.proxy.drop_reply(message.recipient.encode())
     stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
-    assert postgres_proxy.dropped == 1
+    assert far.proxy.dropped == 1
     assert stored == first
     assert rows.count(direct) == 1
 
 
 def test_a_database_that_vanishes_while_storing_leaves_the_outcome_unknown(
-    through: Database, direct: Database, postgres_proxy: Proxy
+    through: Database, direct: Database, far: FarDatabase
 ) -> None:
     message = rows.a_message()
-    postgres_proxy.drop_reply(message.recipient.encode(), then_refuse=True)
+    far.proxy.drop_reply(message.recipient.encode(), then_refuse=True)
     with pytest.raises(OutcomeUnknown) as unknown:
         Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
     assert unknown.value.message_id == message.id
@@ -75,25 +73,25 @@ def test_a_database_that_vanishes_while_storing_leaves_the_outcome_unknown(
 
 
 def test_lines_that_keep_breaking_leave_the_outcome_unknown(
-    through: Database, direct: Database, postgres_proxy: Proxy
+    through: Database, direct: Database, far: FarDatabase
 ) -> None:
     message = rows.a_message()
-    postgres_proxy.drop_reply(message.recipient.encode(), times=100)
+    far.proxy.drop_reply(message.recipient.encode(), times=100)
     with pytest.raises(OutcomeUnknown):
         Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
     assert rows.count(direct) == 1
 
 
 def test_a_database_that_was_never_reached_stored_nothing(
-    postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy, direct: Database
+    far: FarDatabase, direct: Database
 ) -> None:
-    postgres_proxy.refuse()
-    fresh = Database(postgres.url(postgres_name, port=postgres_proxy.port))
+    far.proxy.refuse()
+    fresh = Database(far.through)
     message = rows.a_message()
     with pytest.raises(StoreUnavailable) as down:
         Messages(fresh).add(message, enqueue_at=message.send_at, fingerprint=None)
     assert not isinstance(down.value, OutcomeUnknown)
-    assert str(postgres_proxy.port) not in str(down.value)
+    assert str(far.proxy.port) not in str(down.value)
     with pytest.raises(StoreUnavailable):
         Messages(fresh).get(message.id)
     with pytest.raises(MessageNotFound):
@@ -101,17 +99,37 @@ def test_a_database_that_was_never_reached_stored_nothing(
 
 
 @pytest.mark.timeout(20, method="signal")
+@on_postgresql
 def test_a_database_that_does_not_answer_is_given_up_in_bounded_time(
-    through: Database, postgres_proxy: Proxy
+    through: Database, far: FarDatabase
 ) -> None:
-    postgres_proxy.blackhole()
+    far.proxy.blackhole()
     message = rows.a_message()
     with pytest.raises(StoreUnavailable):
         Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
 
 
+@pytest.mark.timeout(20, method="signal")
+@pytest.mark.parametrize("far", ["mariadb"], indirect=True)
+def test_mariadb_that_does_not_answer_is_given_up_in_bounded_time(far: FarDatabase) -> None:
+    quick = Database(f"{far.through}?read_timeout=1&connect_timeout=1")
+    rows.count(quick)
+    message = rows.a_message()
+    far.proxy.blackhole()
+    with pytest.raises(OutcomeUnknown):
+        Messages(quick).add(message, enqueue_at=message.send_at, fingerprint=None)
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        Messages(quick).get(message.id)
+    quick.close()
+    usual = Database(far.direct)
+    with usual.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert (driver._read_timeout, driver._write_timeout, driver.connect_timeout) == (11, 11, 3)  # type: ignore[union-attr]  # the driver's own
+    usual.close()
+
+
 def test_pooled_connections_that_went_stale_are_not_noticed(
-    postgres: PostgresServer, postgres_name: str, direct: Database
+    far: FarDatabase, direct: Database
 ) -> None:
     for _ in range(3):
         held = [direct.engine.connect() for _ in range(5)]
@@ -119,23 +137,28 @@ def test_pooled_connections_that_went_stale_are_not_noticed(
             connection.exec_driver_sql("SELECT 1")
         for connection in held:
             connection.close()
-        with psycopg.connect(postgres.url(postgres_name), autocommit=True) as administrator:
-            administrator.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
+        far.end_connections()
         message = rows.add(direct)
         assert Messages(direct).get(message.id) == message
 
 
-@pytest.mark.parametrize(("statement", "lost"), [(b"wanted", 1), (b"UPDATE messages", 2)])
+@pytest.mark.parametrize(
+    ("far", "statement", "lost"),
+    [
+        ("postgresql", b"wanted", 1),
+        ("postgresql", b"UPDATE messages", 2),
+        ("mariadb", b"UPDATE messages", 2),
+        ("mariadb", b"COMMIT", 1),
+    ],
+    indirect=["far"],
+)
 def test_a_claim_whose_reply_is_lost_is_still_ours_or_nobodys(
-    through: Database, direct: Database, postgres_proxy: Proxy, statement: bytes, lost: int
+    through: Database, direct: Database, far: FarDatabase, statement: bytes, lost: int
 ) -> None:
     message = rows.add_due(direct)
-    postgres_proxy.drop_reply(statement, times=lost)
+    far.proxy.drop_reply(statement, times=lost)
     claims = Claims(through, ttl=rows.TTL).claim([message.id])
-    assert postgres_proxy.dropped == lost
+    assert far.proxy.dropped == lost
     found = rows.row(direct, message.id)
     assert found.status == "sending"
     assert found.attempt_count == 1
@@ -145,15 +168,21 @@ def test_a_claim_whose_reply_is_lost_is_still_ours_or_nobodys(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "statement"),
-    [("sent", b"done AS"), ("again", b"COMMIT"), ("snoozed", b"done AS")],
+    ("far", "outcome", "statement"),
+    [
+        ("postgresql", "sent", b"done AS"),
+        ("postgresql", "again", b"COMMIT"),
+        ("postgresql", "snoozed", b"done AS"),
+        *(("mariadb", outcome, b"COMMIT") for outcome in ("sent", "again", "snoozed")),
+    ],
+    indirect=["far"],
 )
 def test_a_record_whose_reply_is_lost_counts_once(
-    through: Database, direct: Database, postgres_proxy: Proxy, outcome: str, statement: bytes
+    through: Database, direct: Database, far: FarDatabase, outcome: str, statement: bytes
 ) -> None:
     claim = rows.claimed(direct)
     claims, wait = Claims(through, ttl=rows.TTL), timedelta(minutes=1)
-    postgres_proxy.drop_reply(statement)
+    far.proxy.drop_reply(statement)
     if outcome == "sent":
         claims.record([Result(claim, "receipt")], [], enqueue_in=rows.SOON)
     elif outcome == "again":
@@ -161,7 +190,7 @@ def test_a_record_whose_reply_is_lost_counts_once(
         claims.record([], [failure], enqueue_in=rows.SOON)
     else:
         claims.put_back([(claim, wait)], enqueue_in=rows.SOON)
-    assert postgres_proxy.dropped == 1
+    assert far.proxy.dropped == 1
     stored = Messages(direct).get(claim.message.id)
     assert stored.status is (Status.SENT if outcome == "sent" else Status.SCHEDULED)
     assert stored.attempt_count == (0 if outcome == "snoozed" else 1)
@@ -169,14 +198,15 @@ def test_a_record_whose_reply_is_lost_counts_once(
 
 
 def test_a_cancel_whose_reply_was_lost_says_what_is_true(
-    through: Database, direct: Database, postgres_proxy: Proxy
+    through: Database, direct: Database, far: FarDatabase
 ) -> None:
     message = rows.add(direct)
-    postgres_proxy.drop_reply(b"UPDATE messages")
+    far.proxy.drop_reply(b"UPDATE messages")
     assert Messages(through).cancel(message.id).status is Status.CANCELLED
-    assert postgres_proxy.dropped == 1
+    assert far.proxy.dropped == 1
 
 
+@on_postgresql
 def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
     direct: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

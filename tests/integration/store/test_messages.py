@@ -11,9 +11,11 @@ from uuid import uuid4
 import pytest
 
 from dispatcher.errors import MessageNotFound, StoreUnavailable
-from dispatcher.message import Message, Status
-from dispatcher.store import Claims, Database, Messages
+from dispatcher.message import Message, Status, dump_json
+from dispatcher.store import Addition, BulkMessages, Claims, Database, Messages
 from tests.support import rows
+
+pytestmark = pytest.mark.every_database
 
 
 def test_what_was_added_is_read_back_the_same(database: Database) -> None:
@@ -166,3 +168,58 @@ def test_the_database_refuses_impossible_attempts(database: Database) -> None:
     with pytest.raises(StoreUnavailable):
         rows.insert_attempt(database, **begun)
     assert len(Messages(database).attempts(message.id)) == 1
+
+
+LOOK_ALIKE = [
+    "key",
+    "Key",
+    "k\u00e9y",
+    "ke\u0301y",
+    "key ",
+    "key  ",
+    "k\u00dfy",
+    "kssy",
+    "k👋",
+    "k👍",
+    "\u212aey",
+]
+
+
+def test_keys_that_look_alike_are_different(database: Database) -> None:
+    added = {key: rows.add(database, idempotency_key=key, recipient=key) for key in LOOK_ALIKE}
+    for key, message in added.items():
+        found = Messages(database).with_key(key)
+        assert found is not None
+        assert found[0] == message
+        alike = Messages(database).find(status=None, recipient=key, channel=None, at_most=99)
+        assert alike == [message]
+    assert len(BulkMessages(database).with_keys(LOOK_ALIKE)) == len(LOOK_ALIKE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"z": 1, "a": 2, "m": 3},
+        {"long": 2**70 + 1, "negative": -(2**63) - 1, "exact": 0.1, "small": 5e-324, "big": 1e300},
+        {"text": "👋 \\ % %s %(x)s :x ' \" ` \\' \u2028"},
+        {"": None, "deep": [[[{}]]], "true": True},
+    ],
+    ids=["order", "numbers", "signs", "forms"],
+)
+def test_a_body_comes_back_as_it_was_given(database: Database, body: dict[str, Any]) -> None:
+    message = rows.add(database, body=body)
+    found = Messages(database).get(message.id).body
+    assert found == body
+    assert list(found) == list(body)
+    together = rows.a_message(body=body)
+    addition = Addition(together, together.send_at, None, dump_json(body))
+    assert BulkMessages(database).add([addition])
+    assert Messages(database).get(together.id).body == body
+
+
+def test_what_a_column_does_not_take_is_no_twin(database: Database) -> None:
+    message = rows.a_message(channel=None, idempotency_key="key")
+    with pytest.raises(StoreUnavailable) as caught:
+        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert caught.value.refused
+    assert rows.count(database) == 0

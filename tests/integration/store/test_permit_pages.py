@@ -17,6 +17,8 @@ from dispatcher.store import Database, StoreUpkeep
 from dispatcher.store.schema import attempts, messages
 from tests.support import rows
 
+pytestmark = pytest.mark.every_database
+
 DAY = timedelta(days=1)
 BATCH = 5
 COLD = 20_000

@@ -9,11 +9,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import Claims, Database, Messages, Place, Result, StoreUpkeep
+from dispatcher.store.instants import database_now, later
 from tests.support import rows
+
+pytestmark = pytest.mark.every_database
 
 GRACE = timedelta(seconds=5)
 DAY = timedelta(days=1)
@@ -221,6 +224,14 @@ def test_permits_of_attempts_come_in_pages_and_each_once(database: Database) -> 
     ages = {taken.message_id: taken.age for taken in found}
     assert ages[under_way.message.id] < timedelta(0), "it may still happen"
     assert all(ages[each] >= timedelta(0) for each in sent)
+
+
+def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
+    lengths = (1.25, -0.125, 0.001, 86_400.5, 3e7, 0.0)
+    query = select(database_now(), *(later(database_now(), each) for each in lengths))
+    now, *found = database.run(lambda connection: connection.execute(query).one())
+    assert [each - now for each in found] == [timedelta(seconds=each) for each in lengths]
+    assert abs(now - rows.now()) < timedelta(seconds=5)
 
 
 def _all(database: Database) -> list[Message]:

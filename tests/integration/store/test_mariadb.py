@@ -1,0 +1,415 @@
+"""What MariaDB and MySQL do in ways of their own, the store does as on other databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, ExceptionContext, event, text
+
+from dispatcher.errors import OutcomeUnknown, StoreUnavailable
+from dispatcher.message import Status
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Claims,
+    Database,
+    HeldMessages,
+    Messages,
+    Overdue,
+    StoreUpkeep,
+)
+from dispatcher.store.schema import messages
+from tests.support import rows
+from tests.support.mariadb import MariaDBServer
+
+pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+
+COLD = 1_000
+"""How many messages of each kind lie beside what the sweep looks for."""
+
+
+@pytest.fixture
+def impatient(database_url: str) -> Iterator[Database]:
+    """Give a database that waits for no lock."""
+    database = Database(f"{database_url}?init_command=SET SESSION innodb_lock_wait_timeout = 0")
+    yield database
+    database.close()
+
+
+@contextmanager
+def holding(database: Database, *statements: str) -> Iterator[Connection]:
+    """Keep a transaction open that has done this."""
+    with database.engine.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        for statement in statements:
+            other.exec_driver_sql(statement)
+        yield other
+        other.exec_driver_sql("ROLLBACK")
+
+
+def numbers_of_errors(database: Database) -> list[int]:
+    """Return a list to which the number of each error of this database is added."""
+    seen: list[int] = []
+
+    @event.listens_for(database.engine, "handle_error")
+    def note(context: ExceptionContext) -> None:
+        assert isinstance(context.original_exception, Exception)
+        seen.append(context.original_exception.args[0])
+
+    return seen
+
+
+def test_a_connection_is_set_up_whatever_the_server_is_used_to(database: Database) -> None:
+    names = ("tx_isolation", "sql_mode", "time_zone", "character_set_client", "autocommit",
+             "innodb_lock_wait_timeout", "lock_wait_timeout", "max_statement_time",
+             "idle_transaction_timeout")  # fmt: skip
+    with database.engine.connect() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"SELECT @@{name}").scalar_one() for name in names
+        }
+    assert "STRICT_ALL_TABLES" in found.pop("sql_mode")
+    assert found == {
+        "tx_isolation": "READ-COMMITTED", "time_zone": "+00:00", "character_set_client": "utf8mb4",
+        "autocommit": 1, "innodb_lock_wait_timeout": 3, "lock_wait_timeout": 3,
+        "max_statement_time": 10.0, "idle_transaction_timeout": 30,
+    }  # fmt: skip
+
+
+def test_what_a_url_asks_for_wins(impatient: Database) -> None:
+    with impatient.engine.connect() as connection:
+        asked = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
+    assert asked == 0
+
+
+def test_a_url_of_either_name_leads_there_also_with_another_encoding(database_url: str) -> None:
+    for url in (
+        database_url.replace("mysql://", "mariadb://"),
+        database_url.replace("mysql://", "mariadb+pymysql://"),
+        f"{database_url}?charset=latin1",
+    ):
+        database = Database(url)
+        message = rows.add(database, body={"text": "👋"})
+        assert Messages(database).get(message.id) == message
+        database.close()
+
+
+def test_a_new_connection_reads_no_certificates(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssl.create_default_context", None)
+    assert rows.count(database) == 0
+
+
+def test_instants_keep_their_microseconds(database: Database) -> None:
+    send_at = rows.now() + timedelta(hours=1, microseconds=1)
+    message = rows.add(database, send_at=send_at)
+    assert Messages(database).get(message.id).send_at == send_at
+
+
+def test_what_does_not_fit_is_refused_and_not_cut(database: Database) -> None:
+    message = rows.a_message(zone="z" * 64)
+    with pytest.raises(StoreUnavailable) as caught:
+        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert caught.value.refused
+    assert rows.count(database) == 0
+
+
+def test_a_body_that_no_packet_holds_is_refused_on_a_line_that_stays(database: Database) -> None:
+    rows.count(database)
+    seen = numbers_of_errors(database)
+    message = rows.a_message(body={"text": "x" * 17_000_000})
+    with pytest.raises(StoreUnavailable) as caught:
+        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert caught.value.refused
+    assert seen == [1153]
+    assert rows.count(database) == 0
+
+
+def test_what_stops_a_statement_in_the_midst_of_its_answer_leaves_no_rest(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = rows.add(database)
+
+    class OutOfTime(Exception):
+        """What a signal raises, such as Celery's at a soft time limit."""
+
+    def stop(_: object) -> None:
+        raise OutOfTime
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pymysql.connections.MySQLResult._read_rowdata_packet", stop)
+        with pytest.raises(OutOfTime):
+            rows.count(database)
+    assert Messages(database).get(message.id) == message
+    assert database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
+
+
+def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> None:
+    message = rows.add(database)
+    seen = numbers_of_errors(impatient)
+    with holding(database, "UPDATE messages SET last_error = 'held'") as other:
+
+        @event.listens_for(impatient.engine, "handle_error")
+        def let_go(context: ExceptionContext) -> None:
+            del context
+            other.exec_driver_sql("ROLLBACK")
+
+        assert Messages(impatient).cancel(message.id).status is Status.CANCELLED
+    assert seen == [1205]
+
+
+def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
+    database: Database, impatient: Database
+) -> None:
+    first = rows.add(database, idempotency_key="key")
+    seen = numbers_of_errors(impatient)
+    message = rows.a_message(idempotency_key="key")
+    with (
+        holding(database, "UPDATE messages SET idempotency_key = 'other'"),
+        pytest.raises(StoreUnavailable, match="answered 1205"),
+    ):
+        Messages(impatient).add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert seen == [1205] * 3
+    with (
+        pytest.raises(StoreUnavailable, match="answered 1205"),
+        holding(database, "SELECT * FROM messages FOR UPDATE"),
+    ):
+        Messages(impatient).cancel(first.id)
+    assert Messages(database).get(first.id).status is Status.SCHEDULED
+
+
+def test_an_insert_that_a_deadlock_undid_is_done_again(database: Database) -> None:
+    database.run(
+        lambda connection: connection.exec_driver_sql(
+            "CREATE TRIGGER deadlock BEFORE INSERT ON messages FOR EACH ROW "
+            "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213"
+        )
+    )
+    seen = numbers_of_errors(database)
+    other = Database(database.url.render_as_string())
+
+    @event.listens_for(database.engine, "handle_error")
+    def calm(context: ExceptionContext) -> None:
+        del context
+        other.run(lambda connection: connection.exec_driver_sql("DROP TRIGGER deadlock"))
+
+    message = rows.add(database)
+    assert seen == [1213]
+    assert Messages(database).get(message.id) == message
+    other.close()
+
+
+def test_a_transaction_that_a_deadlock_undid_is_done_again(database: Database) -> None:
+    first, *heavy = (rows.add(database).id for _ in range(4))
+    theirs_began, ours_began = Event(), Event()
+    tries: list[int] = []
+
+    def lock(connection: Connection, message_id: Any) -> None:
+        these = messages.c.id == message_id
+        connection.execute(messages.update().where(these).values(last_error="held"))
+
+    def theirs(connection: Connection) -> None:
+        for each in heavy:  # the lighter transaction is undone: ours
+            lock(connection, each)
+        theirs_began.set()
+        assert ours_began.wait(10)
+        lock(connection, first)
+
+    def ours(connection: Connection) -> None:
+        tries.append(1)
+        lock(connection, first)
+        ours_began.set()
+        lock(connection, heavy[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(database.transact, theirs)
+        assert theirs_began.wait(10)
+        seen = numbers_of_errors(database)
+        database.transact(ours)
+        other.result(10)
+    assert seen == [1213]
+    assert len(tries) == 2
+
+
+def test_a_batch_is_one_statement_for_many_rows(database: Database) -> None:
+    additions = [
+        Addition(message, message.send_at, None, "") for message in map(_numbered, range(300))
+    ]
+    before = _status(database, "Com_insert")
+    assert BulkMessages(database).add(additions)
+    assert _status(database, "Com_insert") - before == 1
+    assert rows.count(database) == 300
+
+
+def test_a_batch_with_a_key_that_is_taken_is_refused_as_a_whole(database: Database) -> None:
+    rows.add(database, idempotency_key="taken")
+    given = [rows.a_message(), rows.a_message(idempotency_key="taken"), rows.a_message()]
+    additions = [Addition(each, each.send_at, None, "") for each in given]
+    assert BulkMessages(database).add(additions) is False
+    assert rows.count(database) == 1
+
+
+def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -> None:
+    held, free = rows.add_due(database), rows.add_due(database)
+    seen = numbers_of_errors(database)
+    by_id = f"SELECT id FROM messages WHERE id = x'{held.id.hex}' FOR UPDATE"  # noqa: S608 - our id
+    with holding(database, by_id):
+        [claim] = Claims(database, ttl=rows.TTL).claim([held.id, free.id])
+        due = StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)
+    assert claim.message.id == free.id
+    assert due == []
+    assert seen == []
+    assert Messages(database).get(held.id).status is Status.SCHEDULED
+
+
+def _numbered(number: int) -> Any:
+    return rows.a_message(recipient=f"to {number}")
+
+
+def _status(database: Database, prefix: str) -> int:
+    query = f"SHOW SESSION STATUS LIKE '{prefix}%%'"
+    with database.engine.connect() as connection:
+        return sum(int(row[1]) for row in connection.exec_driver_sql(query))
+
+
+@pytest.fixture
+def cold(database: Database) -> Database:
+    """Give a database with many messages of each status that are not what the sweep looks for."""
+
+    def work(connection: Connection) -> None:
+        for status, finished, reserved in (
+            ("scheduled", "NULL", 1),
+            ("sent", "UTC_TIMESTAMP(6)", 1),
+            ("cancelled", "UTC_TIMESTAMP(6)", 0),
+        ):
+            connection.execute(
+                text(f"""
+                INSERT INTO messages (id, channel, recipient, scope, body, send_at,
+                    next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token,
+                    reserved, created_at, finished_at)
+                WITH RECURSIVE numbers (n) AS
+                    (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :many)
+                SELECT UNHEX(REPLACE(UUID(), '-', '')), 'sms', CONCAT('r', n), 'r', '{{}}',
+                    at, at, at, '{status}', 1, 3, 1, {reserved}, at, {finished}
+                FROM (SELECT n, UTC_TIMESTAMP(6) + INTERVAL
+                    IF('{status}' = 'scheduled', n, -n) MINUTE AS at FROM numbers) AS instants
+                """),  # noqa: S608 - what stands above
+                {"many": COLD},
+            )
+        connection.execute(
+            text("""
+            INSERT INTO attempts (message_id, token, started_at, finished_at, outcome)
+            SELECT id, 1, send_at, send_at, 'sent' FROM messages WHERE status = 'sent'
+            """)
+        )
+        connection.exec_driver_sql("ANALYZE TABLE messages, attempts").all()
+
+    database.run(work)
+    return database
+
+
+def _claims_that_ran_out(database: Database) -> None:
+    for _ in range(3):
+        claim = rows.claimed(database)
+        rows.age(database, claim.message.id)
+
+
+def _old(database: Database) -> None:
+    for _ in range(3):
+        message = rows.add(database)
+        Messages(database).cancel(message.id)
+        StoreUpkeep(database).mark_released([message.id])
+        rows.age(database, message.id, rows.AGES)
+
+
+def _cancelled(database: Database) -> None:
+    for _ in range(3):
+        Messages(database).cancel(rows.add(database).id)
+
+
+def _overdue(database: Database) -> None:
+    for _ in range(3):
+        message = rows.add_due(database)
+        rows.change(database, message.id, next_attempt_at=rows.now() - timedelta(hours=1))
+
+
+def _held(database: Database) -> None:
+    database.run(
+        lambda connection: connection.exec_driver_sql(
+            "UPDATE messages SET status = 'held', finished_at = NULL WHERE status = 'sent'"
+        )
+    )
+
+
+def _catching_up(database: Database, **ways: list[str]) -> Overdue:
+    return Overdue(database, after=timedelta(minutes=5), **ways)
+
+
+def _taken(database: Database) -> int:
+    taken = _catching_up(database, reslot=["sms"]).take(at_most=9, lease=rows.SOON)
+    return len(taken.messages) if taken else 0
+
+
+LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
+    "take_due": (
+        lambda database: [rows.add_due(database) for _ in range(3)],
+        lambda database: len(StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)),
+    ),
+    "rescue": (_claims_that_ran_out, lambda database: StoreUpkeep(database).rescue(at_most=9)),
+    "prune": (
+        _old,
+        lambda database: StoreUpkeep(database).prune(older_than=timedelta(days=30), at_most=9),
+    ),
+    "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(at_most=9))),
+    "expire": (_overdue, lambda database: _catching_up(database, expire=["sms"]).expire(at_most=9)),
+    "take": (_overdue, _taken),
+    "held": (_held, lambda database: len(HeldMessages(database).find(at_most=9))),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_what_is_looked_for_is_read_and_not_the_table(cold: Database, look: str) -> None:
+    prepare, find = LOOKS[look]
+    prepare(cold)
+    before = _status(cold, "Handler_read")
+    assert find(cold) >= 3
+    assert _status(cold, "Handler_read") - before < COLD / 10
+
+
+def test_a_page_of_permits_begins_where_the_one_before_it_ended(cold: Database) -> None:
+    upkeep = StoreUpkeep(cold)
+    before = _status(cold, "Handler_read")
+    pages = list(upkeep.permits(memory=timedelta(days=30), batch=50))
+    assert sum(map(len, pages)) == COLD
+    assert _status(cold, "Handler_read") - before < 4 * COLD
+
+
+def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
+    mariadb: MariaDBServer,
+) -> None:
+    def build(url: str) -> None:
+        tables = ("alembic_version", "attempts", "messages")
+        name = url.rpartition("/")[2]
+        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in tables), database=name)
+
+    server = MariaDBServer(mariadb.address)
+    with server:
+        name = server.migrated(build)
+        server.execute(
+            "INSERT INTO messages VALUES (1)", "CREATE TABLE other (x INT)", database=name
+        )
+        assert server.migrated(build) == name
+        assert (
+            server.execute("SHOW TABLES LIKE 'o%'", "SELECT * FROM messages", database=name) == []
+        )
+        for change in ("ALTER TABLE messages ADD y INT", "DROP TABLE attempts"):
+            server.execute(change, database=name)
+            assert server.migrated(build) != name
+            name = server.migrated(build)

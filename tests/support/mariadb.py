@@ -1,0 +1,158 @@
+"""The MariaDB or MySQL that runs on this machine, and databases of a test run's own on it.
+
+A guard process drops them even when the test run itself is killed: it waits on a pipe that closes
+with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import pymysql
+import pytest
+
+ADDRESS = ("127.0.0.1", 3306)
+_LOGIN: dict[str, Any] = {"user": "root", "autocommit": True, "ssl_disabled": True}
+_GUARD = """
+import sys, pymysql
+given = {"host": sys.argv[1], "port": int(sys.argv[2]), "user": "root", "autocommit": True,
+         "ssl_disabled": True}
+sys.stdin.read()
+with pymysql.connect(**given) as connection, connection.cursor() as cursor:
+    cursor.execute("SELECT schema_name FROM information_schema.schemata")
+    for (name,) in cursor.fetchall():
+        if name.startswith(sys.argv[3]):
+            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
+"""
+_KEPT = {"alembic_version", "attempts", "messages"}
+_Rows = list[tuple[object, ...]]
+
+
+class MariaDBServer:
+    """A server that was there before, and that others may use meanwhile."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address = address
+        self._prefix = f"dispatcher_test_{uuid4().hex[:12]}_"
+        self._databases = 0
+        self._migrated: tuple[str, object] | None = None
+        self._guard = subprocess.Popen(
+            [sys.executable, "-c", _GUARD, address[0], str(address[1]), self._prefix],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @classmethod
+    def found(cls) -> Self:
+        """Return the server on the usual port; skip the test where there is none."""
+        try:
+            pymysql.connect(host=ADDRESS[0], port=ADDRESS[1], **_LOGIN).close()
+        except pymysql.Error as error:
+            reason = f"no MariaDB on {ADDRESS[0]}:{ADDRESS[1]} for root without password ({error})"
+            if "mariadb" in os.environ.get("DISPATCHER_TESTS_REQUIRE", ""):
+                pytest.fail(reason)
+            pytest.skip(reason)
+        return cls(ADDRESS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        self._guard.wait(30)
+
+    @property
+    def upstream(self) -> tuple[str, int]:
+        """Where a proxy connects to."""
+        return self.address
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """Return a URL, also through a proxy on a loopback port."""
+        return f"mysql://root@{self.address[0]}:{port or self.address[1]}/{database}"
+
+    def create_database(self) -> str:
+        """Make a database and return its name."""
+        self._databases += 1
+        name = f"{self._prefix}{self._databases}"
+        self.execute(f"CREATE DATABASE `{name}`")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        self.execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+    def execute(self, *statements: str, database: str | None = None) -> _Rows:
+        """Run statements on a connection of its own; return the rows of the last."""
+        answers = self._answers(*statements, database=database)
+        return answers[-1] if answers else []
+
+    def _answers(self, *statements: str, database: str | None = None) -> list[_Rows]:
+        with (
+            pymysql.connect(
+                host=self.address[0], port=self.address[1], database=database, **_LOGIN
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            answers = []
+            for statement in statements:
+                cursor.execute(statement)
+                answers.append(list(cursor.fetchall()))
+            return answers
+
+    def end_connections(self, name: str) -> None:
+        """End every connection to a database."""
+        found = self.execute(
+            f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"  # noqa: S608 - a name of ours
+        )
+        self.execute(*(f"KILL {each}" for (each,) in found))
+
+    def migrated(self, migrate: Callable[[str], object]) -> str:
+        """Return the name of a migrated database with nothing in it.
+
+        It is the same one as long as its schema is what ``migrate``, given its URL, has made.
+        """
+        if self._migrated is not None:
+            name, made = self._migrated
+            if self._schema(name) == made:
+                self._empty(name)
+                return name
+            self.drop_database(name)
+        name = self.create_database()
+        migrate(self.url(name))
+        self._migrated = (name, self._schema(name))
+        return name
+
+    def _schema(self, name: str) -> object:
+        """Return what tells whether a test has changed the tables; None where one is gone."""
+        try:
+            versions, *tables = self._answers(
+                "SELECT * FROM alembic_version",
+                *(f"SHOW CREATE TABLE {table}" for table in sorted(_KEPT)),
+                database=name,
+            )
+        except pymysql.Error:
+            return None
+        lines = (str(rows[0][1]).splitlines() for rows in tables)
+        return versions, [sorted(line.strip(" ,") for line in each) for each in lines]
+
+    def _empty(self, name: str) -> None:
+        """Leave nothing in a migrated database but its tables."""
+        triggers, tables = self._answers("SHOW TRIGGERS", "SHOW TABLES", database=name)
+        self.execute(
+            *(f"DROP TRIGGER `{trigger[0]}`" for trigger in triggers),
+            *(f"DROP TABLE `{table}`" for (table,) in tables if table not in _KEPT),
+            "DELETE FROM attempts",
+            "DELETE FROM messages",
+            database=name,
+        )
