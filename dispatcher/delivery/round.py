@@ -189,18 +189,24 @@ class Round:
         self._recorded_at = self._clock.monotonic()
 
     def _keep_hold(self) -> None:
-        """Renew what the senders have and what waits, while half of the claim is over but not all.
+        """Renew claims in time; put back what no sender can begin any more.
 
-        What no sender can begin any more is put back: rescued, its outcome would count as unknown.
+        Rescued, its outcome would count as unknown.
+        """
+        self._renew()
+        if self._ends_at - self._clock.monotonic() < self._timeout:
+            self._withdraw()
+
+    def _renew(self) -> None:
+        """Renew what the senders have and what waits, when half of the claim is over but not all.
+
+        Earlier where nothing could be begun any more by then.
         """
         now = self._clock.monotonic()
         left = self._ends_at - now
-        if left < self._timeout:
-            self._withdraw()
+        is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
         too_long = now - self._claimed_at > _LONGEST_HOLD_SECONDS
-        if not self._with_senders or not 0 < left < self._ttl / 2 or too_long:
-            return
-        if now < self._renew_at:
+        if not self._with_senders or not is_time or too_long or now < self._renew_at:
             return
         held = [*self._with_senders.values(), *self._waiting]
         try:

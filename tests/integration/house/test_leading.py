@@ -157,22 +157,26 @@ def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
     assert pair.deliver(*messages) == 0
 
 
+class Written(SystemClock):
+    """The machine's clock; what somebody slept is written down."""
+
+    def __init__(self) -> None:
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+
+
 def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> None:
-    house = build(clock=SystemClock(), channels=TWO_SENDERS)
-    now = house.clock.now()
-    soon, later = (
-        house.submit(name, send_at=now + timedelta(seconds=wait))
-        for name, wait in (("ada", 0.25), ("ben", 0.6))
-    )
-    begun = {}
-
-    def note(message: Message) -> None:
-        begun[message.id] = house.clock.now()
-
-    house.memory.before = note
-    assert house.deliver(soon, later) == 2
-    assert soon.send_at <= begun[soon.id] < soon.send_at + timedelta(seconds=0.2)
-    assert begun[later.id] >= later.send_at
+    clock = Written()
+    house = build(clock=clock, channels=TWO_SENDERS)
+    messages = [house.submit(name, send_in=timedelta(hours=1)) for name in ("ada", "ben")]
+    now = house.database_time()
+    for message, wait in zip(messages, (0.2, 0.8), strict=True):
+        house.change([message], next_attempt_at=now + timedelta(seconds=wait))
+    assert house.deliver(*messages) == 2
+    assert max(clock.sleeps) < 0.65, "not until the last of them"
 
 
 def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
@@ -181,3 +185,28 @@ def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
     before = house.columns(message, "enqueue_at")
     assert house.deliver(message) == 0
     assert house.columns(message, "enqueue_at") == before
+
+
+def test_a_claim_is_renewed_before_too_little_is_left_of_it(build: Build) -> None:
+    """Also where a hand-over may take most of a claim."""
+    house = build(clock=hour_ago(), channels=TWO_SENDERS, claim_ttl=12, in_order=False)
+    messages = [house.submit(name) for name in ("ada", "ben", "cleo")]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(message: Message) -> None:
+        if not released.is_set():
+            under_way.wait(10)
+            assert released.wait(10)
+
+    house.memory.before = hang
+    thread = in_background(house, messages)
+    try:
+        under_way.wait(10)
+        before = house.columns(messages[2], "claim_expires_at")
+        house.moved.advance(timedelta(seconds=1.5))
+        wait_until(lambda: house.columns(messages[2], "claim_expires_at") > before, 3)
+    finally:
+        released.set()
+        thread.join(20)
+    assert len(house.sent) == 3
