@@ -14,7 +14,7 @@ import redis
 from redis.exceptions import RedisClusterException
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
-from dispatcher.redis_errors import reason
+from dispatcher.redis_errors import cause, reason
 
 MOST_AT_ONCE = 10_000
 """More permits are not given in one call, so that no script runs long."""
@@ -103,7 +103,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, RedisClusterException) as error:
-        raise LimitersUnavailable(reason(error)) from error
+        raise LimitersUnavailable(reason(error)) from cause(error)
 
 
 def check_permits(n: int, field: str, most: int) -> None:
