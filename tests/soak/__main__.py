@@ -20,6 +20,7 @@ from typing import Any
 
 import psycopg
 
+from tests.soak.counting import is_frozen
 from tests.soak.faults import BY_NAME
 from tests.soak.history import ENDED, History
 from tests.soak.judge import Violation, judge, recoveries
@@ -163,6 +164,7 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         "stored": len(history.rows),
         **{status: statuses[status] for status in sorted(ENDED)},
         "hand_overs": len(history.hand_overs),
+        "hand_overs_frozen": sum(is_frozen(each, history) for each in history.hand_overs),
         "attempts_unknown": outcomes["unknown"],
         "messages_twice": sum(many > 1 for many in accepts.values()),
         "recovery_p50_ms": round(median(recovered)) if recovered else None,

@@ -143,7 +143,7 @@ class Stage:
             "limits": limits | {"scope": quotas[""]},
             "concurrency": CONCURRENCY,
             "longest_ms": settings.transport_timeout.total_seconds() * 1_000,
-            "recovery_ms": 30_000,
+            "recovery_ms": 60_000,
             "answer_ms": 60_000,
         }
 
