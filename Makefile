@@ -55,5 +55,5 @@ migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate
 
 clean: ## Remove what the other targets made
-	rm -rf soak-*.jsonl $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf soak-[0-9]* $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

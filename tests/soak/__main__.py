@@ -52,6 +52,7 @@ def main() -> int:
     _limit(given.minutes * 60 + given.drain + _SPARE_SECONDS)
     with workplace() as folder:
         lines, told = soak(folder, given.seed, strikes, drain=given.drain)
+        logs = {log.stem: log.read_text(errors="replace") for log in folder.glob("*.log")}
     violations = judge(lines)
     again = f"python -m tests.soak --seed {given.seed} --minutes {given.minutes:g}" + "".join(
         f" --only {','.join(given.only)}" if given.only else ""
@@ -65,7 +66,10 @@ def main() -> int:
         path = Path(given.keep or f"soak-{given.seed}.jsonl")
         with path.open("w") as file:
             file.writelines(json.dumps(line, default=str) + "\n" for line in lines)
-        print(f"the history: {path}; to judge it again: python -m tests.soak --judge {path}")
+        for name, text in logs.items():
+            path.with_suffix(f".{name}.log").write_text(text)
+        print(f"the history is in {path}, the logs are beside it; judge it again:")
+        print(f"python -m tests.soak --judge {path}")
     print(f"again: {again}")
     return _tell(violations)
 
@@ -215,7 +219,7 @@ def _arguments() -> argparse.Namespace:
         default=(),
         help="kinds of faults, with commas between them",
     )
-    parser.add_argument("--drain", type=float, default=120.0, help="most seconds for the rest")
+    parser.add_argument("--drain", type=float, default=180.0, help="most seconds for the rest")
     parser.add_argument("--schedule", action="store_true", help="only print the schedule")
     parser.add_argument("--judge", type=Path, help="only judge the history in this file")
     parser.add_argument("--result", type=Path, help="write the figures to this file, too")

@@ -143,7 +143,7 @@ class Stage:
             "limits": limits | {"scope": quotas[""]},
             "concurrency": CONCURRENCY,
             "longest_ms": settings.transport_timeout.total_seconds() * 1_000,
-            "recovery_ms": 60_000,
+            "recovery_ms": 120_000,
             "answer_ms": 60_000,
         }
 
@@ -270,13 +270,6 @@ class Stage:
         """How many hand-overs have begun."""
         path = self.folder / "provider.jsonl"
         return path.read_bytes().count(b'"begin"') if path.exists() else 0
-
-    def logs(self, most: int = 4_000) -> str:
-        """Return the ends of all logs."""
-        return "\n".join(
-            f"--- {log.name}\n{log.read_text(errors='replace')[-most:]}"
-            for log in sorted(self.folder.glob("*.log"))
-        )
 
     def _service(self, name: str) -> Service:
         side = name if name in WORKERS else "beats" if name in BEATS else "clients"
