@@ -49,6 +49,7 @@ def main() -> int:
         return 0
     if given.judge:
         return _tell(judge(read(given.judge)))
+    commit = _commit()
     _limit(given.minutes * 60 + given.drain + _SPARE_SECONDS)
     with workplace() as folder:
         lines, told = soak(folder, given.seed, strikes, drain=given.drain)
@@ -57,7 +58,11 @@ def main() -> int:
     again = f"python -m tests.soak --seed {given.seed} --minutes {given.minutes:g}" + "".join(
         f" --only {','.join(given.only)}" if given.only else ""
     )
-    result = {"seed": given.seed, "minutes": given.minutes} | told | _result(lines, violations)
+    result = (
+        {"seed": given.seed, "minutes": given.minutes, "commit": commit}
+        | told
+        | _result(lines, violations)
+    )
     text = json.dumps(result, indent=2)
     print(text)
     if given.result:
@@ -178,7 +183,6 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         ),
         "violations": len(violations),
         "violations_by_invariant": dict(Counter(each.invariant for each in violations)),
-        "commit": _commit(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _PACKAGES},
     }  # fmt: skip

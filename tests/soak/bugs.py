@@ -352,7 +352,7 @@ def _by_soak(folder: Path, bug: Bug, seed: int, seconds: float) -> tuple[str, in
     result = folder / "result.json"
     ended = _run(
         folder, "tests.soak", "--seed", str(seed), "--minutes", str(seconds / 60),
-        "--drain", "20", "--only", ",".join(bug.faults), "--result", str(result),
+        "--drain", "60", "--only", ",".join(bug.faults), "--result", str(result),
         "--keep", str(folder / "history.jsonl"),
     )  # fmt: skip
     if not result.exists():
