@@ -258,7 +258,7 @@ BUGS = (
             "            self._windows.release(self._reserved(places))\n",
             "",
         ),
-        faults=("redis.freeze", "line.refuse", "broker.no-queues", "redis.flush-all"),
+        faults=("worker.freeze", "worker.kill", "redis.freeze"),
     ),
     Bug(
         name="a retry forgets its attempt",
