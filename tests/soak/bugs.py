@@ -315,7 +315,7 @@ BUGS = (
             "is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout",
             "is_ours = bool(claim)",
         ),
-        test="tests/integration/house/test_delivery_faults.py",
+        test="tests/integration/house/test_delivery.py",
     ),
 )  # fmt: skip
 
