@@ -137,6 +137,12 @@ class History:
                 found[call.asked["tag"]].append(call)
         return found
 
+    def submits_of(self, row: Line) -> list[Call]:
+        """Return the submits of a stored message."""
+        if not self.index:
+            self.index.update(self.submits())
+        return self.index.get(row["tag"], [])
+
     def changes(self, op: str) -> dict[str, list[Call]]:
         """Return the calls of that kind for each message."""
         found: dict[str, list[Call]] = defaultdict(list)

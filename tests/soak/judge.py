@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.soak.counting import (
     broken_limits,
@@ -18,10 +18,14 @@ from tests.soak.counting import (
     is_frozen,
     too_many_in_hand,
 )
-from tests.soak.history import ENDED, FINAL, NEVER, Call, HandOver, History, Line
-
-EXPIRY_SLACK_US = 500_000
-"""A hand-over may begin this long after the expiry that was checked right before it."""
+from tests.soak.history import ENDED, FINAL, Call, History, Line
+from tests.soak.timing import (
+    early_or_expired,
+    possible,
+    recoveries,
+    slow_answers,
+    slow_recoveries,
+)
 
 
 class Violation(NamedTuple):
@@ -70,7 +74,7 @@ def lost(history: History) -> Iterator[str]:
         elif status == "cancelled" and not any(
             each.answer != "refused" for each in cancels.get(id_, ())
         ):
-            accepted = [each for each in _submits_of(row, history) if _is_promise(each)]
+            accepted = [each for each in history.submits_of(row) if _is_promise(each)]
             if accepted:
                 yield f"{id_} was accepted and is cancelled, which nobody asked for"
 
@@ -80,11 +84,11 @@ def phantoms(history: History) -> Iterator[str]:
     updates = history.changes("update")
     for each in history.hand_overs:
         row = history.rows.get(each.id)
-        calls = _submits_of(row, history) if row else []
+        calls = history.submits_of(row) if row else []
         if row is None or not calls:
             yield f"{each.id} was sent but never submitted"
             continue
-        digests = _possible([*calls, *updates.get(each.id, ())], each.at, "digest")
+        digests = possible([*calls, *updates.get(each.id, ())], each.at, "digest")
         if each.begin["digest"] not in digests:
             yield f"{each.id} was sent with content that nobody asked for"
     sent = defaultdict(set)
@@ -152,24 +156,6 @@ def false_cancels(history: History) -> Iterator[str]:
             yield f"{id_} is cancelled though its caller was told that it is not"
 
 
-def early_or_expired(history: History) -> Iterator[str]:
-    """Nothing begins before a time that it was promised for, or after its expiry."""
-    moves = history.changes("reschedule")
-    for each in history.hand_overs:
-        row = history.rows.get(each.id)
-        if row is None:
-            continue
-        promised = [*_submits_of(row, history), *moves.get(each.id, ())]
-        times = _possible(promised, each.at, "send_at_ms")
-        due = min(times, default=each.begin["send_at_ms"])
-        if each.at < due * 1_000:
-            yield f"{each.id} was sent {due - each.at / 1_000:.3f} ms early"
-        expiry = row["expires_at_ms"]
-        is_late = expiry is not None and each.at > expiry * 1_000 + EXPIRY_SLACK_US
-        if is_late and not is_frozen(each, history):
-            yield f"{each.id} was sent {each.at / 1_000 - expiry:.0f} ms after its expiry"
-
-
 def false_twins(history: History) -> Iterator[str]:
     """One idempotency key gives one message, and other content an error."""
     ids: dict[str, set[str]] = defaultdict(set)
@@ -202,23 +188,6 @@ def false_tokens(history: History) -> Iterator[str]:
         if line["token"] < shown.get(line["id"], 0):
             yield f"{line['id']} showed token {line['token']} after {shown[line['id']]}"
         shown[line["id"]] = line["token"]
-
-
-def slow_recoveries(history: History) -> Iterator[str]:
-    """After each fault the provider gets something again within the time that is allowed."""
-    longest = history.terms["recovery_ms"]
-    for fault, milliseconds in recoveries(history):
-        if milliseconds > longest:
-            yield f"{milliseconds:.0f} ms after {fault} nothing had been sent"
-
-
-def slow_answers(history: History) -> Iterator[str]:
-    """Clients are answered in time, whatever happens."""
-    longest = history.terms["answer_ms"]
-    for call in history.calls:
-        took = (call.until - call.at) / 1_000
-        if call.until < NEVER and took > longest and not _was_frozen(call, history):
-            yield f"a {call.op} of {call.who} took {took:.0f} ms"
 
 
 def changed_ends(history: History) -> Iterator[str]:
@@ -281,69 +250,9 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
 """I13, fairness, needs a run without faults to compare with; the benchmarks look at it."""
 
 
-def recoveries(history: History) -> list[tuple[str, float]]:
-    """Return how long after each fault the provider accepted something, ms.
-
-    Where faults overlap, this is the time that all of them together took. Faults after the last
-    hand-over count for nothing.
-    """
-    accepted = sorted(each.end["at"] for each in history.hand_overs if each.end and each.accepted)
-    found = []
-    place = 0
-    for fault in sorted(history.faults, key=lambda line: int(line["until"])):
-        if not fault["done"]:
-            continue
-        while place < len(accepted) and accepted[place] <= fault["until"]:
-            place += 1
-        if place < len(accepted):
-            found.append((str(fault["fault"]), (accepted[place] - fault["until"]) / 1_000))
-    return found
-
-
 def _is_promise(call: Call) -> bool:
     """Whether an answer says that a message will be sent: one may be told of a cancelled one."""
     return call.answer == "ok" and call.told.get("status") != "cancelled"
-
-
-def _was_frozen(call: Call, history: History) -> bool:
-    return any(
-        call.asked.get("pid") in fault.get("pids", ())
-        and fault["at"] <= call.until
-        and call.at <= fault["until"]
-        for fault in history.faults
-    )
-
-
-def _submits_of(row: Line, history: History) -> list[Call]:
-    return _index(history).get(row["tag"], [])
-
-
-def _index(history: History) -> dict[str, list[Call]]:
-    """The submits of each tag, sorted out once for a history."""
-    if not history.index:
-        history.index.update(history.submits())
-    return history.index
-
-
-def _possible(calls: Sequence[Call], at: int, name: str) -> set[Any]:
-    """Return the values that calls may have given a message by then.
-
-    That of the last call that was confirmed, and those of all that may have happened.
-    """
-    found = set()
-    confirmed: tuple[int, Any] | None = None
-    for call in calls:
-        if call.answer == "refused" or call.at > at:
-            continue
-        value = call.told.get(name, call.asked.get(name))
-        if call.answer == "ok" and call.until <= at:
-            if confirmed is None or call.until > confirmed[0]:
-                confirmed = (call.until, value)
-        else:
-            found |= {value, call.asked.get(name)}
-    if confirmed:
-        found.add(confirmed[1])
-    return found - {None}
 
 
 def _outcome(tries: Sequence[Line], number: int) -> str | None:
@@ -364,4 +273,4 @@ def _released(id_: str, history: History) -> bool:
     return any(call.answer != "refused" for call in history.changes("release").get(id_, ()))
 
 
-__all__ = ["INVARIANTS", "HandOver", "Violation", "judge", "recoveries"]
+__all__ = ["INVARIANTS", "Violation", "judge", "recoveries"]

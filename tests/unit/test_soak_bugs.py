@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.bugs import BUGS, Bug, Change
 from tests.soak.faults import BY_NAME
+from tests.soak.seeded import BUGS, Bug, Change
 from tests.support.environment import ROOT
 
 
