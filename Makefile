@@ -1,12 +1,14 @@
 # Set-up is included in every target: a fresh clone needs Python 3.11+ and make.
 
 PYTHON ?= python3
+SEED ?= 1
+MINUTES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format bench migrate clean
+.PHONY: help demo test test-fast soak soak-bugs check format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -25,6 +27,12 @@ test: $(READY) ## Run all tests
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
+
+soak: $(READY) ## Strike real servers and processes by SEED for MINUTES, and judge what came of it
+	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES)
+
+soak-bugs: $(READY) ## Put known bugs into copies, one at a time: the soak must catch each
+	$(BIN)/python -m tests.soak.bugs
 
 check: $(READY) ## Lint, types, architecture, migrations, compose file
 	$(BIN)/ruff format --check .
@@ -47,5 +55,5 @@ migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf soak-[0-9]* $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Self, TypeVar, cast, overload
 
 import redis
@@ -386,7 +386,7 @@ class _Here:
 
 
 _here = _Here()
-_lock = Lock()
+_lock = RLock()
 
 
 def here() -> Parts:

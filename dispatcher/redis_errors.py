@@ -36,3 +36,11 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
     found = _CODE.search(str(error))
     code = found[1] if found else "an error"
     return _CODES.get(code, f"Redis answered {code}")
+
+
+def cause(error: Exception) -> Exception | None:
+    """Return the error to chain to ours: none where redis-py may quote the command in it.
+
+    It does so with what goes wrong in a pipeline, and keys name recipients.
+    """
+    return None if isinstance(error, redis.ResponseError) else error

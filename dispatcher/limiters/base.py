@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import RedisClusterException
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
-from dispatcher.redis_errors import reason
+from dispatcher.redis_errors import cause, reason
 
 MOST_AT_ONCE = 10_000
 """More permits are not given in one call, so that no script runs long."""
@@ -68,7 +68,7 @@ class _Translated:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, redis.RedisError | RedisClusterException):
-            raise LimitersUnavailable(reason(error)) from error
+            raise LimitersUnavailable(reason(error)) from cause(error)
 
 
 _TRANSLATED = _Translated()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis_errors import reason
+from dispatcher.redis_errors import cause, reason
 
 
 @contextmanager
@@ -17,4 +17,4 @@ def translated() -> Iterator[None]:
     try:
         yield
     except redis.RedisError as error:
-        raise ReservationsUnavailable(reason(error)) from error
+        raise ReservationsUnavailable(reason(error)) from cause(error)

@@ -15,7 +15,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
-from dispatcher.redis_errors import reason
+from dispatcher.redis_errors import cause, reason
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, new_hold
 from dispatcher.reservation.posted import Posted
@@ -269,7 +269,7 @@ class Shards:
         try:
             reply = script(keys=names, args=words)
         except redis.RedisError as error:
-            raise ReservationsUnavailable(reason(error)) from error
+            raise ReservationsUnavailable(reason(error)) from cause(error)
         if isinstance(reply, list) and reply[0] in (b"closed", [b"closed"]):
             raise closed()
         return reply

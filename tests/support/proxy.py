@@ -38,17 +38,19 @@ class _Drop:
     skip: int
     times: int
     then_refuse: bool
+    in_answer: bool = False
     dropped: int = field(default=0)
 
 
 class Proxy:
-    """Stands between a client and a server; pass, refuse, swallow, or lose chosen replies."""
+    """Stands between a client and a server; pass, refuse, swallow, slow, or lose chosen replies."""
 
     def __init__(self, upstream: Path | tuple[str, int]) -> None:
         self._upstream = upstream
         self._lock = threading.RLock()
         self._mode = _Mode.PASS
         self._drop: _Drop | None = None
+        self._delay = 0.0
         self._lines: set[_Line] = set()
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -77,7 +79,7 @@ class Proxy:
     def pass_all(self) -> None:
         """Forward everything from now on."""
         with self._lock:
-            self._mode, self._drop = _Mode.PASS, None
+            self._mode, self._drop, self._delay = _Mode.PASS, None, 0.0
         self._wake()
 
     def refuse(self) -> None:
@@ -91,6 +93,17 @@ class Proxy:
         with self._lock:
             self._mode = _Mode.BLACKHOLE
         self._wake()
+
+    def slow(self, seconds: float) -> None:
+        """Let everything pass, each piece that late, one after the other."""
+        with self._lock:
+            self._mode, self._delay = _Mode.PASS, seconds
+        self._wake()
+
+    def lose_answer(self, pattern: bytes) -> None:
+        """Cut the line where the next answer that contains ``pattern`` itself would pass."""
+        with self._lock:
+            self._drop = _Drop(pattern, 0, 1, then_refuse=False, in_answer=True)
 
     def drop_reply(
         self, pattern: bytes, *, nth: int = 1, times: int = 1, then_refuse: bool = False
@@ -130,9 +143,12 @@ class Proxy:
                 if self._closing:
                     return
                 swallowing = self._mode is _Mode.BLACKHOLE
+                delay = self._delay
             if swallowing:
                 self._wake_out.recv(_CHUNK)  # nothing moves until the mode changes
                 continue
+            if delay:
+                threading.Event().wait(delay)
             for key, _ in ready:
                 with self._lock:
                     self._handle(key)
@@ -165,7 +181,7 @@ class Proxy:
         source, target = (line.client, line.server) if from_client else (line.server, line.client)
         try:
             data = source.recv(_CHUNK)
-            if not data or (not from_client and self._loses_reply(line)):
+            if not data or (not from_client and self._loses_reply(line, data)):
                 self._cut(line)
                 return
             if from_client:
@@ -176,7 +192,7 @@ class Proxy:
 
     def _look_for_pattern(self, line: _Line, data: bytes) -> None:
         drop = self._drop
-        if drop is None or drop.dropped >= drop.times:
+        if drop is None or drop.in_answer or drop.dropped >= drop.times:
             return
         seen = line.tail + data
         if drop.pattern in seen:
@@ -188,9 +204,13 @@ class Proxy:
         else:
             line.tail = seen[-len(drop.pattern) + 1 :] if len(drop.pattern) > 1 else b""
 
-    def _loses_reply(self, line: _Line) -> bool:
+    def _loses_reply(self, line: _Line, answer: bytes) -> bool:
         drop = self._drop
-        if not line.armed or drop is None:
+        if drop is None:
+            return False
+        if drop.in_answer:
+            line.armed = drop.pattern in answer
+        if not line.armed:
             return False
         line.armed = False
         if drop.dropped >= drop.times:

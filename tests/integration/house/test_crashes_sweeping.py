@@ -218,8 +218,8 @@ def test_what_was_rescued_is_handed_over_alone_and_what_was_never_tried_in_group
 @pytest.mark.parametrize("many", [1, 7, 1_000])
 def test_what_was_rescued_comes_a_little_apart_and_within_a_second(house: House, many: int) -> None:
     now = house.clock.now()
-    due = [Due(new_id(), CHANNEL, now, is_suspect=True) for _ in range(many)]
-    calm = Due(new_id(), CHANNEL, now, is_suspect=False, True)
+    due = [Due(new_id(), CHANNEL, now, is_suspect=True, is_first=False) for _ in range(many)]
+    calm = Due(new_id(), CHANNEL, now, is_suspect=False, is_first=True)
     tickets = house.parts.sweep._tickets([*due, calm])
     assert {each.message_id for each in tickets if each.alone} == {each.message_id for each in due}
     assert [each.due_at for each in tickets if not each.alone] == [now]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from dispatcher import IdempotencyConflict, Message, QuotaExceeded, TemporaryFailure
 from dispatcher.bootstrap import Parts
+from dispatcher.errors import Unavailable
+from dispatcher.limiters import Permit
 from dispatcher.redis_keys import PermitKeys
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
@@ -103,6 +106,20 @@ def test_no_library_says_it_for_us_at_debug(
 ) -> None:
     play(build(clock=hour_ago()))
     assert leaks(everything) == []
+
+
+def test_no_traceback_quotes_the_key_of_a_command_that_redis_refused(house: House) -> None:
+    message = submit(house, 1)
+    house.dispatcher.cancel(message.id)
+    log = PermitKeys(house.settings.namespace).scope(SCOPE)
+    for key in (house.keys(SCOPE).window(SCOPE), log):
+        house.redis.set(key, "no sorted set")
+    permit = Permit(message.id, 1, SCOPE, message.channel)
+    house.change([message], reserved=True)
+    for act in (house.parts.sweep.reconcile, lambda: house.parts.permits.give_back([permit])):
+        with pytest.raises(Unavailable, match="WRONGTYPE") as caught:
+            act()
+        assert SCOPE not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

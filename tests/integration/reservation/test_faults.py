@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import redis
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
@@ -208,6 +207,6 @@ def test_whatever_redis_answers_is_translated(own_redis: RedisServer, condition:
         else:
             plain.execute_command("ACL", "SETUSER", "default", "-@all", "+acl")
         error = refuses(real)
-        assert isinstance(error.__cause__, redis.RedisError)
+        assert error.__cause__ is None, "it quotes the command in a traceback"
         assert "ann" not in str(error)
         assert own_redis.url not in str(error)

@@ -1,0 +1,188 @@
+"""What a history holds: the lines of clients, provider, nemesis and the last look, as values.
+
+A line is a JSON object with ``kind`` and ``at`` (microseconds since 1970). The kinds:
+
+======== ====================================================================================
+terms    ``quotas`` and ``limits`` by name, ``concurrency``, ``longest_ms`` of a hand-over, ...
+call     a client asks: ``n``, ``op``, ``tag``, ``key``, ``id``, ``digest``, ``send_at_ms``
+answer   what it was told: ``n``, ``answer`` (ok, refused, unknown), ``error``, ``id``, ...
+begin    the provider is given a message: ``id``, ``attempt``, ``pid``, ``digest``, ...
+accept   it has taken it; ``decline``: it has not, and ``how`` it said so
+fault    ``fault``, ``target``, ``until``, ``pids`` of those frozen, ``done``
+seen     a status that SQL showed while the soak ran: ``id``, ``status``, ``token``
+row      a message as SQL has it in the end; ``attempt``: one of its tries
+place    a member of a window in Redis in the end; ``leak``: a secret found in a log
+======== ====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Line = Mapping[str, Any]
+
+FINAL = frozenset({"sent", "failed", "expired", "cancelled"})
+ENDED = FINAL | {"held"}
+"""The ends of a message; a held one waits for a person."""
+NEVER = 1 << 62
+_KINDS = frozenset(
+    [
+        "terms",
+        "call",
+        "answer",
+        "begin",
+        "accept",
+        "decline",
+        "fault",
+        "seen",
+        "row",
+        "attempt",
+        "place",
+        "leak",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a client. ``until`` is when it was answered, NEVER without an answer.
+
+    ``told`` is the answer's line; its ``answer`` counts as unknown where there is none.
+    """
+
+    at: int
+    until: int
+    op: str
+    who: str
+    asked: Line
+    told: Line
+
+    @property
+    def answer(self) -> str:
+        return str(self.told.get("answer", "unknown"))
+
+    @property
+    def about(self) -> str | None:
+        """The id of the message, as far as the client knew it then."""
+        return self.told.get("id") or self.asked.get("id")
+
+
+@dataclass(slots=True, kw_only=True)
+class HandOver:
+    """What the provider saw of one attempt. ``end`` is None where its worker died in it."""
+
+    id: str
+    attempt: int
+    begin: Line
+    end: Line | None = None
+
+    @property
+    def at(self) -> int:
+        return int(self.begin["at"])
+
+    @property
+    def accepted(self) -> bool:
+        return self.end is not None and self.end["kind"] == "accept"
+
+
+@dataclass(slots=True)
+class History:
+    """All lines, sorted into what they tell."""
+
+    terms: Line = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    hand_overs: list[HandOver] = field(default_factory=list)
+    faults: list[Line] = field(default_factory=list)
+    seen: list[Line] = field(default_factory=list)
+    rows: dict[str, Line] = field(default_factory=dict)
+    attempts: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list))
+    places: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    leaks: list[Line] = field(default_factory=list)
+    index: dict[str, list[Call]] = field(default_factory=dict)
+    """The submits of each tag, once somebody has asked for them."""
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> History:
+        """Sort lines, which may come in any order."""
+        by_kind: dict[str, list[Line]] = defaultdict(list)
+        for line in sorted(lines, key=lambda line: int(line["at"])):
+            by_kind[line["kind"]].append(line)
+        strange = by_kind.keys() - _KINDS
+        if strange:
+            raise ValueError(f"lines of kind {', '.join(sorted(strange))}")
+        history = cls(
+            terms=(by_kind["terms"] or [{}])[0],
+            hand_overs=_hand_overs(by_kind["begin"], by_kind["accept"] + by_kind["decline"]),
+            calls=_calls(by_kind["call"], by_kind["answer"]),
+            faults=by_kind["fault"],
+            seen=by_kind["seen"],
+            rows={line["id"]: line for line in by_kind["row"]},
+            leaks=by_kind["leak"],
+        )
+        for line in sorted(by_kind["attempt"], key=lambda line: int(line["token"])):
+            history.attempts[line["id"]].append(line)
+        for line in by_kind["place"]:
+            window = history.places.setdefault((line["of"], line["scope"]), {})
+            window[line["id"]] = line["at_ms"]
+        return history
+
+    def submits(self) -> dict[str, list[Call]]:
+        """Return the submits of each tag: tries of one message by one client."""
+        found: dict[str, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            if call.op == "submit":
+                found[call.asked["tag"]].append(call)
+        return found
+
+    def submits_of(self, row: Line) -> list[Call]:
+        """Return the submits of a stored message."""
+        if not self.index:
+            self.index.update(self.submits())
+        return self.index.get(row["tag"], [])
+
+    def changes(self, op: str) -> dict[str, list[Call]]:
+        """Return the calls of that kind for each message."""
+        found: dict[str, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            if call.op == op and call.about:
+                found[call.about].append(call)
+        return found
+
+    def by_message(self) -> dict[str, list[HandOver]]:
+        """Return the hand-overs of each message, in order of their attempts."""
+        found: dict[str, list[HandOver]] = defaultdict(list)
+        for each in self.hand_overs:
+            found[each.id].append(each)
+        for several in found.values():
+            several.sort(key=lambda each: (each.attempt, each.at))
+        return found
+
+
+def _calls(asked: Iterable[Line], told: Iterable[Line]) -> list[Call]:
+    answers = {line["n"]: line for line in told}
+    return [
+        Call(
+            at=line["at"],
+            until=answers.get(line["n"], {}).get("at", NEVER),
+            op=line["op"],
+            who=line["who"],
+            asked=line,
+            told=answers.get(line["n"], {}),
+        )
+        for line in asked
+    ]
+
+
+def _hand_overs(begun: Iterable[Line], ended: Iterable[Line]) -> list[HandOver]:
+    ends: dict[tuple[str, int, int], list[Line]] = defaultdict(list)
+    for line in sorted(ended, key=lambda line: int(line["at"])):
+        ends[line["id"], line["attempt"], line["pid"]].append(line)
+    found = []
+    for line in begun:
+        waiting = ends[line["id"], line["attempt"], line["pid"]]
+        end = waiting.pop(0) if waiting else None
+        found.append(HandOver(id=line["id"], attempt=line["attempt"], begin=line, end=end))
+    return found

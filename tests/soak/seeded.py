@@ -1,0 +1,301 @@
+"""The bugs that the soak, or a test, must catch: each as text of the package and its replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Text of a file and what stands there instead; ``old`` must be found exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        path = root / "dispatcher" / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            found = text.count(self.old)
+            raise ValueError(f"{self.file} has {found} times what the bug replaces: {self.old!r}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """A bug. ``faults`` are the kinds of the soak that is to catch it; or ``test`` is."""
+
+    name: str
+    changes: Sequence[Change]
+    faults: Sequence[str] = ()
+    test: str = ""
+
+
+def _one(file: str, old: str, new: str) -> list[Change]:
+    return [Change(file=file, old=old, new=new)]
+
+
+CALM = ("line.cut",)
+REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
+
+BUGS = (
+    Bug(
+        name="claim without a check of the status",
+        changes=[
+            Change(
+                file="store/claiming.py",
+                old="these,\n            has_status(Status.SCHEDULED),",
+                new="these,\n            has_status(Status.SCHEDULED, Status.SENDING),",
+            ),
+            Change(
+                file="store/claiming.py",
+                old=".where(has_status(Status.SCHEDULED))\n        .values(",
+                new=".where(has_status(Status.SCHEDULED, Status.SENDING))\n        .values(",
+            ),
+        ],
+        faults=REPEATED,
+    ),
+    Bug(
+        name="due judged by the worker alone",
+        changes=[
+            Change(
+                file="store/claiming.py",
+                old="            messages.c.next_attempt_at <= later(_NOW, ahead),\n",
+                new="",
+            ),
+            Change(
+                file="store/claims.py",
+                old="max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds())",
+                new="0.0",
+            ),
+        ],
+        faults=REPEATED,
+    ),
+    Bug(
+        name="expiry not checked",
+        changes=[
+            Change(
+                file="store/claiming.py",
+                old="            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),\n",
+                new="",
+            ),
+            Change(
+                file="delivery/round.py",
+                old="if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:",
+                new="if claim is None:",
+            ),
+        ],
+        faults=("worker.freeze", "line.refuse", "broker.no-queues", "redis.freeze"),
+    ),
+    Bug(
+        name="windows used without an epoch",
+        changes=_one(
+            "lua/reserve.lua",
+            "if redis.call('EXISTS', KEYS[2]) == 0 then\n  return {{'closed'}}\nend\n",
+            "",
+        ),
+        faults=("redis.flush-all",),
+    ),
+    Bug(
+        name="permits taken without an epoch",
+        changes=_one(
+            "lua/take_permits.lua",
+            "if redis.call('EXISTS', KEYS[1]) == 0 then\n  return {'closed'}\nend\n",
+            "",
+        ),
+        faults=("redis.flush-all",),
+    ),
+    Bug(
+        name="permits not restored by a rebuild",
+        changes=_one(
+            "sweep.py",
+            "self._permits.restore(known, marker=rebuild.marker, marker_life=life)",
+            "known.clear()",
+        ),
+        test="tests/acceptance/test_redis_faults.py::"
+        "test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent",
+    ),
+    Bug(
+        name="what submits left behind is not looked for",
+        changes=_one(
+            "sweep.py",
+            "        known, unknown, corrected = 0, 0, 0\n",
+            "        known, unknown, corrected = 0, 0, 0\n        return known, unknown, corrected\n",
+        ),
+        faults=("client.kill", "redis.freeze", "line.refuse", "reply.script"),
+    ),
+    Bug(
+        name="no rescue",
+        changes=_one(
+            "sweep.py", "_in_batches(lambda: self._store.rescue(at_most=_BATCH))", "0"
+        ),
+        faults=("worker.kill",),
+    ),
+    Bug(
+        name="nothing handed over a second time",
+        changes=_one(
+            "store/upkeep.py",
+            ".values(enqueue_at=later(due_from, grace.total_seconds()))",
+            ".values(enqueue_at=later(due_from, grace.total_seconds() + 9e6))",
+        ),
+        faults=("broker.no-queues", "reply.task", "worker.kill"),
+    ),
+    Bug(
+        name="cancel judged by the rows it changed",
+        changes=_one(
+            "store/messages.py",
+            "            connection.execute(statement)\n"
+            "            return connection.execute(query).one_or_none()\n\n"
+            "        row = self._database.run(work)",
+            "            if not connection.execute(statement).rowcount:\n"
+            "                return None\n"
+            "            return connection.execute(query).one_or_none()\n\n"
+            "        row = self._database.run(work)",
+        ),
+        faults=("reply.update", "store.terminate"),
+    ),
+    Bug(
+        name="cancel without a check of the status",
+        changes=_one(
+            "store/messages.py",
+            ".where(messages.c.id == message_id, has_status(Status.SCHEDULED))\n"
+            "            .values(status=Status.CANCELLED.value",
+            ".where(messages.c.id == message_id, messages.c.claimed_by.is_(None))\n"
+            "            .values(status=Status.CANCELLED.value",
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="update without a check of the status",
+        changes=_one(
+            "store/messages.py",
+            ".where(messages.c.id == message_id, has_status(Status.SCHEDULED))\n"
+            "            .values(body=body)",
+            ".where(messages.c.id == message_id)\n            .values(body=body)",
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="an insert without an answer counts as not done",
+        changes=_one(
+            "store/messages.py",
+            "                unknown = fault.perhaps_done\n",
+            "                raise StoreUnavailable('not done') from fault\n",
+        ),
+        faults=("reply.insert",),
+    ),
+    Bug(
+        name="limits of channels off",
+        changes=_one(
+            "bootstrap.py",
+            "            for name, each in self.settings.channels.items()\n        }\n\n    def close",
+            "            for name, each in self.settings.channels.items()\n            if not name\n"
+            "        }\n\n    def close",
+        ),
+        faults=("worker.freeze", "line.refuse", "broker.no-queues"),
+    ),
+    Bug(
+        name="limits of scopes off",
+        changes=_one(
+            "bootstrap.py",
+            "return [Limit(each.count, each.length_ms) for each in rolling]",
+            "return [Limit(1_000, each.length_ms) for each in rolling]",
+        ),
+        faults=("worker.freeze", "broker.no-queues", "line.refuse"),
+    ),
+    Bug(
+        name="permits counted from when they were taken, and not settled",
+        changes=[
+            Change(file="lua/take_permits.lua", old="local hold = tonumber(ARGV[1])",
+                   new="local hold = 0"),
+            Change(file="lua/settle_permits.lua", old="redis.call('ZADD'",
+                   new="local _ = at or redis.call('ZADD'"),
+        ],
+        test="tests/integration/house/test_delivery_limits.py",
+    ),
+    Bug(
+        name="quota judged on one side",
+        changes=[
+            Change(
+                file="lua/rule.lua",
+                old="redis.call('ZCOUNT', window, '(' .. t - length, '(' .. t + length)",
+                new="redis.call('ZCOUNT', window, '(' .. t - length, t)",
+            ),
+            Change(
+                file="lua/rule.lua",
+                old="'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')",
+                new="'ZRANGEBYSCORE', window, '(' .. t - length, t, 'WITHSCORES')",
+            ),
+        ],
+        faults=CALM,
+    ),
+    Bug(
+        name="places of cancelled and expired messages not freed",
+        changes=_one(
+            "sweep.py",
+            "            self._windows.release(self._reserved(places))\n",
+            "",
+        ),
+        faults=("worker.freeze", "worker.kill", "redis.freeze"),
+    ),
+    Bug(
+        name="a retry forgets its attempt",
+        changes=_one(
+            "store/changes.py",
+            "        next_attempt_at=later(_NOW, given(\"wait\")),\n"
+            "        enqueue_at=later(_NOW, given(\"enqueue\")),\n"
+            "        last_error",
+            "        attempt_count=messages.c.attempt_count - 1,\n"
+            "        next_attempt_at=later(_NOW, given(\"wait\")),\n"
+            "        enqueue_at=later(_NOW, given(\"enqueue\")),\n"
+            "        last_error",
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="a key with other content answered with the message",
+        changes=_one(
+            "submission/submission.py", "if fingerprint != draft.fingerprint:", "if not message:"
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="a log tells who is written to",
+        changes=_one(
+            "delivery/round.py",
+            'log.warning("message %s: its transport raised %s", message.id,',
+            'log.warning("message %s: its transport raised %s", message.recipient,',
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="reserve not idempotent",
+        changes=_one(
+            "lua/reserve.lua",
+            "local known = redis.call('ZSCORE', window, id)",
+            "local known = false",
+        ),
+        test="tests/integration/reservation/test_faults.py",
+    ),
+    Bug(
+        name="token not checked in the record",
+        changes=_one(
+            "store/changes.py",
+            'messages.c.id == given("id"), messages.c.claim_token == given("token")',
+            'messages.c.id == given("id"), given("token") == given("token")',
+        ),
+        test="tests/integration/store/test_claims.py",
+    ),
+    Bug(
+        name="the rest of the claim not checked before the hand-over",
+        changes=_one(
+            "delivery/round.py",
+            "is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout",
+            "is_ours = bool(claim)",
+        ),
+        test="tests/integration/house/test_delivery.py",
+    ),
+)  # fmt: skip

@@ -1,0 +1,316 @@
+"""What a soak plays on: servers, the lines to them, the services, and a look at what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import DictRow, dict_row
+
+from dispatcher import Dispatcher, Settings
+from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
+from dispatcher.store import Database, migrate
+from tests.soak.client import CANARY, PERSON
+from tests.soak.recorder import Recorder, digest_of, now_us, read
+from tests.support.environment import child_environment, dispatcher_command
+from tests.support.proxy import Proxy
+from tests.support.servers import PostgresServer, RedisServer
+from tests.support.service import Service
+from tests.support.waiting import wait_until
+
+QUOTAS = {"": "3/2 second, 6/5 second", "recipient.text": "2/2 second"}
+LIMITS = {"mail": ["40/second"], "text": ["25/second", "60/3 second"]}
+CONCURRENCY = {"text": 12}
+WORKERS, BEATS, CLIENTS = ("worker-1", "worker-2"), ("beat-1", "beat-2"), ("client-1", "client-2")
+SIDES, SERVERS = (*WORKERS, "beats", "clients"), ("windows", "broker", "store")
+"""Each side has a line of its own to each server."""
+HARNESS = "soak"
+"""Application name of our own connections, which faults leave alone."""
+
+_RESTART_SECONDS = 0.4
+_LOOK_SECONDS = 0.1
+_WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
+_ROOMY = 40.0
+
+
+@dataclass
+class Stage:
+    """Everything that runs. Nothing of it outlives the exit."""
+
+    folder: Path
+    seed: int
+    restarts: int = 0
+    services: dict[str, Service] = field(default_factory=dict)
+    lines: dict[str, Proxy] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        enter = self._stack.enter_context
+        self.windows = enter(RedisServer())
+        self.broker = enter(RedisServer())
+        self.store = enter(PostgresServer())
+        self.database = self.store.create_database()
+        _migrate(self.store.url(self.database))
+        for side in SIDES:
+            for name in SERVERS:
+                self.lines[f"{side}/{name}"] = enter(Proxy(getattr(self, name).socket))
+        self.recorder = Recorder(self.folder / "nemesis.jsonl")
+        self._stack.callback(self.recorder.close)
+        self._wanted: set[str] = set()
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._stack.callback(self._end_services)
+        for name in (*WORKERS, *BEATS, *CLIENTS):
+            self.services[name] = self._service(name)
+        self.up(*WORKERS, *BEATS)
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        self._supervisor.start()
+        with Dispatcher(self.settings("clients")) as dispatcher:
+            wait_until(lambda: _accepts(dispatcher), _ROOMY, every=0.1)
+        self.up(*CLIENTS)
+
+    def settings(self, side: str) -> Settings:
+        """Return the settings of one side: each has lines of its own."""
+        ports = {name: self.lines[f"{side}/{name}"].port for name in SERVERS}
+        provider = {
+            "transport": "tests.soak.provider:Provider",
+            "options": {"path": str(self.folder / "provider.jsonl"), "seed": self.seed},
+            "max_attempts": 12,
+            "backoff_base": 0.3,
+            "backoff_longest": 1.5,
+        }
+        return Settings.load(
+            data_dir=self.folder,
+            redis_url=f"redis://127.0.0.1:{ports['windows']}/0",
+            broker_url=f"redis://127.0.0.1:{ports['broker']}/0",
+            database_url=self.store.url(self.database, port=ports["store"]),
+            quotas=QUOTAS[""],
+            channels={
+                "mail": provider | {"limits": LIMITS["mail"]},
+                "text": provider
+                | {
+                    "limits": LIMITS["text"],
+                    "concurrency": CONCURRENCY["text"],
+                    "recipient_quotas": QUOTAS["recipient.text"],
+                },
+            },
+            horizon=3,
+            sweep_interval=0.5,
+            redelivery_timeout=20,
+            enqueue_grace=1,
+            claim_ttl=3,
+            transport_timeout=1,
+            reconcile_grace=2,
+            settle=0.3,
+            transaction_grace=1,
+        )
+
+    def terms(self) -> dict[str, Any]:
+        """Return what the judge must know of the settings."""
+        settings = self.settings("clients")
+        quotas = {
+            kind: [[each.count, getattr(each, "length_ms", 0)] for each in some]
+            for kind, some in settings.quotas_of.items()
+        }
+        limits = {
+            f"channel {name}": [[each.count, getattr(each, "length_ms", 0)] for each in some.limits]
+            for name, some in settings.channels.items()
+        }
+        return {
+            "quotas": quotas,
+            "limits": limits | {"scope": quotas[""]},
+            "concurrency": CONCURRENCY,
+            "longest_ms": settings.transport_timeout.total_seconds() * 1_000,
+            "recovery_ms": 120_000,
+            "answer_ms": 60_000,
+        }
+
+    def up(self, *names: str) -> None:
+        """Start these services, and start them again whenever they end."""
+        with self._lock:
+            for name in names:
+                self._wanted.add(name)
+                if not self.services[name].alive:
+                    self.services[name].start()
+
+    def signal(self, name: str, number: signal.Signals) -> int | None:
+        """Send a signal to a service and all its children; return its process id."""
+        with self._lock:
+            service = self.services[name]
+            if not service.alive:
+                return None
+            with suppress(ProcessLookupError):
+                os.killpg(service.pid, number)
+            return service.pid
+
+    def leave(self, *names: str) -> None:
+        """Let these services come to an end in good order, or without it."""
+        with self._lock:
+            self._wanted.difference_update(names)
+        for name in names:
+            self.signal(name, signal.SIGCONT)
+            self.signal(name, signal.SIGTERM)
+        with suppress(AssertionError):
+            wait_until(lambda: not any(self.services[name].alive for name in names), 15, every=0.1)
+        for name in names:
+            self.services[name].kill()
+
+    def pass_all(self) -> None:
+        """Let every line be whole again."""
+        for line in self.lines.values():
+            line.pass_all()
+
+    @contextmanager
+    def sql(self, **more: Any) -> Iterator[psycopg.Connection[DictRow]]:
+        """Give a connection past the lines."""
+        with psycopg.connect(
+            self.store.url(self.database),
+            autocommit=True,
+            row_factory=dict_row,
+            application_name=HARNESS,
+            **more,
+        ) as connection:
+            yield connection
+
+    def is_drained(self) -> bool:
+        """Whether no message is scheduled or being sent any more."""
+        with self.sql() as connection:
+            query = "SELECT 1 FROM messages WHERE finished_at IS NULL AND status <> 'held' LIMIT 1"
+            return connection.execute(query).fetchone() is None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Return the messages, and their attempts, as lines of a history."""
+        with self.sql() as connection:
+            for row in connection.execute("SELECT * FROM messages"):
+                yield {
+                    "kind": "row",
+                    "at": now_us(),
+                    "id": str(row["id"]),
+                    "tag": row["body"].get("tag"),
+                    "digest": digest_of(row["channel"], row["recipient"], row["body"]),
+                    "channel": row["channel"],
+                    "scope": row["scope"],
+                    "status": row["status"],
+                    "token": row["claim_token"],
+                    "attempt_count": row["attempt_count"],
+                    "max_attempts": row["max_attempts"],
+                    "send_at_ms": _us(row["send_at"]) // 1_000,
+                    "expires_at_ms": row["expires_at"] and _us(row["expires_at"]) // 1_000,
+                    "key": row["idempotency_key"],
+                    "on_unknown": row.get("on_unknown"),
+                }
+            for row in connection.execute("SELECT * FROM attempts"):
+                yield {
+                    "kind": "attempt",
+                    "at": now_us(),
+                    "id": str(row["message_id"]),
+                    "token": row["token"],
+                    "started_at": _us(row["started_at"]),
+                    "finished_at": row["finished_at"] and _us(row["finished_at"]),
+                    "outcome": row["outcome"],
+                }
+
+    def places(self) -> Iterator[dict[str, Any]]:
+        """Return the members of the windows as lines of a history."""
+        with self.windows.client() as client:
+            for key in client.scan_iter(match="*:window*", count=1_000):
+                found = _WINDOW.match(key)
+                if found is None:
+                    continue
+                members = cast(
+                    "list[tuple[bytes, float]]", client.zrange(key, 0, -1, withscores=True)
+                )
+                for member, score in members:
+                    yield {
+                        "kind": "place",
+                        "at": now_us(),
+                        "of": (found[1] or b"").decode(),
+                        "scope": found[2].decode(),
+                        "id": str(UUID(bytes=member)) if len(member) == 16 else member.hex(),
+                        "at_ms": int(score),
+                    }
+
+    def leaks(self) -> Iterator[dict[str, Any]]:
+        """Return where a log tells what no log may tell."""
+        for log in self.folder.glob("*.log"):
+            for text in log.read_text(errors="replace").splitlines():
+                for secret in (CANARY, PERSON):
+                    if secret in text:
+                        line = {"log": log.name, "secret": secret, "text": text}
+                        yield {"kind": "leak", "at": now_us()} | line
+
+    def told(self) -> Iterator[dict[str, Any]]:
+        """Return what clients, provider and nemesis wrote down."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            yield from read(path)
+
+    def handed_over(self) -> int:
+        """How many hand-overs have begun."""
+        path = self.folder / "provider.jsonl"
+        return path.read_bytes().count(b'"begin"') if path.exists() else 0
+
+    def _service(self, name: str) -> Service:
+        side = name if name in WORKERS else "beats" if name in BEATS else "clients"
+        if name in CLIENTS:
+            command = [sys.executable, "-m", "tests.soak.client", "--name", name]
+            command += ["--seed", str(self.seed)]
+        else:
+            command = dispatcher_command("worker" if name in WORKERS else "beat")
+        return Service(name, command, self.folder, child_environment(self.settings(side)))
+
+    def _supervise(self) -> None:
+        started: dict[str, float] = {}
+        while not self._leaving.wait(_LOOK_SECONDS):
+            with self._lock:
+                for name in self._wanted:
+                    service = self.services[name]
+                    rested = time.monotonic() - started.get(name, 0.0) > _RESTART_SECONDS
+                    if not service.alive and rested:
+                        service.start()
+                        started[name] = time.monotonic()
+                        self.restarts += 1
+
+    def _end_services(self) -> None:
+        self._leaving.set()
+        for service in self.services.values():
+            service.kill()
+
+
+def _accepts(dispatcher: Dispatcher) -> bool:
+    try:
+        dispatcher.next_slot(recipient="anybody")
+    except (ReservationsUnavailable, StoreUnavailable):
+        return False
+    return True
+
+
+def _migrate(url: str) -> None:
+    database = Database(url)
+    migrate(database)
+    database.close()
+
+
+def _us(instant: Any) -> int:
+    return int(instant.timestamp() * 1_000_000 + 0.5)

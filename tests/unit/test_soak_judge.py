@@ -1,0 +1,319 @@
+"""The judge of a soak finds each kind of broken promise, and nothing in a good history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.soak.judge import INVARIANTS, judge
+
+Lines = list[dict[str, Any]]
+ANN, BEN = "ann's", "ben's"
+SECOND = 1_000_000
+DUE_MS = 10_000
+DUE = DUE_MS * 1_000
+
+TERMS: dict[str, Any] = {
+    "kind": "terms",
+    "at": 0,
+    "quotas": {"": [[1, 1_000]], "recipient.text": [[1, 2_000]]},
+    "limits": {"scope": [[1, 1_000]], "channel mail": [[2, 500]]},
+    "concurrency": {"mail": 1},
+    "longest_ms": 1_000,
+    "recovery_ms": 5_000,
+    "answer_ms": 9_000,
+}
+
+
+def submit(
+    id_: str = ANN, *, at: int = SECOND, n: str = "1", answer: str = "ok", **fields: Any
+) -> Lines:
+    told = {"id": id_, "status": "scheduled", "send_at_ms": DUE_MS, "digest": f"digest {id_}"}
+    told = told if answer == "ok" else {}
+    asked = {"tag": f"tag {id_}", "key": None, "digest": f"digest {id_}", "send_at_ms": DUE_MS}
+    return call("submit", n=n, at=at, answer=answer, asked=asked | fields, told=told | fields)
+
+
+def call(
+    op: str,
+    *,
+    n: str,
+    at: int,
+    answer: str = "ok",
+    asked: dict[str, Any] | None = None,
+    told: dict[str, Any] | None = None,
+    takes: int = 1_000,
+) -> Lines:
+    return [
+        {"kind": "call", "at": at, "n": n, "op": op, "who": "c", "pid": 7} | (asked or {}),
+        {"kind": "answer", "at": at + takes, "n": n, "answer": answer} | (told or {}),
+    ]
+
+
+def change(op: str, id_: str = ANN, *, at: int = 2 * SECOND, answer: str = "ok", **f: Any) -> Lines:
+    return call(op, n=f"{op}{at}", at=at, answer=answer, asked={"id": id_} | f)
+
+
+def row(id_: str = ANN, status: str = "sent", **fields: Any) -> Lines:
+    usual = {
+        "kind": "row", "at": 99 * SECOND, "id": id_, "tag": f"tag {id_}", "status": status,
+        "channel": "mail", "scope": id_, "token": 9, "attempt_count": 1, "max_attempts": 5,
+        "send_at_ms": DUE_MS, "expires_at_ms": None, "key": None, "digest": f"digest {id_}",
+    }  # fmt: skip
+    return [usual | fields]
+
+
+def place(id_: str = ANN, at_ms: int = DUE_MS, of: str = "", scope: str | None = None) -> Lines:
+    name = scope or id_
+    line = {"kind": "place", "at": 99 * SECOND, "of": of, "scope": name, "id": id_}
+    return [line | {"at_ms": at_ms}]
+
+
+def hand_over(
+    id_: str = ANN,
+    *,
+    at: int = DUE,
+    attempt: int = 1,
+    end: str | None = "accept",
+    takes: int = 5_000,
+    **fields: Any,
+) -> Lines:
+    base: dict[str, Any] = {"id": id_, "attempt": attempt, "pid": 1}
+    begin = base | {
+        "kind": "begin", "at": at, "scope": id_, "channel": "mail", "send_at_ms": DUE_MS,
+        "digest": f"digest {id_}",
+    }  # fmt: skip
+    lines = [begin | fields]
+    if end:
+        lines.append(base | {"kind": end, "at": at + takes} | fields)
+    return lines
+
+
+def attempt(
+    outcome: str | None = "sent", *, token: int = 1, at: int = DUE, until: int = DUE + 9_000,
+    id_: str = ANN,
+) -> Lines:  # fmt: skip
+    return [
+        {
+            "kind": "attempt", "at": 99 * SECOND, "id": id_, "token": token, "started_at": at,
+            "finished_at": until if outcome else None, "outcome": outcome,
+        }
+    ]  # fmt: skip
+
+
+def fault(at: int = 2 * SECOND, until: int = 2 * SECOND, pids: Iterable[int] = ()) -> Lines:
+    line = {"kind": "fault", "at": at, "until": until, "fault": "worker.freeze", "target": "w"}
+    return [line | {"pids": list(pids), "done": True}]
+
+
+def seen(status: str, token: int = 1, at: int = 20 * SECOND) -> Lines:
+    return [{"kind": "seen", "at": at, "id": ANN, "status": status, "token": token}]
+
+
+SENT = [*submit(), *hand_over(), *attempt(), *row(), *place()]
+TWICE = [
+    *submit(), *row(), *place(), *hand_over(), *hand_over(at=DUE + 3 * SECOND, attempt=2),
+    *attempt(token=2, at=DUE + 3 * SECOND, until=DUE + 4 * SECOND),
+]  # fmt: skip
+CANCELLED = [*submit(), *row(status="cancelled")]
+
+GOOD: dict[str, Lines] = {
+    "sent once": SENT,
+    "unanswered and sent": [*submit(answer="unknown"), *SENT[2:]],
+    "unanswered and not stored": submit(answer="unknown"),
+    "refused": submit(answer="refused"),
+    "refused under a key, and cancelled": [
+        *submit(answer="refused", key="k"), *row(status="cancelled", key="k")
+    ],
+    "sent again because the record was lost": [*TWICE, *attempt("unknown")],
+    "sent again before a late record came": [*TWICE, *attempt(until=DUE + 5 * SECOND)],
+    "cancelled": [*CANCELLED, *change("cancel")],
+    "cancelled by an unanswered call": [*CANCELLED, *change("cancel", answer="unknown")],
+    "failed for good": [
+        *submit(), *hand_over(end="decline", how="permanent"), *attempt("permanent"),
+        *row(status="failed"), *place(),
+    ],
+    "failed after its last try": [
+        *submit(), *row(status="failed", attempt_count=5), *place(),
+    ],
+    "accepted and failed with an unknown outcome": [
+        *submit(), *hand_over(), *attempt("unknown"), *row(status="failed", attempt_count=5),
+        *place(),
+    ],
+    "expired": [*submit(), *row(status="expired", expires_at_ms=11_000)],
+    "moved, then sent": [
+        *submit(), *change("reschedule", send_at_ms=12_000), *hand_over(at=12 * SECOND),
+        *attempt(), *row(send_at_ms=12_000), *place(at_ms=12_000),
+    ],
+    "perhaps moved, and sent at the old time": [
+        *SENT, *change("reschedule", answer="unknown", send_at_ms=12_000)
+    ],
+    "changed, then sent": [
+        *submit(), *change("update", digest="other"), *hand_over(digest="other"), *attempt(),
+        *row(digest="other"), *place(),
+    ],
+    "two a period apart": [
+        *SENT, *submit(BEN, n="2"), *row(BEN, scope=ANN, send_at_ms=11_000),
+        *place(BEN, 11_000, scope=ANN), *hand_over(BEN, at=DUE + SECOND, scope=ANN),
+        *attempt(id_=BEN),
+    ],
+    "two too near, one of them frozen": [
+        *SENT, *submit(BEN, n="2"), *row(BEN), *place(BEN), *attempt(id_=BEN),
+        *hand_over(BEN, at=DUE + 20_000, scope=ANN, pid=2),
+        *fault(DUE - 2 * SECOND, DUE, pids=[2]),
+    ],
+    "seen on its way": [*SENT, *seen("sending"), *seen("sent", at=21 * SECOND)],
+    "held, accepted once": [
+        *submit(), *hand_over(), *attempt("unknown"), *row(status="held", on_unknown="hold"),
+        *place(),
+    ],
+    "a key twice": [*submit(key="k"), *submit(key="k", n="2"), *SENT[2:]],
+    "a key with other content": [
+        *SENT, *call("conflict", n="2", at=SECOND, answer="refused", asked={"key": "k"})
+    ],
+    "told that a message is cancelled": [
+        *submit(key="k", status="cancelled"), *row(status="cancelled", key="k")
+    ],
+    "a slow answer of a frozen client": [
+        *SENT, *call("get", n="2", at=SECOND, takes=10 * SECOND, asked={"id": BEN}),
+        *fault(2 * SECOND, 8 * SECOND, pids=[7]),
+    ],
+}  # fmt: skip
+
+BAD: dict[str, tuple[str, str, Lines]] = {
+    "accepted and gone": ("I1", "is not stored", submit()),
+    "not ended": ("I1", "is still scheduled", [*submit(), *row(status="scheduled"), *place()]),
+    "never sent": ("I1", "never was", [*submit(), *row(), *place()]),
+    "failed early": ("I1", "without a reason", [*submit(), *row(status="failed"), *place()]),
+    "expired by itself": ("I1", "never expires", [*submit(), *row(status="expired")]),
+    "cancelled by nobody": ("I1", "nobody asked for", CANCELLED),
+    "sent from nowhere": ("I2", "never submitted", hand_over()),
+    "stored from nowhere": ("I2", "never submitted", [*row(), *place()]),
+    "other content": ("I2", "nobody asked for", [
+        *submit(), *hand_over(digest="x"), *attempt(), *row(), *place(),
+    ]),
+    "changed after it was sent": ("I2", "other content than SQL holds", [
+        *SENT[:-2], *row(digest="other"), *place(),
+    ]),
+    "the content before a change": ("I2", "nobody asked for", [
+        *SENT, *change("update", digest="other"),
+    ]),
+    "quota of a scope": ("I3", "promised more than 1 within 1000 ms", [
+        *SENT, *submit(BEN, n="2"), *row(BEN, scope=ANN, send_at_ms=10_999),
+        *place(BEN, 10_999, scope=ANN), *hand_over(BEN, at=DUE + 2 * SECOND), *attempt(id_=BEN),
+    ]),
+    "quota of a scope on a channel": ("I3", "recipient.text ann's was promised", [
+        *submit(), *submit(BEN, n="2"),
+        *row(channel="text"), *row(BEN, channel="text", scope=ANN, send_at_ms=11_500),
+    ]),
+    "limit of a scope": ("I3", "scope ann's was given more than 1 within 1000 ms (999.999 ms)", [
+        *SENT, *hand_over(BEN, at=DUE + 999_999, scope=ANN),
+    ]),
+    "limit at the other end": ("I3", "scope ann's was accepted more than 1", [
+        *submit(), *hand_over(takes=900_000), *hand_over(BEN, at=DUE + SECOND, scope=ANN),
+    ]),
+    "limit of a channel": ("I3", "channel mail  was given more than 2 within 500 ms", [
+        *SENT, *hand_over(BEN, at=DUE + 100_000), *hand_over("c", at=DUE + 200_000),
+    ]),
+    "too many in hand": ("I3", "2 of channel mail were in hand", [
+        *SENT, *hand_over(BEN, at=DUE + 1_000),
+    ]),
+    "known and sent again": ("I4", "attempt 1 was known to be sent", [*TWICE, *attempt()]),
+    "lost attempt": ("I4", "attempt 1 was known to be sent", TWICE),
+    "one attempt, two hand-overs": ("I4", "twice in one attempt", [
+        *SENT, *hand_over(at=DUE + 3 * SECOND),
+    ]),
+    "held and sent again": ("I4", "though it was to be held", [
+        *submit(), *hand_over(), *hand_over(at=DUE + 3 * SECOND, attempt=2), *attempt("unknown"),
+        *attempt(token=2, at=DUE + 3 * SECOND), *row(on_unknown="hold"), *place(),
+    ]),
+    "refused and stored": ("I5", "was refused and is stored", [
+        *submit(answer="refused"), *row(status="cancelled"),
+    ]),
+    "refused and sent": ("I5", "was refused and sent", [
+        *submit(answer="refused"), *SENT[2:],
+    ]),
+    "cancelled and sent": ("I6", "was sent though it was cancelled", [
+        *CANCELLED, *change("cancel"), *hand_over(),
+    ]),
+    "cancelled and not": ("I6", "was cancelled but is sent", [*SENT, *change("cancel")]),
+    "denied and cancelled": ("I6", "told that it is not", [
+        *CANCELLED, *change("cancel", answer="refused"),
+    ]),
+    "early": ("I7", "0.001 ms early", [
+        *submit(), *hand_over(at=DUE - 1), *attempt(), *row(), *place(),
+    ]),
+    "before its new time": ("I7", "2000.000 ms early", [
+        *SENT, *change("reschedule", send_at_ms=12_000),
+    ]),
+    "after its expiry": ("I7", "600 ms after its expiry", [
+        *submit(), *hand_over(at=DUE + 1_600_000), *attempt(), *row(expires_at_ms=11_000),
+        *place(),
+    ]),
+    "a key, two messages": ("I8", "key k gave 2 messages", [
+        *submit(key="k"), *submit(BEN, key="k", n="2"),
+    ]),
+    "a key, two rows": ("I8", "key k has 2 rows", [
+        *row(key="k"), *row(BEN, key="k"),
+    ]),
+    "a key, two contents": ("I8", "key k was taken for two contents", [
+        *SENT, *call("conflict", n="2", at=SECOND, asked={"key": "k"}),
+    ]),
+    "no place": ("I9", "has no place", [*submit(), *row()]),
+    "a place in vain": ("I9", "in vain", [*CANCELLED, *place()]),
+    "another place": ("I9", "placed at 10001 instead of 10000", [*row(), *place(at_ms=10_001)]),
+    "a token twice": ("I10", "used a token twice", [*SENT, *attempt()]),
+    "a token of old": ("I10", "an older token after a newer one", [
+        *SENT, *attempt(token=2, at=DUE - 5),
+    ]),
+    "a token that shrank": ("I10", "showed token 1 after 2", [
+        *SENT, *seen("sending", 2), *seen("sending", 1, at=21 * SECOND),
+    ]),
+    "a token behind": ("I10", "older than its last attempt", [*SENT, *attempt(token=10)]),
+    "no recovery": ("I11", "8005 ms after worker.freeze", [*SENT, *fault()]),
+    "a slow answer": ("I12", "a get of c took 10000 ms", [
+        *SENT, *call("get", n="2", at=SECOND, takes=10 * SECOND, asked={"id": BEN}),
+    ]),
+    "an end that changed": ("I14", "was failed and is sent", [*SENT, *seen("failed")]),
+    "an end that a client did not see": ("I14", "then a client was told sending", [
+        *SENT, *seen("sent"), *call("get", n="2", at=30 * SECOND, told={
+            "id": ANN, "status": "sending",
+        }),
+    ]),
+    "a secret in a log": ("I15", "worker.log tells canary", [
+        *SENT, {"kind": "leak", "at": 0, "log": "worker.log", "secret": "canary"},
+    ]),
+    "accounts": ("I16", "1 were accepted, and {} is what came of them", submit()),
+    "taken, but failed": ("I16", "was accepted by the provider and is failed", [
+        *submit(), *hand_over(), *attempt("permanent"), *row(status="failed"), *place(),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_history_breaks_nothing(name: str) -> None:
+    assert judge([TERMS, *GOOD[name]]) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_history_is_told(name: str) -> None:
+    invariant, text, lines = BAD[name]
+    told = judge([TERMS, *lines])
+    assert any(each.invariant.split()[0] == invariant and text in each.text for each in told), told
+
+
+def test_each_invariant_has_a_history_that_breaks_it() -> None:
+    assert {name.split()[0] for name in INVARIANTS} == {
+        invariant for invariant, _, _ in BAD.values()
+    }
+
+
+def test_the_order_of_the_lines_does_not_matter() -> None:
+    assert judge([*reversed(SENT), TERMS]) == []
+
+
+def test_a_line_of_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="strange"):
+        judge([TERMS, {"kind": "strange", "at": 0}])
