@@ -121,7 +121,7 @@ class StoreUpkeep:
             messages.c.next_attempt_at == messages.c.send_at,
         )
         rows = change_chosen(self._database, wanted, put_off, *told)
-        return sorted((Due(*row) for row in rows), key=lambda due: due.next_attempt_at)
+        return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def rescue(self, *, at_most: int) -> int:
         """End the claims that have run out; return how many.
