@@ -39,12 +39,14 @@ class Ticket(NamedTuple):
 class Group:
     """Messages of one channel that share a task, and when it begins.
 
-    A little before the first of them is due, or, where none has to be punctual, with the last.
+    A little before the first of them is due, or, where none has to be punctual (``is_first``), with
+    the last.
     """
 
     channel: str
     message_ids: tuple[UUID, ...]
     begins_at: datetime
+    is_first: bool = True
 
 
 def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[Group]:
@@ -70,11 +72,14 @@ def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Itera
 def _closed(members: Sequence[Ticket]) -> Group:
     first, last = members[0], members[-1]
     begins_at = first.due_at - EARLY if first.is_first else last.due_at
-    return Group(first.channel, tuple(member.message_id for member in members), begins_at)
+    ids = tuple(member.message_id for member in members)
+    return Group(first.channel, ids, begins_at, first.is_first)
 
 
 class Queue:
-    """Publishes ``deliver`` tasks with an ETA; each carries ids and the name of their channel.
+    """Publishes ``deliver`` tasks with an ETA.
+
+    Each carries ids, the name of their channel, and whether they come for the first time.
 
     Each channel has a queue of its own. ``queue_of`` names it.
     Raises QueueUnavailable, within about a second whatever the broker does. After a failure it
@@ -131,7 +136,7 @@ class Queue:
                     ids = [str(message_id) for message_id in each.message_ids]
                     self._app.send_task(
                         DELIVER,
-                        args=(ids, each.channel),
+                        args=(ids, each.channel, each.is_first),
                         eta=each.begins_at if each.begins_at > now else None,
                         queue=self._queue_of(each.channel),
                         producer=producer,

@@ -11,9 +11,9 @@ from dispatcher.bootstrap import here, stop_here
 
 
 @shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
-def deliver(message_ids: list[str], channel: str = "") -> None:
+def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
     """Deliver these messages."""
-    here().lanes.deliver([UUID(each) for each in message_ids], channel)
+    here().lanes.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
 
 
 @worker_shutting_down.connect

@@ -20,7 +20,8 @@ _MOST_WAITING = 2_000
 @dataclass(slots=True)
 class _Lane:
     under_way: int = 0
-    waiting: deque[Sequence[UUID]] = field(default_factory=deque)
+    again: deque[Sequence[UUID]] = field(default_factory=deque)
+    first: deque[Sequence[UUID]] = field(default_factory=deque)
 
 
 class Lanes:
@@ -28,6 +29,8 @@ class Lanes:
 
     A channel whose provider is slow fills its own lane and leaves the worker's threads to others:
     the thread that brings one group too many leaves it here, and who ends a group takes the next.
+    Those that come again, perhaps at their turn under a limit, go before those that come for the
+    first time: a herd must not keep whom it has sent away from coming back.
     """
 
     def __init__(self, delivery: Delivery, *, at_once: int) -> None:
@@ -36,7 +39,7 @@ class Lanes:
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = defaultdict(_Lane)
 
-    def deliver(self, message_ids: Sequence[UUID], channel: str) -> None:
+    def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
         """Deliver a group now, or leave it to a thread that is at work on this channel.
 
         Raises StoreUnavailable when nothing can be claimed; the sweep hands over again what was to
@@ -45,8 +48,8 @@ class Lanes:
         lane = self._lanes[channel]
         with self._lock:
             if lane.under_way >= self._at_once:
-                if len(lane.waiting) < _MOST_WAITING:
-                    lane.waiting.append(message_ids)
+                if len(lane.again) + len(lane.first) < _MOST_WAITING:
+                    (lane.first if is_first else lane.again).append(message_ids)
                 else:
                     log.info("channel %s: %d messages are left to the sweep", channel,
                              len(message_ids))  # fmt: skip
@@ -61,12 +64,16 @@ class Lanes:
                     lane.under_way -= group is None
         except BaseException:
             with self._lock:
-                lane.waiting.clear()
+                lane.again.clear()
+                lane.first.clear()
                 lane.under_way -= 1
             raise
 
     def _next(self, lane: _Lane) -> Sequence[UUID] | None:
-        return lane.waiting.popleft() if lane.waiting and not self._delivery.is_stopping else None
+        if self._delivery.is_stopping:
+            return None
+        waiting = lane.again or lane.first
+        return waiting.popleft() if waiting else None
 
     def stop(self) -> None:
         """Begin no further hand-over. What waits here is enqueued again after its grace.

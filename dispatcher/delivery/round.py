@@ -35,6 +35,8 @@ _WAIT_FOR_PERMITS_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
 _RECORD_EVERY_SECONDS = 0.05
+_RECORD_FOR_SECONDS = 120.0
+"""How long at least to try to write down what came of hand-overs, while the store is away."""
 _RENEW_AGAIN_SECONDS = 1.0
 _LONGEST_HOLD_SECONDS = 600.0
 """After which a hand-over that does not end is left to the rescue of its message."""
@@ -184,7 +186,10 @@ class Round:
             self._record()
 
     def _record(self) -> None:
-        self._outcomes.record(self._ended, until=self._ends_at)
+        # Nobody can rescue what was claimed while the store is away, and the token fences.
+        patience = 0.0 if self._is_stopping() else _RECORD_FOR_SECONDS
+        until = max(self._ends_at, self._clock.monotonic() + patience)
+        self._outcomes.record(self._ended, until=until)
         self._ended = []
         self._recorded_at = self._clock.monotonic()
 

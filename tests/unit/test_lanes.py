@@ -122,3 +122,17 @@ def test_a_stop_is_heard_while_the_lanes_are_locked(deliveries: Deliveries) -> N
         stopping.start()
         stopping.join(1)
         assert not stopping.is_alive()
+
+
+def test_what_comes_again_goes_before_what_comes_for_the_first_time(
+    deliveries: Deliveries,
+) -> None:
+    lane = lanes(deliveries, at_once=1)
+    threads = fill(lane, deliveries, 1)
+    first, again = [new_id() for _ in range(2)], [new_id() for _ in range(2)]
+    for each in first:
+        lane.deliver([each], "slow")
+    for each in again:
+        lane.deliver([each], "slow", is_first=False)
+    end(threads, deliveries)
+    assert deliveries.done[1:] == [*again, *first]

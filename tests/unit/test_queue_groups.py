@@ -46,7 +46,7 @@ def test_what_comes_again_begins_with_the_last_and_not_with_what_must_be_punctua
     first, second = ticket(0), ticket(50)
     again = [each._replace(is_first=False) for each in (ticket(10), ticket(40))]
     assert grouped([*again, first, second]) == [
-        Group("sms", tuple(each.message_id for each in again), again[1].due_at),
+        Group("sms", tuple(each.message_id for each in again), again[1].due_at, False),
         Group("sms", (first.message_id, second.message_id), first.due_at - EARLY),
     ]
 

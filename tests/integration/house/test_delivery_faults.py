@@ -212,6 +212,26 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     assert slow.again(message).status is Status.SCHEDULED
 
 
+def test_what_was_sent_is_recorded_though_the_store_was_away_for_longer_than_the_claim(
+    slow: House,
+) -> None:
+    message = slow.submit()
+    back = slow.settings.claim_ttl.total_seconds() + 30
+
+    def away() -> None:
+        if slow.moved.monotonic() < back:
+            raise StoreUnavailable("down")
+
+    claims = vars(slow.parts.delivery)["_claims"]
+    vars(vars(slow.parts.delivery)["_outcomes"])["_claims"] = Between(
+        claims, before={"record": away}
+    )
+    assert slow.deliver(message) == 1
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 0
+    assert slow.again(message).status is Status.SENT
+
+
 def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
     message = slow.submit()
     claims = vars(slow.parts.delivery)["_claims"]

@@ -32,7 +32,7 @@ def tasks(house: House) -> list[dict[str, Any]]:
 
 
 def ids_in(task: dict[str, Any]) -> list[str]:
-    [ids, channel], kwargs, _ = json.loads(base64.b64decode(task["body"]))
+    [ids, channel, _], kwargs, _ = json.loads(base64.b64decode(task["body"]))
     assert kwargs == {}
     assert task["properties"]["delivery_info"]["routing_key"] == f"dispatcher.{channel}"
     return cast("list[str]", ids)
