@@ -97,7 +97,7 @@ def prepare(settings: Settings) -> None:
 
 def our_run(settings: Settings, path: Path, messages: int) -> Run:
     with Dispatcher(settings) as dispatcher:
-        at = datetime.now(UTC) + timedelta(seconds=3 + messages / 3_000)
+        at = datetime.now(UTC) + timedelta(seconds=5 + messages / 1_000)
         drafts = [
             Draft(channel="sms", recipient=f"{at:%H%M%S} {number}", body=BODY, send_at=at)
             for number in range(messages)

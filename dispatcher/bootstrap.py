@@ -21,6 +21,7 @@ from dispatcher.celery_app import create_app
 from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
+from dispatcher.faults import arm_by_environment
 from dispatcher.limiters import InHand, LogLimit, Permits, reaches_ms
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
@@ -91,6 +92,7 @@ class Parts:
     """The wired house for one configuration, each part built when first asked for."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        arm_by_environment()
         self.settings = settings
         self.clock = clock or SystemClock()
 
@@ -397,3 +399,10 @@ def here() -> Parts:
             _here.parts = Parts(Settings.load())
             _here.pid = os.getpid()
         return _here.parts
+
+
+def stop_here() -> None:
+    """Begin no further hand-over in this process. May be called in the handler of a signal."""
+    parts = _here.parts
+    if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
+        parts.lanes.stop()

@@ -21,11 +21,12 @@ _BATCH = 500
 
 
 class Ticket(NamedTuple):
-    """A message to be delivered, and when."""
+    """A message to be delivered, and when; ``alone`` where it must share its task with no other."""
 
     message_id: UUID
     channel: str
     due_at: datetime
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Itera
     ordered = sorted(tickets, key=lambda ticket: (ticket.channel, ticket.due_at))
     members: list[Ticket] = []
     for ticket in ordered:
+        if ticket.alone:
+            yield _closed([ticket])
+            continue
         if members and (
             ticket.channel != members[0].channel
             or ticket.due_at - members[0].due_at > coalesce

@@ -9,17 +9,19 @@ it did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidValue, QueueUnavailable
+from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Rebuild, Reserved, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import Messages, Place, StoreUpkeep
+from dispatcher.store import Due, Messages, Place, StoreUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ _MOST_BATCHES = 20
 _TIDY_KEYS = 500
 _ROWS_AT_ONCE = 5_000
 """How many reservations a rebuild reads from the store and restores at once."""
+_APART = timedelta(milliseconds=20)
+_SPREAD = timedelta(seconds=1)
+"""How far apart the messages of unknown outcome come, and how long that may take them all."""
 _SHARDS_AT_ONCE = 4
 """How many shards are closed together to be rebuilt; the rows are read once for all of them."""
 
@@ -84,8 +89,9 @@ class Sweep:
             due = self._store.take_due(at_most=_BATCH, grace=self._settings.enqueue_grace)
             if not due:
                 break
+            fault("enqueue_due.after_take")
             try:
-                self._queue.enqueue([Ticket(*each) for each in due])
+                self._queue.enqueue(self._tickets(due))
             except QueueUnavailable as error:
                 log.warning("%d messages stay for the next sweep: %s", len(due), error)
                 self._messages.enqueue_again([each.message_id for each in due])
@@ -94,6 +100,27 @@ class Sweep:
             if len(due) < _BATCH:
                 break
         return total
+
+    def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
+        """Return the tickets of what is due.
+
+        A message may be the death of every worker that hands it over, and all that the worker had
+        claimed with it was rescued too. So those of unknown outcome go each in a task of its own,
+        in an order nobody can foresee and a little apart: what comes before is done by then, what
+        comes after is not claimed yet.
+        """
+        suspects = [each for each in due if each.is_suspect]
+        random.shuffle(suspects)
+        apart = min(_APART, _SPREAD / max(1, len(suspects)))
+        now = self._clock.now()
+        return [
+            *(Ticket(*each[:3]) for each in due if not each.is_suspect),
+            *(
+                Ticket(each.message_id, each.channel, max(now, each.next_attempt_at) + n * apart,
+                       alone=True)
+                for n, each in enumerate(suspects)
+            ),
+        ]  # fmt: skip
 
     def rescue(self) -> int:
         """Free the messages whose worker died or froze; return how many."""
@@ -175,6 +202,7 @@ class Sweep:
         # missed. It either commits within the settle time, or looks at its reservation again.
         self._clock.sleep(settle.total_seconds())
         self._windows.wipe(rebuild)
+        fault("rebuild.after_wipe")
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
             for page in self._store.places(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
@@ -182,7 +210,9 @@ class Sweep:
                 self._windows.hold(rebuild)
                 if tell is not None:
                     tell(len(page))
+        fault("rebuild.after_restore")
         opened = self._windows.open(windows)
+        fault("rebuild.after_windows")
         if permits.parts:
             life = self._settings.settle + MARKER_SPARE
             for taken in self._store.permits(memory=self._permits.memory, batch=_BATCH):
@@ -216,6 +246,7 @@ class Sweep:
             if not found:
                 break
             holding = self._store.holding([each.message_id for each in found])
+            fault("reconcile.after_look_up")
             corrected += self._windows.confirm(found, holding)
             confirmed = sum(each.message_id in holding for each in found)
             known, unknown = known + confirmed, unknown + len(found) - confirmed
@@ -228,7 +259,9 @@ class Sweep:
     def _release_unneeded(self) -> int:
         places = self._store.unreleased(at_most=_BATCH)
         if places:
+            fault("reconcile.before_release")
             self._windows.release(self._reserved(places))
+            fault("reconcile.after_release")
             self._store.mark_released([place.message_id for place in places])
         return len(places)
 

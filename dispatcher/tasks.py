@@ -7,7 +7,7 @@ from uuid import UUID
 from celery import shared_task
 from celery.signals import worker_shutting_down
 
-from dispatcher.bootstrap import here
+from dispatcher.bootstrap import here, stop_here
 
 
 @shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
@@ -19,7 +19,7 @@ def deliver(message_ids: list[str], channel: str = "") -> None:
 @worker_shutting_down.connect
 def stop(**_: object) -> None:
     """Put back what is not on its way yet."""
-    here().lanes.stop()
+    stop_here()
 
 
 @shared_task(name="dispatcher.enqueue_due", ignore_result=True, acks_late=False)

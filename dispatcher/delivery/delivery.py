@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -14,6 +13,7 @@ from dispatcher.delivery.outcomes import Outcomes
 from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.round import Hands, Round
 from dispatcher.delivery.senders import Senders
+from dispatcher.faults import fault
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
 from dispatcher.settings import Settings
@@ -59,7 +59,7 @@ class Delivery:
         }
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = settings.coalesce + 2 * EARLY
-        self._stopping = threading.Event()
+        self.is_stopping = False
 
     def deliver(self, message_ids: Sequence[UUID]) -> int:
         """Deliver what is due of these messages; return how many were handed over with success.
@@ -69,9 +69,10 @@ class Delivery:
         """
         sent = 0
         waiting = list(message_ids)
-        while waiting and not self._stopping.is_set():
+        while waiting and not self.is_stopping:
             claimed_at = self._clock.monotonic()
             claims = self._claims.claim(waiting, ahead=self._ahead)
+            fault("deliver.after_claim")
             sent += self._deliver(claims, claimed_at, self._clock.monotonic())
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]
@@ -87,7 +88,7 @@ class Delivery:
 
     def stop(self) -> None:
         """Begin no further hand-over; what is not on its way is put back."""
-        self._stopping.set()
+        self.is_stopping = True
 
     def close(self) -> None:
         """Let the threads of the senders end."""
@@ -114,7 +115,7 @@ class Delivery:
                     permits=self._permits,
                     outcomes=self._outcomes,
                     returns=self._returns,
-                    is_stopping=self._stopping.is_set,
+                    is_stopping=lambda: self.is_stopping,
                 ).run()
         finally:  # whatever escapes must not take the neighbours with it
             for group in waiting.values():

@@ -57,7 +57,7 @@ class Lanes:
             while group:
                 self._delivery.deliver(group)
                 with self._lock:
-                    group = lane.waiting.popleft() if lane.waiting else None
+                    group = self._next(lane)
                     lane.under_way -= group is None
         except BaseException:
             with self._lock:
@@ -65,9 +65,12 @@ class Lanes:
                 lane.under_way -= 1
             raise
 
+    def _next(self, lane: _Lane) -> Sequence[UUID] | None:
+        return lane.waiting.popleft() if lane.waiting and not self._delivery.is_stopping else None
+
     def stop(self) -> None:
-        """Begin no further hand-over. What waits here is enqueued again after its grace."""
+        """Begin no further hand-over. What waits here is enqueued again after its grace.
+
+        May be called in the handler of a signal: it waits for no lock.
+        """
         self._delivery.stop()
-        with self._lock:
-            for lane in self._lanes.values():
-                lane.waiting.clear()

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
+from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
@@ -54,6 +55,7 @@ class Outcomes:
                     _lost(error)
                     break
                 self._clock.sleep(_RECORD_AGAIN_SECONDS)
+        fault("deliver.after_record")
         self._settle(ended)
 
     def _record_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from dispatcher.clock import Clock
 from dispatcher.delivery.outcomes import permit_of
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
+from dispatcher.faults import fault
 from dispatcher.limiters import Permits
 from dispatcher.queue import Queue, Ticket
 from dispatcher.settings import Settings
@@ -49,6 +50,7 @@ class Returns:
         if not unsent:
             return
         self._store(unsent, -self._settings.horizon)
+        fault("put_back.after_row")
         try:
             self._permits.give_back([permit_of(claim) for claim, _ in unsent])
         except LimitersUnavailable as error:

@@ -21,6 +21,7 @@ from dispatcher.errors import (
     StoreUnavailable,
     TemporaryFailure,
 )
+from dispatcher.faults import fault
 from dispatcher.limiters import Permits
 from dispatcher.message import Outcome, storable_text
 from dispatcher.retry import backoff
@@ -146,6 +147,7 @@ class Round:
             self._waiting = []
             self._returns.put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
             return
+        fault("deliver.after_permits")
         granted, short, long = [], [], []
         for claim, decision in zip(claims, decisions, strict=True):
             comes_at = asked_at + decision.retry_after.total_seconds()
@@ -198,7 +200,9 @@ class Round:
         try:
             # Permits first: nothing may be handed over later than they count.
             self._permits.extend([permit_of(each) for each in held], hold=self._settings.claim_ttl)
+            fault("renew.after_permits")
             ours = self._claims.renew(held)
+            fault("renew.after_claims")
         except (LimitersUnavailable, StoreUnavailable) as error:
             log.warning("%d claims are not renewed: %s", len(held), error)
             self._renew_at = now + _RENEW_AGAIN_SECONDS
@@ -236,6 +240,7 @@ class Round:
             self._events.append(Escaped(claim, error))
 
     def _tried(self, claim: Claim) -> Ended | Unsent:
+        fault("deliver.before_hand_over")
         now = self._clock.monotonic()
         is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout
         if self._is_over or self._is_stopping() or not is_ours:
@@ -245,6 +250,7 @@ class Round:
         if now < self._closed_until:
             return Unsent(claim, timedelta(seconds=self._closed_until - now))
         outcome = self._outcome(claim)
+        fault("deliver.after_hand_over")
         # Counted at its end: a hand-over is never later than that, so never counted too early.
         return Ended(claim, outcome, self._clock.monotonic())
 

@@ -19,6 +19,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     TwinUnderWay,
 )
+from dispatcher.faults import fault
 from dispatcher.redis_keys import ShardKeys
 from dispatcher.reservation.places import (
     Blocked,
@@ -255,6 +256,7 @@ class Windows:
         undo: Callable[[Place], None],
     ) -> Blocked | None:
         for group in groups:
+            fault("reserve.between_shards")
             try:
                 found = book(group, place, place.at_ms)
             except ReservationsUnavailable:

@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
@@ -42,11 +43,12 @@ HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.v
 
 
 class Due(NamedTuple):
-    """A message to hand to Celery."""
+    """A message to hand to Celery. ``is_suspect``: the outcome of its last attempt is unknown."""
 
     message_id: UUID
     channel: str
     next_attempt_at: datetime
+    is_suspect: bool
 
 
 class Place(NamedTuple):
@@ -106,7 +108,12 @@ class StoreUpkeep:
         )
         due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
         put_off = update(messages).values(enqueue_at=later(due_from, grace.total_seconds()))
-        told = (messages.c.id, messages.c.channel, messages.c.next_attempt_at)
+        told = (
+            messages.c.id,
+            messages.c.channel,
+            messages.c.next_attempt_at,
+            messages.c.last_error.is_not_distinct_from(_UNKNOWN),
+        )
         rows = change_chosen(self._database, wanted, put_off, *told)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
@@ -143,6 +150,7 @@ class StoreUpkeep:
                 )
                 .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
             )
+            fault("rescue.in_transaction")
             connection.execute(
                 update(messages)
                 .where(messages.c.id.in_(ids), *run_out)
@@ -177,7 +185,9 @@ class StoreUpkeep:
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
-        return len(change_chosen(self._database, wanted, delete(messages), messages.c.id))
+        deleted = change_chosen(self._database, wanted, delete(messages), messages.c.id)
+        fault("prune.after_batch")
+        return len(deleted)
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""

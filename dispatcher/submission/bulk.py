@@ -14,6 +14,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
+from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Bulk, Posting, Request
 from dispatcher.sendtime import from_ms, to_ms
@@ -155,11 +156,13 @@ class BulkSubmission:
         """Wait for the places: whatever is open after this has one."""
         if batch.posting is not None:
             try:
+                fault("submit_many.after_post")
                 found = self._bulk.collect(batch.posting)
             except BaseException:
                 self._abandon(batch)
                 raise
             batch.booked = settle(batch.waiting, found)
+            fault("submit_many.after_reserve")
         if batch.atomic:
             refuse_conflicts(batch.cases)
         if batch.atomic and refused(batch.cases):
@@ -177,12 +180,14 @@ class BulkSubmission:
     def _finish(self, batch: _Prepared) -> None:
         """Store and enqueue what was booked; all cases are decided then."""
         stored = self._add(batch)
+        fault("submit_many.after_commit")
         took = self._clock.monotonic() - batch.started
         if stored and took > self._settings.settle.total_seconds():
             self._look_again(stored, keep=batch.atomic)
         self._handover.enqueue(
             *(each.result for each in stored if isinstance(each.result, Message))
         )
+        fault("submit_many.after_enqueue")
 
     def _add(self, batch: _Prepared) -> list[Case]:
         """Store what was booked; return the cases that are stored now."""

@@ -16,6 +16,7 @@ from dispatcher.errors import (
     StoreUnavailable,
     TooLate,
 )
+from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.reservation import Moving, Terms, Windows
 from dispatcher.scope import counted
@@ -70,6 +71,7 @@ class Changes:
         message = self._messages.cancel(message_id)
         if message.status is not Status.CANCELLED:
             raise TooLate(message_id, message.status)
+        fault("cancel.after_row")
         try:
             self._windows.release(message_id, self._scopes_of(message))
         except ReservationsUnavailable as error:
@@ -132,6 +134,7 @@ class Changes:
         if self._clock.monotonic() - started > self._settings.reconcile_grace.total_seconds() / 2:
             self._drop(moving)
             raise ReservationsUnavailable("holding another place took too long")
+        fault("reschedule.after_hold")
         try:
             moved = self._change_row(message, moving.send_at, valid)
         except StoreUnavailable as error:
@@ -142,8 +145,10 @@ class Changes:
         if moved is None:
             self._drop(moving)
         else:
+            fault("reschedule.after_row")
             if not self._taken(moving):
                 self._settle_again(message, moved, moving, valid)
+            fault("reschedule.after_take")
             self._not_cancelled(message.id)
         return moved
 

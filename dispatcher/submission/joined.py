@@ -18,6 +18,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
+from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Reserved, Upkeep, Windows
 from dispatcher.settings import Settings
@@ -93,6 +94,7 @@ class JoinedSubmission:
             if known is None:
                 raise
             return known
+        fault("joined.after_reserve")
         message = self._submission.message(valid, booking.message_id, booking.send_at)
         joined = _Joined(message, booking, reserved_at)
         transaction.watch.joined.append(joined)
@@ -101,6 +103,7 @@ class JoinedSubmission:
         except (StoreUnavailable, IdempotencyConflict):
             self._forget(joined, transaction)
             raise
+        fault("joined.after_add")
         if stored.id != message.id:
             self._forget(joined, transaction)
         return stored
@@ -134,6 +137,7 @@ class JoinedSubmission:
         """Do what is due once the transaction has ended, by what of it is stored."""
         if not joined:
             return
+        fault("joined.after_commit")
         try:
             found = self._store.stored([each.message.id for each in joined])
         except StoreUnavailable as error:
@@ -141,6 +145,7 @@ class JoinedSubmission:
             return
         stored = [each for each in joined if each.message.id in found]
         self._handover.enqueue(*(each.message for each in stored))
+        fault("joined.after_enqueue")
         late = self._clock.monotonic() - self._settings.settle.total_seconds()
         try:
             for each in stored:

@@ -14,6 +14,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
+from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
@@ -64,6 +65,7 @@ class Submission:
             return known
         judge_times(valid, now=now)
         started = self._clock.monotonic()
+        fault("submit.before_reserve")
         try:
             booking = self.reserve(valid)
         except NoPlace:
@@ -71,12 +73,15 @@ class Submission:
             if known is None:
                 raise
             return known
+        fault("submit.after_reserve")
         message = self.add(valid, booking)
+        fault("submit.after_commit")
         if message.id != booking.message_id:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
             self.look_again(message, booking)
         self._handover.enqueue(message)
+        fault("submit.after_enqueue")
         return message
 
     def _known(self, draft: ValidDraft) -> Message | None:

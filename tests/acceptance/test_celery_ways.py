@@ -67,7 +67,7 @@ def test_celerys_own_commands_start_worker_and_beat(environment: Maker) -> None:
 
 def deliver_some(running: Environment) -> None:
     """Half of them near, half beyond the horizon."""
-    start = datetime.now(UTC) + timedelta(seconds=0.5)
+    start = datetime.now(UTC) + timedelta(seconds=1.5)
     accepted = [
         running.dispatcher.submit(
             channel=CHANNEL,

@@ -143,6 +143,14 @@ class Environment:
             self._wanted.difference_update(names)
         self.kill(*names)
 
+    def stop(self, name: str, deadline: float) -> None:
+        """Tell a service to end in good order, and wait for it; it stays down until ``up``."""
+        with self._lock:
+            self._wanted.discard(name)
+            service = self._services[name]
+        os.kill(service.pid, signal.SIGTERM)
+        wait_until(lambda: not service.alive, deadline)
+
     def pid(self, name: str) -> int:
         """Return the process id of a service."""
         return self._services[name].pid
@@ -169,23 +177,12 @@ class Environment:
 
     def stored(self) -> list[Stored]:
         """Return all messages with the outcomes of their attempts, read past the code."""
+        return stored_in(self._database)
+
+    def rows(self) -> Sequence[Any]:
+        """Return all messages as they are stored."""
         with self._database.engine.connect() as connection:
-            rows = connection.execute(select(messages)).all()
-            tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
-        outcomes: dict[UUID, list[Outcome | None]] = {}
-        for row in tries:
-            outcome = Outcome(row.outcome) if row.outcome else None
-            outcomes.setdefault(row.message_id, []).append(outcome)
-        return [
-            Stored(
-                id=row.id,
-                scope=row.scope,
-                send_at_ms=to_ms(row.send_at),
-                status=Status(row.status),
-                outcomes=tuple(outcomes.get(row.id, ())),
-            )
-            for row in rows
-        ]
+            return connection.execute(select(messages)).all()
 
     def windows(self) -> dict[str, dict[UUID, int]]:
         """Return what Redis holds, read past the code."""
@@ -249,6 +246,27 @@ class Environment:
                         service.start()
                         started[name] = time.monotonic()
                         self.restarts += 1
+
+
+def stored_in(database: Database) -> list[Stored]:
+    """Return all messages of a store with the outcomes of their attempts, read past the code."""
+    with database.engine.connect() as connection:
+        rows = connection.execute(select(messages)).all()
+        tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
+    outcomes: dict[UUID, list[Outcome | None]] = {}
+    for row in tries:
+        outcome = Outcome(row.outcome) if row.outcome else None
+        outcomes.setdefault(row.message_id, []).append(outcome)
+    return [
+        Stored(
+            id=row.id,
+            scope=row.scope,
+            send_at_ms=to_ms(row.send_at),
+            status=Status(row.status),
+            outcomes=tuple(outcomes.get(row.id, ())),
+        )
+        for row in rows
+    ]
 
 
 def _assert_none(problems: Sequence[str]) -> None:

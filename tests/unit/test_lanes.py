@@ -24,7 +24,7 @@ class Deliveries:
         self.slow: set[UUID] = set()
         self.released = threading.Event()
         self.error: Exception | None = None
-        self.stopped = False
+        self.is_stopping = False
 
     def deliver(self, message_ids: Sequence[UUID]) -> int:
         self.begun += message_ids
@@ -36,7 +36,7 @@ class Deliveries:
         return len(message_ids)
 
     def stop(self) -> None:
-        self.stopped = True
+        self.is_stopping = True
 
 
 @pytest.fixture
@@ -110,5 +110,5 @@ def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
     lane.deliver([new_id()], "slow")
     lane.stop()
     end(threads, deliveries)
-    assert deliveries.stopped
+    assert deliveries.is_stopping
     assert deliveries.done == list(deliveries.slow)

@@ -57,6 +57,12 @@ def test_a_group_is_closed_when_it_is_full() -> None:
     ]
 
 
+def test_one_that_is_to_be_alone_shares_no_task() -> None:
+    first, alone, second = ticket(0), ticket(1)._replace(alone=True), ticket(2)
+    found = {each.message_ids for each in grouped([first, alone, second])}
+    assert found == {(alone.message_id,), (first.message_id, second.message_id)}
+
+
 tickets = st.lists(
     st.builds(ticket, st.integers(0, 300), st.sampled_from(["sms", "email"])), max_size=40
 )

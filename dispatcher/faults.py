@@ -1,0 +1,179 @@
+"""Fault points: named lines at which a test ends, freezes, delays or fails this process.
+
+``DISPATCHER_FAULTS`` arms them: ``submit.after_reserve=kill``, several with ``;`` between. A fault
+happens at the first pass, with ``@3`` at the third, with ``@3+`` at the third and each one after.
+Where nothing is armed, a point costs a call and a look at one global.
+
+===================  ===============================================================================
+``kill``             SIGKILL to this process
+``stop``             SIGSTOP to this process; somebody else continues it
+``raise``            InjectedFault, which nobody expects
+``sleep:<seconds>``  this thread sleeps
+``wait:<file>``      ``<file>.reached`` is written, and this thread goes on once ``<file>`` exists
+===================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatcher.errors import InvalidSettings
+
+VARIABLE = "DISPATCHER_FAULTS"
+POINTS = frozenset(
+    {
+        "submit.before_reserve",
+        "submit.after_reserve",
+        "submit.after_commit",
+        "submit.after_enqueue",
+        "reserve.between_shards",
+        "joined.after_reserve",
+        "joined.after_add",
+        "joined.after_commit",
+        "joined.after_enqueue",
+        "submit_many.after_post",
+        "submit_many.after_reserve",
+        "submit_many.after_commit",
+        "submit_many.after_enqueue",
+        "cancel.after_row",
+        "reschedule.after_hold",
+        "reschedule.after_row",
+        "reschedule.after_take",
+        "deliver.after_claim",
+        "deliver.after_permits",
+        "deliver.before_hand_over",
+        "deliver.after_hand_over",
+        "deliver.after_record",
+        "put_back.after_row",
+        "renew.after_permits",
+        "renew.after_claims",
+        "enqueue_due.after_take",
+        "rescue.in_transaction",
+        "reconcile.after_look_up",
+        "reconcile.before_release",
+        "reconcile.after_release",
+        "rebuild.after_wipe",
+        "rebuild.after_restore",
+        "rebuild.after_windows",
+        "prune.after_batch",
+    }
+)
+"""Every point there is."""
+
+log = logging.getLogger(__name__)
+
+_ONE = re.compile(r"([a-z_]+\.[a-z_]+)=(kill|stop|raise|sleep|wait)(?::([^@]+))?(?:@(\d+)(\+)?)?")
+_LOOK_EVERY_SECONDS = 0.005
+
+
+class InjectedFault(Exception):
+    """Raised at a point that is armed with ``raise``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    action: str
+    argument: str
+    first: int
+    again: bool
+
+
+class _Armed:
+    """The faults of this process, and how often each point was passed."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._faults = dict(map(_parsed, filter(None, map(str.strip, spec.split(";")))))
+        self._lock = threading.Lock()
+        self._passes: Counter[str] = Counter()
+
+    def pass_by(self, point: str) -> None:
+        found = self._faults.get(point)
+        if found is None:
+            return
+        with self._lock:
+            self._passes[point] += 1
+            number = self._passes[point]
+        if number == found.first or (found.again and number > found.first):
+            log.critical("fault at %s, pass %d: %s", point, number, found.action)
+            _happen(point, found)
+
+
+_armed: _Armed | None = None
+
+
+def fault(point: str) -> None:
+    """Let happen here what is armed; nothing otherwise."""
+    if _armed is not None:
+        _armed.pass_by(point)
+
+
+def arm(spec: str | None) -> None:
+    """Arm what ``spec`` says, or nothing at all. Raises InvalidSettings."""
+    global _armed  # noqa: PLW0603 - one process, one set of faults
+    _armed = _Armed(spec) if spec else None
+
+
+def arm_by_environment() -> None:
+    """Arm what the environment says, and tell log and standard error. Raises InvalidSettings."""
+    spec = os.environ.get(VARIABLE)
+    if not spec:
+        return
+    if _armed is None or _armed.spec != spec:
+        arm(spec)
+    text = (
+        f"{VARIABLE} IS SET: this process kills, stops or fails itself on purpose ({spec}). "
+        "It is for tests; unset it in production."
+    )
+    log.critical("%s", text)
+    warnings.warn(text, RuntimeWarning, stacklevel=2)  # also where nobody reads logs
+
+
+def _parsed(text: str) -> tuple[str, _Fault]:
+    found = _ONE.fullmatch(text)
+    if found is None:
+        raise InvalidSettings(
+            VARIABLE, f"{text!r} cannot be read",
+            "<point>=<kill, stop, raise, sleep:<seconds> or wait:<file>>, with @<pass> or "
+            "@<pass>+ behind it if not at the first pass, several with ; between",
+        )  # fmt: skip
+    point, action, argument, first, again = found.groups()
+    if point not in POINTS:
+        raise InvalidSettings(VARIABLE, f"there is no point {point}", ", ".join(sorted(POINTS)))
+    if (argument is not None) != (action in {"sleep", "wait"}):
+        raise InvalidSettings(VARIABLE, f"{text!r}", "sleep:<seconds>, wait:<file>, others alone")
+    if action == "sleep" and not re.fullmatch(r"\d+(\.\d+)?", argument):
+        raise InvalidSettings(VARIABLE, f"{text!r}", "a number of seconds to sleep")
+    if first is not None and int(first) < 1:
+        raise InvalidSettings(VARIABLE, f"{text!r}", "passes are counted from 1")
+    return point, _Fault(action, argument or "", int(first or 1), again is not None)
+
+
+def _happen(point: str, found: _Fault) -> None:
+    if found.action == "kill":
+        _signal(signal.SIGKILL)
+    elif found.action == "stop":
+        _signal(signal.SIGSTOP)
+    elif found.action == "raise":
+        raise InjectedFault(point)
+    elif found.action == "sleep":
+        time.sleep(float(found.argument))
+    else:
+        permission = Path(found.argument)
+        permission.with_name(f"{permission.name}.reached").write_text(f"{os.getpid()}\n")
+        while not permission.exists():
+            time.sleep(_LOOK_EVERY_SECONDS)
+
+
+def _signal(number: signal.Signals) -> None:
+    # To this thread: it goes no further, while another one might run on for a moment.
+    signal.pthread_kill(threading.get_ident(), number)

@@ -1,0 +1,94 @@
+"""Whole workers that are told to stop, or whose clock is wrong."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+from uuid import UUID
+
+import pytest
+import redis
+
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.redis_keys import PermitKeys
+from tests.support.environment import (
+    CHANNEL,
+    SERVICES,
+    Environment,
+    Maker,
+)
+from tests.support.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+HAND_OVER_SECONDS = 1.0
+STOP_SECONDS = 10.0
+"""A grace that service managers give; Celery's own soft shutdown may last as long."""
+
+
+def submit(running: Environment, name: str, *, at: datetime, seconds: float = 0.0) -> Message:
+    body = {"seconds": seconds} if seconds else {}
+    return running.dispatcher.submit(channel=CHANNEL, recipient=name, body=body, send_at=at)
+
+
+def channel_with(folder: Path, **more: object) -> dict[str, object]:
+    transport = "tests.support.ledger:Ledger"
+    options = {"path": str(folder / "ledger")}
+    return {CHANNEL: {"transport": transport, "options": options, "max_attempts": 20, **more}}
+
+
+@on_postgresql
+def test_a_worker_told_to_stop_ends_its_hand_over_and_puts_back_the_rest_of_its_group(
+    environment: Maker, folder: Path
+) -> None:
+    running = environment(
+        services={"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]},
+        channels=channel_with(folder, senders=1),
+        claim_ttl=10,
+    )
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    group = [submit(running, f"p-{n}", at=at, seconds=HAND_OVER_SECONDS) for n in range(4)]
+    wait_until(running.ledger, 15)
+    running.stop("worker", STOP_SECONDS)
+    standing = {each.id: each for each in running.stored()}
+    begun = {line.id for line in running.ledger()}
+    assert 1 <= len(begun) < len(group), "in the midst of a group"
+    for message in group:
+        now = standing[message.id]
+        if message.id in begun:
+            assert (now.status, now.outcomes) == (Status.SENT, (Outcome.SENT,))
+        else:
+            assert (now.status, now.outcomes) == (Status.SCHEDULED, ())
+    assert permits(running) == begun, "what was put back gave its permit back"
+    running.up("worker")
+    running.wait_until_ended(20)
+    running.check(group)
+    assert all(each.outcomes == (Outcome.SENT,) for each in running.stored())
+
+
+def permits(running: Environment) -> set[UUID]:
+    """Return the messages that have permits."""
+    scopes = PermitKeys(running.settings.namespace).scope("")
+    with redis.Redis.from_url(running.settings.redis_url) as client:
+        logs = [client.zrange(key, 0, -1) for key in client.scan_iter(match=f"{scopes}*")]
+    return {UUID(bytes=member[:16]) for log in logs for member in cast("list[bytes]", log)}
+
+
+@on_sqlite
+def test_a_worker_whose_clock_is_an_hour_ahead_sends_nothing_early(environment: Maker) -> None:
+    ahead = [sys.executable, "-m", "tests.support.hour_ahead", "worker", "--no-doctor"]
+    running = environment(services={**SERVICES, "worker": ahead})
+    start = datetime.now(UTC) + timedelta(seconds=2)
+    messages = [
+        submit(running, f"p-{n}", at=start + timedelta(milliseconds=100 * n)) for n in range(8)
+    ]
+
+    def left_to_the_sweep() -> bool:
+        """Whether a task came far too early, and its message waits for another one."""
+        return any(row.enqueue_at == row.next_attempt_at for row in running.rows())
+
+    wait_until(left_to_the_sweep, every=0.02)
+    running.wait_until_ended(20)
+    running.check(messages)

@@ -1,0 +1,187 @@
+"""Work that dies at a fault point, the healing of what it leaves, and whether all came right."""
+
+from __future__ import annotations
+
+import base64
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Literal, cast
+from uuid import UUID
+
+from sqlalchemy import update
+
+from dispatcher import Dispatcher, Settings, faults
+from dispatcher.faults import VARIABLE, InjectedFault, arm
+from dispatcher.message import Outcome, Status
+from dispatcher.quota import Quota
+from dispatcher.redis_keys import PermitKeys
+from dispatcher.store.schema import messages
+from tests.support import ledger
+from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
+from tests.support.checks import History, broken_promises
+from tests.support.environment import stored_in
+from tests.support.house import House
+
+CHANNEL = "ledger"
+ROOMY: dict[str, Any] = {
+    "quotas": ["100/minute"],
+    "settle": 0.05,
+    "transaction_grace": 60,
+    "horizon": 60,
+    "redelivery_timeout": 200,
+}
+"""Settings with room for every message, and a rebuild that does not wait for long."""
+How = Literal["kill", "raise"]
+Work = Callable[..., object]
+"""Takes a dispatcher, and what it is given. A function of a module: another process finds it."""
+
+_SECONDS = 60
+_MOST_ROUNDS = 8
+_PRELOADED = ["dispatcher", "tests.support.house", "tests.support.ledger"]
+_LONG_AGO = timedelta(seconds=1)
+
+
+def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kill") -> None:
+    """Let work die at a point: with its process, or by an error that nobody expects.
+
+    ``point`` may name a pass, as in ``deliver.before_hand_over@2``.
+    """
+    name, _, number = point.partition("@")
+    spec = f"{name}={how}" + (f"@{number}" if number else "")
+    if how == "kill":
+        killed = in_a_process(spec, work, settings, *given)
+        killed.join(_SECONDS)
+        assert killed.exitcode == -signal.SIGKILL, f"it was not killed at {point}"
+        return
+    arm(spec)
+    try:
+        with Dispatcher(settings) as dispatcher, suppress(InjectedFault):
+            work(dispatcher, *given)
+        assert faults._armed is not None
+        assert faults._armed._passes[name] >= int(number or 1), f"it did not come to {point}"
+    finally:
+        arm(None)
+
+
+def in_a_process(spec: str, work: Work, settings: Settings, *given: Any) -> Any:
+    """Start work in a fresh process that is armed by its environment; return the process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    process = context.Process(target=_run, args=(spec, work, settings, given), daemon=True)
+    process.start()
+    return process
+
+
+def _run(spec: str, work: Work, settings: Settings, given: tuple[Any, ...]) -> None:
+    os.environ[VARIABLE] = spec
+    with Dispatcher(settings) as dispatcher:
+        work(dispatcher, *given)
+
+
+def heal(house: House) -> None:
+    """Let claims run out and graces pass, and the sweep and a worker work until all has ended."""
+    for _ in range(_MOST_ROUNDS):
+        _let_claims_and_waits_pass(house)
+        house.parts.sweep.rescue()
+        house.parts.sweep.enqueue_due()
+        for ids in published(house):
+            house.deliver(*ids)
+        if all(each.status.is_final for each in stored_in(house.database)):
+            break
+    reconcile(house)
+
+
+def reconcile(house: House) -> None:
+    """Reconcile when all graces, and the lives of twins and of a rebuild, are over."""
+    let_graces_pass(house)
+    for pattern in ("twins:*", "rebuild"):
+        for key in house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:{pattern}"):
+            house.redis.delete(key)
+    house.parts.sweep.reconcile()
+
+
+def published(house: House) -> list[list[UUID]]:
+    """Take the tasks from the broker; return the ids that each carries."""
+    found = []
+    queue = house.settings.queue_of(CHANNEL)
+    while (raw := cast("bytes | None", house.broker.rpop(queue))) is not None:
+        (ids, _), *_rest = json.loads(base64.b64decode(json.loads(raw)["body"]))
+        found.append([UUID(each) for each in ids])
+    return found
+
+
+def judge(
+    house: House,
+    accepted: Iterable[UUID],
+    *,
+    cancelled: Collection[UUID] = (),
+    extra_permits: int = 0,
+) -> None:
+    """Fail if a promise was broken, or if Redis is not what SQL says.
+
+    ``accepted`` is what callers were told or may find. ``extra_permits`` stay counted though
+    nothing was handed over.
+    """
+    history = History(
+        accepted=frozenset(accepted),
+        stored=stored_in(house.database),
+        ledger=lines(house),
+        cancelled=frozenset(cancelled),
+    )
+    quotas = [(each.count, each.length_ms) for each in house.settings.quotas
+              if isinstance(each, Quota)]  # fmt: skip
+    assert broken_promises(history, quotas) == []
+    assert windows_of(house) == promised(house)
+    assert pending_entries(house) == []
+    assert house.dispatcher.verify_windows().equal
+    assert_permits_are_right(house, extra=extra_permits)
+
+
+def assert_permits_are_right(house: House, *, extra: int) -> None:
+    """Fail unless every attempt that may have reached the world is counted, and no other."""
+    keys = PermitKeys(house.settings.namespace)
+    logged = [
+        member
+        for key in house.redis.scan_iter(match=f"{keys.scope('')}*")
+        for member in cast("list[bytes]", house.redis.zrange(key, 0, -1))
+    ]
+    assert len(logged) == len(set(logged))
+    rows = house.attempt_rows()
+    known = {row[0].bytes + row[1].to_bytes(4, "big") for row in rows}
+    begun = {(line.id, line.attempt) for line in lines(house)}
+    numbers: dict[UUID, int] = {}
+    must = set()
+    for row in rows:  # by token: the n-th attempt of SQL is the n-th of the ledger
+        numbers[row[0]] = numbers.get(row[0], 0) + 1
+        if (row[0], numbers[row[0]]) in begun:
+            must.add(row[0].bytes + row[1].to_bytes(4, "big"))
+    assert must <= set(logged), "a hand-over is not counted"
+    assert len(set(logged) - known) == extra, "permits of nobody are counted"
+
+
+def lines(house: House) -> list[ledger.Line]:
+    """Return what the ledger of a house holds."""
+    path = house.settings.channels[CHANNEL].options["path"]
+    return ledger.read(house.settings.data_dir / str(path))
+
+
+def outcomes(house: House) -> dict[UUID, list[Outcome | None]]:
+    """Return the outcomes of each message's attempts."""
+    return {each.id: list(each.outcomes) for each in stored_in(house.database)}
+
+
+def _let_claims_and_waits_pass(house: House) -> None:
+    now = house.database_time()
+
+    def work(connection: Any) -> None:
+        claimed = messages.c.status == Status.SENDING.value
+        connection.execute(update(messages).where(claimed).values(claim_expires_at=now - _LONG_AGO))
+        waiting = messages.c.status == Status.SCHEDULED.value
+        connection.execute(update(messages).where(waiting).values(enqueue_at=now - _LONG_AGO))
+
+    house.database.transact(work)

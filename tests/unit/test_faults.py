@@ -1,0 +1,158 @@
+"""Fault points: named, read from the environment, and nothing at all where nothing is armed."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dispatcher
+from dispatcher import InvalidSettings, Settings, faults
+from dispatcher.bootstrap import Parts
+from dispatcher.faults import POINTS, VARIABLE, InjectedFault, arm, fault
+from tests.support.environment import child_environment
+from tests.support.waiting import wait_until
+
+POINT = "submit.after_reserve"
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    arm(None)
+
+
+def passes(count: int) -> list[bool]:
+    """Pass a point so often; tell of each pass whether it raised."""
+    raised = []
+    for _ in range(count):
+        try:
+            fault(POINT)
+        except InjectedFault:
+            raised.append(True)
+        else:
+            raised.append(False)
+    return raised
+
+
+def test_every_point_stands_in_the_code_once_and_is_known() -> None:
+    named: Counter[str] = Counter()
+    for path in Path(dispatcher.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "fault":
+                [name] = node.args
+                assert isinstance(name, ast.Constant)
+                named[str(name.value)] += 1
+    assert named == Counter(POINTS)
+
+
+def test_where_nothing_is_armed_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    Parts(Settings())
+    assert faults._armed is None
+    assert passes(3) == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (f"{POINT}=raise", [True, False, False, False]),
+        (f"{POINT}=raise@3", [False, False, True, False]),
+        (f" submit.after_commit=kill ; {POINT}=raise@2+ ;", [False, True, True, True]),
+        ("submit.after_commit=raise", [False] * 4),
+    ],
+)
+def test_a_fault_happens_at_its_point_and_pass(spec: str, expected: list[bool]) -> None:
+    arm(spec)
+    assert passes(4) == expected
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "submit.after_reserve",
+        "submit.after_reserve=explode",
+        "submit.nowhere=kill",
+        "submit.after_reserve=kill:1",
+        "submit.after_reserve=sleep",
+        "submit.after_reserve=sleep:long",
+        "submit.after_reserve=wait",
+        "submit.after_reserve=kill@0",
+        "submit.after_reserve=kill,submit.after_commit=kill",
+    ],
+)
+def test_a_wrong_spec_is_refused_with_what_is_accepted(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, spec)
+    with pytest.raises(InvalidSettings) as refused:
+        Parts(Settings())
+    assert refused.value.field == VARIABLE
+    assert refused.value.accepted
+
+
+def test_an_armed_process_says_so_and_says_what_happens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{POINT}=raise@2")
+    with pytest.warns(RuntimeWarning, match=VARIABLE):
+        Parts(Settings())
+    assert passes(1) == [False]
+    with pytest.warns(RuntimeWarning):
+        Parts(Settings())  # goes on counting
+    assert passes(1) == [True]
+    loud = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
+    assert [VARIABLE in each for each in loud] == [True, True, False]
+    assert f"{POINT}, pass 2: raise" in loud[2]
+
+
+def child(spec: str) -> subprocess.Popen[bytes]:
+    code = f"from dispatcher.faults import arm, fault; arm({spec!r}); fault({POINT!r}); print('on')"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_kill_ends_the_process_on_the_spot() -> None:
+    with child(f"{POINT}=kill") as killed:
+        assert killed.communicate(timeout=20)[0] == b""
+        assert killed.returncode == -signal.SIGKILL
+
+
+def test_stop_freezes_the_process_until_it_is_continued() -> None:
+    with child(f"{POINT}=stop") as stopped:
+        stat = Path(f"/proc/{stopped.pid}/stat")
+        wait_until(lambda: stat.read_text().rsplit(") ", 1)[1].startswith("T"), 20)
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.communicate(timeout=20)[0] == b"on\n"
+
+
+def test_wait_tells_where_it_stands_and_goes_on_when_it_may(tmp_path: Path) -> None:
+    permission = tmp_path / "go"
+    arm(f"{POINT}=wait:{permission}")
+    thread = threading.Thread(target=fault, args=[POINT], daemon=True)
+    thread.start()
+    wait_until((tmp_path / "go.reached").exists)
+    assert thread.is_alive()
+    permission.touch()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_sleep_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("dispatcher.faults.time.sleep", slept.append)
+    arm(f"{POINT}=sleep:1.5@2")
+    passes(3)
+    assert slept == [1.5]
