@@ -5,7 +5,7 @@ The app is the dispatcher's own, or one of the user's that the dispatcher was at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,7 @@ from typing import Any
 from celery import Celery
 from celery.app.utils import find_app
 
-from dispatcher.celery_app import DELIVER, SWEEPS
+from dispatcher.celery_app import DELIVER
 from dispatcher.errors import InvalidValue, QueueUnavailable
 
 _DEFAULT_VISIBILITY = timedelta(hours=1)
@@ -43,15 +43,25 @@ class AppFacts:
 
 
 class BrokerSurvey:
-    """Asks the broker by the app that publishes, reads ``examined``. Raises QueueUnavailable."""
+    """Asks the broker by the app that publishes, reads ``examined``. Raises QueueUnavailable.
+
+    ``sweeps`` are the tasks that its beat is to start.
+    """
 
     def __init__(
-        self, publishing: Celery, examined: Celery, *, broker_url: str, queue: str
+        self,
+        publishing: Celery,
+        examined: Celery,
+        *,
+        broker_url: str,
+        queue: str,
+        sweeps: Collection[str],
     ) -> None:
         self._publishing = publishing
         self._examined = examined
         self._broker_url = broker_url
         self._queue = queue
+        self._sweeps = sweeps
 
     def server(self) -> BrokerFacts:
         """Connect, and tell what is there."""
@@ -83,7 +93,7 @@ class BrokerSurvey:
                 has_our_broker=_addresses(app) == {_address(app, self._broker_url)},
                 has_our_route=_queue_of(app, DELIVER) == self._queue,
                 missing_sweeps=tuple(
-                    duty for duty in SWEEPS if f"dispatcher.{duty}" not in planned
+                    name.removeprefix("dispatcher.") for name in self._sweeps if name not in planned
                 ),
             )
 

@@ -9,7 +9,7 @@ from celery import Celery
 
 from dispatcher.bootstrap import Parts, connect_redis
 from dispatcher.broker import BrokerSurvey
-from dispatcher.celery_app import create_app
+from dispatcher.celery_app import beat_schedule, create_app
 from dispatcher.clock import Clock
 from dispatcher.doctor import Doctor
 from dispatcher.reservation import RedisSurvey
@@ -41,6 +41,7 @@ def doctor_for(
                     app or publishing,
                     broker_url=settings.broker_url,
                     queue=settings.queue,
+                    sweeps=beat_schedule(settings),
                 ),
             )
         finally:

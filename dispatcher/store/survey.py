@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, UniqueConstraint, func, inspect, select
+from sqlalchemy import Connection, MetaData, Select, UniqueConstraint, func, inspect, select
 
 from dispatcher.message import Status
 from dispatcher.store.database import Database, translated
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.migrate import SchemaStanding, schema_standing
-from dispatcher.store.schema import messages, metadata
+from dispatcher.store.schema import described, messages
 
 _DURABILITY = {
     "postgresql": ("fsync", "synchronous_commit"),
@@ -57,13 +57,14 @@ class StoreSurvey:
             found = inspect(connection)
             return {
                 each["name"]
-                for table in metadata.tables
+                for table in expected.tables
                 for each in (*found.get_indexes(table), *found.get_unique_constraints(table))
             }
 
+        expected = described(self._database.engine.dialect.name)
         with translated():
             there = self._database.run(names)
-        return tuple(sorted(_expected_indexes() - there))
+        return tuple(sorted(_names_of_indexes(expected) - there))
 
     def durability(self) -> Mapping[str, str]:
         """Return what the database says of how safely it commits on our connections."""
@@ -120,7 +121,7 @@ class StoreSurvey:
         return self._database.run(lambda connection: connection.execute(query).all())
 
 
-def _expected_indexes() -> set[str]:
+def _names_of_indexes(metadata: MetaData) -> set[str]:
     """Name all indexes and unique constraints of the schema."""
     indexes = {str(each.name) for table in metadata.tables.values() for each in table.indexes}
     constraints = {

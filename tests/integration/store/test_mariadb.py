@@ -26,7 +26,6 @@ from dispatcher.store import (
 )
 from dispatcher.store.schema import messages
 from tests.support import rows
-from tests.support.mariadb import MariaDBServer
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -389,27 +388,3 @@ def test_a_page_of_permits_begins_where_the_one_before_it_ended(cold: Database) 
     pages = list(upkeep.permits(memory=timedelta(days=30), batch=50))
     assert sum(map(len, pages)) == COLD
     assert _status(cold, "Handler_read") - before < 4 * COLD
-
-
-def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
-    mariadb: MariaDBServer,
-) -> None:
-    def build(url: str) -> None:
-        tables = ("alembic_version", "attempts", "messages")
-        name = url.rpartition("/")[2]
-        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in tables), database=name)
-
-    server = MariaDBServer(mariadb.address)
-    with server:
-        name = server.migrated(build)
-        server.execute(
-            "INSERT INTO messages VALUES (1)", "CREATE TABLE other (x INT)", database=name
-        )
-        assert server.migrated(build) == name
-        assert (
-            server.execute("SHOW TABLES LIKE 'o%'", "SELECT * FROM messages", database=name) == []
-        )
-        for change in ("ALTER TABLE messages ADD y INT", "DROP TABLE attempts"):
-            server.execute(change, database=name)
-            assert server.migrated(build) != name
-            name = server.migrated(build)

@@ -21,6 +21,7 @@ from dispatcher.message import new_id
 from dispatcher.store import Database, Messages, migrate
 from dispatcher.store.schema import described
 from tests.support import rows
+from tests.support.mariadb import MariaDBServer
 
 pytestmark = pytest.mark.every_database
 
@@ -227,3 +228,26 @@ def test_rows_that_cannot_be_are_refused(database: Database, impossible: dict[st
     with pytest.raises(StoreUnavailable) as refused:
         rows.change(database, message.id, **impossible)
     assert refused.value.refused
+
+
+def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
+    mariadb: MariaDBServer,
+) -> None:
+    def build(url: str) -> None:
+        tables = ("alembic_version", "attempts", "messages")
+        name = url.rpartition("/")[2]
+        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in tables), database=name)
+
+    server = MariaDBServer(mariadb.address)
+    with server:
+        name = server.migrated(build)
+        server.execute(
+            "INSERT INTO messages VALUES (1)", "CREATE TABLE other (x INT)", database=name
+        )
+        assert server.migrated(build) == name
+        assert server.execute("SHOW TABLES LIKE 'other'", database=name) == []
+        assert server.execute("SELECT * FROM messages", database=name) == []
+        for change in ("ALTER TABLE messages ADD y INT", "DROP TABLE attempts"):
+            server.execute(change, database=name)
+            assert server.migrated(build) != name
+            name = server.migrated(build)
