@@ -236,3 +236,12 @@ def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
 
 def _all(database: Database) -> list[Message]:
     return list(Messages(database).find(status=None, recipient=None, channel=None, at_most=100))
+
+
+def test_what_was_rescued_is_told_from_what_was_never_tried(database: Database) -> None:
+    upkeep = StoreUpkeep(database)
+    rescued, fresh = rows.claimed(database).message, rows.add_due(database)
+    rows.age(database, rescued.id)
+    assert upkeep.rescue(at_most=9) == 1
+    due = upkeep.take_due(at_most=9, grace=rows.SOON)
+    assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
