@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format bench migrate clean
+.PHONY: help demo test test-fast simulate check format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ test: $(READY) ## Run all tests
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
+
+simulate: $(READY) ## Break everything 200,000 times in simulated time
+	$(BIN)/python -m tests.simulation --faults 200000
 
 check: $(READY) ## Lint, types, architecture, migrations, compose file
 	$(BIN)/ruff format --check .

@@ -35,7 +35,7 @@ class Fault(StrEnum):
 
 _KINDS = {
     Fault.REFUSED: 30, Fault.LOST: 40, Fault.DIES_BEFORE: 2, Fault.DIES_AFTER: 3,
-    Fault.FREEZES_BEFORE: 1, Fault.FREEZES_AFTER: 1.5, Fault.SLOW_BEFORE: 6, Fault.SLOW_AFTER: 6,
+    Fault.FREEZES_BEFORE: 3, Fault.FREEZES_AFTER: 5, Fault.SLOW_BEFORE: 6, Fault.SLOW_AFTER: 6,
 }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ class Reached:
                 raise StoreUnavailable("the database answered DataError", refused=True)
             if name == "add" and rng.random() < 0.3:
                 raise OutcomeUnknown("the connection to the database broke", about[0].id)
-            raise _ROOMS[self._room]()
+            raise self._error()
         if fault is Fault.SLOW_BEFORE:
             self._scheduler.wait(rng.choice([0.1, 1.0, 4.0]) * rng.random())
         elif fault is Fault.FREEZES_BEFORE:
@@ -173,7 +173,7 @@ class Reached:
             self._scheduler.wait(0.01)
             if name == "add":
                 raise OutcomeUnknown("the connection to the database broke", about[0].id)
-            raise _ROOMS[self._room]()
+            raise self._error()
         if fault is Fault.SLOW_AFTER:
             self._scheduler.wait(rng.choice([0.1, 1.0, 4.0]) * rng.random())
         elif fault is Fault.FREEZES_AFTER:
@@ -181,8 +181,11 @@ class Reached:
         elif fault is Fault.DIES_AFTER:
             self._die()
 
+    def _error(self) -> DispatcherError:
+        return _ROOMS[self._room]()
+
     def _freeze(self) -> None:
-        length_us = int(self._scheduler.rng.choice([1, 5, 15]) * 1e6 * self._scheduler.rng.random())
+        length_us = int(self._scheduler.rng.uniform(0.5, 9.0) * 1_000_000)
         self._process.frozen_until_us = self._scheduler.now_us + length_us
         self._scheduler.wait(0.0)
 

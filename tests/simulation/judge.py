@@ -10,7 +10,7 @@ from dispatcher.message import Outcome, Status
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
 from tests.simulation.store import NO_PLACE, Row
-from tests.simulation.world import CHANNEL_LIMIT, QUOTAS, World
+from tests.simulation.world import CHANNEL_LIMITS, QUOTAS, World
 from tests.support.checks import History, Stored, Windows, broken_promises, false_windows
 from tests.support.ledger import Line
 from tests.support.model import is_broken
@@ -138,9 +138,12 @@ def _ends(world: World) -> Iterator[str]:
             row.on_unknown != "hold" or Outcome.UNKNOWN not in outcomes
         ):
             yield f"{row.id} is held for no reason"
-        elif row.status is Status.CANCELLED:
-            if row.id not in world.facts.perhaps_cancelled and not _taken_back(world, row):
-                yield f"{row.id} is cancelled though nobody asked for it"
+        elif row.status is Status.CANCELLED and not _may_be_cancelled(world, row):
+            yield f"{row.id} is cancelled though nobody asked for it"
+
+
+def _may_be_cancelled(world: World, row: Row) -> bool:
+    return row.id in world.facts.perhaps_cancelled or _taken_back(world, row)
 
 
 def _quotas(world: World) -> Iterator[str]:
@@ -163,7 +166,7 @@ def _limits(world: World) -> Iterator[str]:
             if row is not None and row.channel == "sms":
                 begun[""].append(line.at_us)
     for scope, times in begun.items():
-        of_channel = [(CHANNEL_LIMIT.count, CHANNEL_LIMIT.length_ms)]
+        of_channel = [(limit.count, limit.length_ms) for limit in CHANNEL_LIMITS]
         for count, length in _QUOTAS if scope else of_channel:
             if is_broken(times, (count, length * 1_000)):
                 name = scope or "the channel"
@@ -173,9 +176,10 @@ def _limits(world: World) -> Iterator[str]:
 def _expired(world: World) -> Iterator[str]:
     for line in world.provider.lines:
         row = world.tables.messages.get(line.id)
-        if line.event == "begin" and row is not None and row.expires_at is not None:
-            if line.at_us >= to_ms(row.expires_at) * 1_000:
-                yield f"{line.id} was sent after its expiry"
+        if line.event != "begin" or row is None or row.expires_at is None:
+            continue
+        if line.at_us >= to_ms(row.expires_at) * 1_000:
+            yield f"{line.id} was sent after its expiry"
 
 
 def _held(world: World) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
@@ -31,6 +32,7 @@ class SimTransport:
         self,
         provider: Provider,
         process: Process,
+        look: Callable[[Message], None],
         *,
         scheduler: Scheduler,
         weather: Weather,
@@ -39,6 +41,7 @@ class SimTransport:
     ) -> None:
         self._provider = provider
         self._process = process
+        self._look = look
         self._scheduler = scheduler
         self._weather = weather
         self._tell = tell
@@ -47,16 +50,17 @@ class SimTransport:
     def send(self, message: Message) -> str | None:
         """Hand over; what happens to the worker meanwhile is another's concern."""
         rng, attempt = self._scheduler.rng, (message.id, message.attempt_count)
+        self._look(message)
         self._line("begin", message)
         fault = None if self._weather.calm else rng.random()
         self._tell("transport.send", f"{message.id} try {message.attempt_count}")
-        if fault is None or fault > 0.25:
+        if fault is None or fault > 0.35:
             self._scheduler.wait(0.001 + 0.02 * rng.random())
             self._line("end", message)
             self._scheduler.wait(0.001)
             return f"receipt {message.id}"
         self._weather.note("a hand-over goes wrong")
-        if fault < 0.05:
+        if fault > 0.2:
             self._scheduler.wait(2.0 * rng.random())
             self._line("end", message)
             self._scheduler.wait(0.1 * rng.random())
@@ -71,11 +75,17 @@ class SimTransport:
             self._line("end", message)
             self._scheduler.kill(self._process)
             self._scheduler.wait(0.0)
-        self._scheduler.wait(0.1 * rng.random())
         if fault < 0.13:
+            frozen_us = int(rng.uniform(4.0, 9.0) * 1_000_000)
+            self._process.frozen_until_us = self._scheduler.now_us + frozen_us
+        self._scheduler.wait(0.1 * rng.random())
+        if fault < 0.14:
+            self._line("end", message)
+            return None
+        if fault < 0.16:
             self._provider.refused.add(message.id)
             raise PermanentFailure("there is no such number")
-        if fault < 0.15:
+        if fault < 0.18:
             raise TemporaryFailure("slow down", timedelta(seconds=1), closes_channel=True)
         raise TemporaryFailure("busy", timedelta(seconds=rng.random()))
 

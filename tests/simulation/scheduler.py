@@ -145,10 +145,7 @@ class Scheduler:
 
     def _switch(self, thread: SimThread, *error: BaseException) -> None:
         self.current = thread
-        if error:
-            failure = thread.greenlet.throw(*error)
-        else:
-            failure = thread.greenlet.switch()
+        failure = thread.greenlet.throw(*error) if error else thread.greenlet.switch()
         self.current = None
         if isinstance(failure, BaseException):
             self.failures.append(failure)
@@ -181,6 +178,7 @@ class Threading:
     def Thread(  # noqa: N802
         self, *, target: Callable[[], object], name: str, daemon: bool
     ) -> SimStart:
+        del daemon
         return SimStart(self._scheduler, name, target)
 
 

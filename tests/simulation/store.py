@@ -24,7 +24,7 @@ NO_PLACE = (Status.CANCELLED, Status.EXPIRED)
 _NO_WAIT = timedelta(0)
 _UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
 _PAGE = 20
-"""Rows in a page that is read at once: fewer than the sweep asks for, so that others come between."""
+"""Rows in a page: fewer than the sweep asks for, so that others come between two of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +129,7 @@ class MemoryMessages:
         fingerprint: str | None,
         body_json: str | None = None,
     ) -> Message:
+        del body_json
         tables, key = self._tables, message.idempotency_key
         known = message.id
         if known not in tables.messages and key is not None:
@@ -316,9 +317,10 @@ class MemoryClaims:
 
     def _expired(self, claim: Claim) -> None:
         row = self._tables.ours(claim, (Status.SCHEDULED,))
-        if row is not None and row.expires_at is not None:
-            if row.expires_at <= row.next_attempt_at:
-                row.end(Status.EXPIRED, self._tables.now())
+        if row is None or row.expires_at is None:
+            return
+        if row.expires_at <= row.next_attempt_at:
+            row.end(Status.EXPIRED, self._tables.now())
 
     def _outcome(
         self, claim: Claim, outcome: Outcome, error: str | None, receipt: str | None
@@ -386,9 +388,7 @@ class MemoryStoreUpkeep:
 
     def unreleased(self, *, at_most: int) -> list[Place]:
         rows = [
-            row
-            for row in self._tables.messages.values()
-            if row.reserved and row.status in NO_PLACE
+            row for row in self._tables.messages.values() if row.reserved and row.status in NO_PLACE
         ]
         return [_place(row) for row in sorted(rows, key=lambda row: row.id)[:at_most]]
 

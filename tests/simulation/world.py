@@ -15,14 +15,15 @@ from unittest.mock import patch
 from uuid import UUID
 
 from dispatcher.channel import Channel
-from dispatcher.delivery import Delivery, Lanes, lanes, round as round_, senders
+from dispatcher.delivery import Delivery, Lanes, lanes, senders
+from dispatcher.delivery import round as round_
 from dispatcher.errors import (
     DispatcherError,
     MessageNotFound,
     OutcomeUnknown,
     TooLate,
 )
-from dispatcher.message import Draft, Outcome, Status
+from dispatcher.message import Draft, Message, Outcome, Status
 from dispatcher.queue import Group
 from dispatcher.quota import Limit, Quota
 from dispatcher.sendtime import to_ms
@@ -33,7 +34,8 @@ from dispatcher.sweep import MARKER_SPARE, Sweep
 from tests.simulation.broker import Broker, SimQueue, begins_in
 from tests.simulation.faults import Reached, Weather
 from tests.simulation.ledger import Provider, SimTransport
-from tests.simulation.scheduler import START, Process, Scheduler, SimQueue as Calls, Threading
+from tests.simulation.scheduler import START, Process, Scheduler, Threading
+from tests.simulation.scheduler import SimQueue as Calls
 from tests.simulation.store import (
     MemoryClaims,
     MemoryMessages,
@@ -44,7 +46,7 @@ from tests.simulation.store import (
 from tests.simulation.windows import MemoryPermits, MemoryUpkeep, MemoryWindows, Server
 
 QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
-CHANNEL_LIMIT = Limit(3, 500)
+CHANNEL_LIMITS = (Limit(2, 2_500), Limit(5, 12_000))
 SCOPES = ("ada", "bob", "cyd")
 _SECOND = 1_000_000
 _CALM_SECONDS = 240
@@ -63,7 +65,7 @@ def settings() -> Settings:
         shards=2,
         quotas=QUOTAS,
         channels={
-            "sms": Channel(**channel, limits=(CHANNEL_LIMIT,)),
+            "sms": Channel(**channel, limits=CHANNEL_LIMITS),
             "mail": Channel(**channel, on_unknown="hold"),
         },
         horizon=timedelta(seconds=6),
@@ -105,7 +107,7 @@ class Facts:
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
     known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)
-    """What SQL said of the tries of a message when it was last claimed again."""
+    """What SQL said of each try of a message when the message was next claimed."""
     ended: dict[UUID, tuple[Status, datetime | None]] = field(default_factory=dict)
 
 
@@ -151,7 +153,7 @@ class World:
         self.permits = MemoryPermits(
             self.server,
             scope_limits=[Limit(quota.count, quota.length_ms) for quota in QUOTAS],
-            channel_limits={"sms": [CHANNEL_LIMIT]},
+            channel_limits={"sms": CHANNEL_LIMITS},
         )
 
     def play(self, seconds: int = 90) -> None:
@@ -161,6 +163,7 @@ class World:
             while self.scheduler.now_us < seconds * _SECOND:
                 self._pass(1)
             self._calm()
+            self._pass(10)  # callers who were asking still get their answers
             end_us = self.scheduler.now_us + _CALM_SECONDS * _SECOND
             while self.scheduler.now_us < end_us and not self._is_settled():
                 self._pass(1)
@@ -238,9 +241,7 @@ class World:
                 asked.leaks = True
 
     def _queue_of(self, process: Process) -> Any:
-        queue = SimQueue(
-            self.broker, self.scheduler, self.weather, coalesce=self.settings.coalesce
-        )
+        queue = SimQueue(self.broker, self.scheduler, self.weather, coalesce=self.settings.coalesce)
         return self._reached(queue, "queue", process)
 
     def _worker(self, number: int) -> None:
@@ -248,6 +249,7 @@ class World:
         transport = SimTransport(
             self.provider,
             process,
+            self._is_claimed,
             scheduler=self.scheduler,
             weather=self.weather,
             tell=lambda what, detail: self.tell(process.name, what, detail),
@@ -264,6 +266,15 @@ class World:
         self.workers[process] = Lanes(delivery, at_once=self.settings.groups_at_once)
         self._reborn(process, lambda: self._worker(number))
         self.broker.offer()
+
+    def _is_claimed(self, message: Message) -> None:
+        """Nothing is handed over but under the claim that holds, by the database's clock."""
+        row = self.tables.messages.get(message.id)
+        ends_at = None if row is None else row.claim_expires_at
+        if row is None or ends_at is None or ends_at <= self.tables.now():
+            self.facts.wrong.append(f"{message.id} was handed over after its claim had ended")
+        elif row.attempt_count != message.attempt_count:
+            self.facts.wrong.append(f"{message.id} was handed over under an old claim")
 
     def _take(self, task: Group) -> bool:
         alive = [process for process in self.workers if process.alive]
@@ -571,10 +582,9 @@ class WatchedClaims(MemoryClaims):
     def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = timedelta(0)) -> list[Claim]:
         claims = super().claim(message_ids, ahead=ahead)
         for claim in claims:
-            if claim.token > 1:
-                self._facts.known_then[claim.message.id] = self._rows.outcomes(
-                    claim.message.id, before=claim.token
-                )
+            known = self._rows.outcomes(claim.message.id, before=claim.token)
+            then = self._facts.known_then.setdefault(claim.message.id, [])
+            then[len(then) :] = known[len(then) :]
         return claims
 
 
