@@ -20,7 +20,6 @@ from dispatcher.store import Claim
 from dispatcher.submission import Changes, Submission
 from dispatcher.sweep import Sweep
 from tests.simulation.store import MemoryClaims, MemoryStoreUpkeep, Row, Tables
-from tests.simulation.windows import MemoryPermits
 
 Bug = Callable[[], AbstractContextManager[object]]
 
@@ -107,10 +106,6 @@ def send_without_waiting_for_the_instant() -> AbstractContextManager[object]:
     return patch.object(Sending, "_take", take)
 
 
-def open_without_restoring_permits() -> AbstractContextManager[object]:
-    return patch.object(MemoryPermits, "restore", lambda *_, **__: None)
-
-
 def nobody_rescues() -> AbstractContextManager[object]:
     return patch.object(Sweep, "rescue", lambda _: 0)
 
@@ -135,7 +130,6 @@ BUGS: tuple[Bug, ...] = (
     submit_keeps_its_place_on_error,
     hand_over_without_looking_at_the_claim,
     send_without_waiting_for_the_instant,
-    open_without_restoring_permits,
     nobody_rescues,
     orphans_stay,
 )

@@ -46,10 +46,10 @@ from tests.simulation.store import (
 from tests.simulation.windows import MemoryPermits, MemoryUpkeep, MemoryWindows, Server
 
 QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
-CHANNEL_LIMITS = (Limit(2, 2_500), Limit(5, 12_000))
+CHANNEL_LIMITS = (Limit(2, 2_500), Limit(3, 8_000))
 SCOPES = ("ada", "bob", "cyd")
 _SECOND = 1_000_000
-_CALM_SECONDS = 240
+_CALM_SECONDS = 400
 _GIVES_BACK = ("windows.withdraw", "windows.release")
 
 
