@@ -120,11 +120,17 @@ def _may_end_otherwise(world: World, row: Row) -> bool:
     """Whether a message has ended otherwise than sent, as it may; :func:`_ends` judges how."""
     if row.status is Status.CANCELLED:
         return row.id not in world.facts.cancelled
+    if row.status is Status.SENT:  # moved after a try, whose success came to light later
+        tries = (line for line in world.provider.lines if line.id == row.id)
+        return any(line.send_at_ms != to_ms(row.send_at) for line in tries)
     return row.status in (Status.FAILED, Status.EXPIRED, Status.HELD)
 
 
 def _ends(world: World) -> Iterator[str]:
+    arrived = {line.id for line in world.provider.lines if line.event == "end"}
     for row in _rows(world):
+        if row.status is Status.SENT and row.id not in arrived:
+            yield f"{row.id} counts as sent but never was"
         outcomes = world.tables.outcomes(row.id)
         if row.status in (Status.SCHEDULED, Status.SENDING):
             yield f"{row.id} is still {row.status}"

@@ -13,8 +13,10 @@ from tests.simulation.faults import Fault
 from tests.simulation.judge import accepted
 from tests.simulation.runs import played, search, told
 
-FAULTS = 25_000
-"""Faults of an ordinary run; ``make simulate`` has more."""
+FAULTS = 15_000
+"""Faults of an ordinary run; ``make simulate`` has 200,000."""
+ENOUGH = 25_000
+"""Faults within which each bug is found."""
 
 
 def test_no_promise_is_broken_whatever_goes_wrong() -> None:
@@ -57,6 +59,6 @@ def test_a_story_can_be_read() -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found(bug: Bug) -> None:
     with bug():
-        found = search(faults=FAULTS)
+        found = search(faults=ENOUGH)
 
     assert found.broken, f"{found.faults} faults did not find it"

@@ -96,7 +96,7 @@ class Both:
         self.clock.advance(timedelta(milliseconds=self.rng.choice([0, 1, 300, 2_000, 6_000])))
         self.rng.choice(
             [self._add, self._add, self._change, self._claim, self._claim, self._record,
-             self._put_back, self._sweep, self._read]
+             self._put_back, self._sweep, self._sweep, self._read]
         )()  # fmt: skip
 
     def _some_id(self) -> UUID:
@@ -129,7 +129,7 @@ class Both:
             finished_at=None, last_error=None, on_unknown=rng.choice(["retry", "hold"]),
             expire_after=expires,
         )  # fmt: skip
-        enqueue_at = send_at - timedelta(seconds=1)
+        enqueue_at = send_at - timedelta(seconds=self.rng.choice([1, 4]))
         self.known.append(
             self.ask(0, "add", message, enqueue_at=enqueue_at, fingerprint=str(rng.random()))
         )
