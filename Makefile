@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast soak soak-bugs check format bench migrate clean
+.PHONY: help demo test test-fast simulate soak soak-bugs check format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ soak: $(READY) ## Strike real servers and processes by SEED for MINUTES, and jud
 
 soak-bugs: $(READY) ## Put known bugs into copies, one at a time: the soak must catch each
 	$(BIN)/python -m tests.soak.bugs
+
+simulate: $(READY) ## Break everything 200,000 times in simulated time
+	$(BIN)/python -m tests.simulation --faults 200000
 
 check: $(READY) ## Lint, types, architecture, migrations, compose file
 	$(BIN)/ruff format --check .

@@ -25,7 +25,8 @@
 -- there is room because somebody did not come at its turn: then the two change places.
 --
 -- Idempotent by permit id: asked again, a permit that was taken is granted again, and who has a turn
--- keeps it.
+-- keeps it. One that a rebuild put there for a claim under way (restore_permits.lua; its score is no
+-- whole ms) was perhaps never granted: it is judged as if it were not there.
 
 -- How long a turn is kept for a message that does not come, and after which time another one that
 -- is there may have it.
@@ -48,7 +49,7 @@ local kinds, logs = said[1], said[2]
 local states = {}
 
 local function score_at(key, rank)
-  return tonumber(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
+  return math.ceil(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
 for log = 1, #logs / 2 do
@@ -211,6 +212,29 @@ local function join_line(mine, member, own, binding, turn)
   end
 end
 
+-- Let a permit that a rebuild put there count no more; whoever asks for it is judged.
+local function forget_restored(state, id)
+  local at = redis.call('ZSCORE', KEYS[state.place], id)
+  at = at and tonumber(at)
+  if not at or at % 1 == 0 then
+    return
+  end
+  redis.call('ZREM', KEYS[state.place], id)
+  for place, taken in pairs(state.taken) do
+    if at > now - state.limits[place + 1] then
+      state.taken[place] = taken - 1
+    end
+  end
+  for number, period in ipairs(state.periods) do
+    if at >= state.calendars[number][period.at] then
+      period.taken = period.taken - 1
+    end
+  end
+  if at > now + 1 then
+    state.in_hand = state.in_hand - 1
+  end
+end
+
 local reply = {}
 for request, places in ipairs(wanted) do
   local id = ARGV[3 + request]
@@ -219,6 +243,9 @@ for request, places in ipairs(wanted) do
   local mine, own = {}, {}
   for place = 2, #places do
     local state = states[places[place]]
+    if not state.empty then
+      forget_restored(state, id)
+    end
     mine[place - 1] = state
     own[place - 1] = state.waiting > 0 and tonumber(redis.call('ZSCORE', KEYS[state.line], member) or nil)
   end

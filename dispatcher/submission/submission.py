@@ -179,7 +179,8 @@ class Submission:
 
         The sweep may have given it up meanwhile, or rebuilt the windows before the message was in
         the store. Raises QuotaExceeded when another message has the place; then this one is taken
-        back, unless it is already being sent, or to be kept.
+        back, unless it is already being sent, or to be kept; OutcomeUnknown where the database does
+        not answer to that.
         """
         try:
             self._reserve_again(message, booking)
@@ -206,6 +207,8 @@ class Submission:
             # A twin may have told its caller of this message, so it does not vanish.
             return self._messages.cancel(message.id).status is Status.CANCELLED
         except StoreUnavailable as error:
+            if not error.refused:  # it may be gone: nobody is told that it is accepted
+                raise OutcomeUnknown(error.reason, message.id) from error
             log.warning("message %s: kept without a place of its own: %s", message.id, error)
             return False
 

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher import Message, QuotaExceeded, Status
+from dispatcher import Message, OutcomeUnknown, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
 from dispatcher.submission import terms_for
 from tests.integration.house.conftest import Build
-from tests.support.doubles import Between, once
+from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
 from tests.support.reserving import window
 
@@ -70,6 +70,18 @@ def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) 
     assert caught.value.conflicting == (taken[0].id,)
     assert [row[0] for row in house.rows()] == [taken[0].id]
     assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+
+
+@pytest.mark.parametrize(("key", "verb"), [(None, "remove"), ("key", "cancel")])
+def test_nobody_is_told_of_a_message_that_was_perhaps_taken_back(
+    build: Build, key: str | None, verb: str
+) -> None:
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall, other.open, lambda: other.submit(send_at=SOON))
+    lost = raising(StoreUnavailable("the connection to the database broke"))
+    house.swap("messages", Between(house.parts.messages, after={verb: lost}))
+    with pytest.raises(OutcomeUnknown):
+        house.submit(send_at=SOON, idempotency_key=key)
 
 
 @pytest.mark.parametrize("key", [None, "key"])

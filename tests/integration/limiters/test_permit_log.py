@@ -230,3 +230,26 @@ def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None
     assert began + 1 - 600_000 <= members[b"old"] <= ended + 1 - 600_000
     assert began + 1 + 10_000 <= members[b"in hand"] <= ended + 1 + 10_000
     assert [each.allowed for each in logs.acquire(b"1", b"2")] == [True, False]
+
+
+def test_a_claim_that_had_no_permit_gets_none_by_a_rebuild(make: Make) -> None:
+    """The store knows which claims are under way, not which of them have asked."""
+    logs = make("2/minute")
+    logs.client.set("{test}:rebuild", "mine")
+    requests = [PermitRequest(each, ("log",)) for each in (b"a" * 20, b"b" * 20, b"c" * 20)]
+
+    logs.log.restore(
+        [(each, -HOLD) for each in requests],
+        rebuild_key="{test}:rebuild",
+        marker="mine",
+        marker_life=HOLD,
+        longest=timedelta(minutes=1),
+    )
+    (other,) = logs.acquire(b"d" * 20)
+    answers = [each.allowed for each in logs.acquire(b"a" * 20, b"b" * 20, b"c" * 20)]
+
+    assert not other.allowed  # they count until they are asked for
+    assert answers == [False, True, True]  # three were restored where two fit
+    assert logs.members().keys() == {b"b" * 20, b"c" * 20}
+    (repeated,) = logs.acquire(b"b" * 20)
+    assert repeated.allowed

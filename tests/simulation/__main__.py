@@ -1,0 +1,60 @@
+"""Play one seed again, or many: ``python -m tests.simulation SEED [WORD]``.
+
+Without a seed it plays stories until FAULTS (default 200,000) things have gone wrong:
+``python -m tests.simulation --faults 200000``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.simulation.judge import judge
+from tests.simulation.runs import played, search, told
+
+
+def main() -> int:
+    """Return 1 when a promise was broken."""
+    asked = argparse.ArgumentParser(prog="python -m tests.simulation")
+    asked.add_argument("seed", type=int, nargs="?", help="the story to tell")
+    asked.add_argument("about", nargs="?", default="", help="only the lines that name this")
+    asked.add_argument("--faults", type=int, default=200_000)
+    asked.add_argument("--first", type=int, default=0, help="the seed to begin with")
+    given = asked.parse_args()
+    if given.seed is not None:
+        world = played(given.seed)
+        for line in told(world, given.about):
+            print(line)  # noqa: T201 - a command
+        broken = judge(world)
+        print(f"seed {given.seed}, story {world.digest()}: {len(broken)} promises broken")  # noqa: T201
+        for each in broken:
+            print(f"  {each}")  # noqa: T201
+        return bool(broken)
+    started = time.process_time()
+    found = search(faults=given.faults, first=given.first, stop_at_first=False)
+    took = time.process_time() - started
+    print(f"{found.faults} faults in {found.stories} stories, {took:.1f} s of processor time")  # noqa: T201
+    for what, count in sorted(_grouped(found.counts).items(), key=lambda each: -each[1]):
+        print(f"{count:8}  {what}")  # noqa: T201
+    for seed, broken in found.broken.items():
+        print(f"seed {seed}: {broken[0]}")  # noqa: T201
+        print(f"  the story: .venv/bin/python -m tests.simulation {seed}")  # noqa: T201
+    return bool(found.broken)
+
+
+def _grouped(counts: dict[str, int]) -> dict[str, int]:
+    """Add up what happened to this or that process."""
+    grouped: dict[str, int] = {}
+    for what, count in counts.items():
+        name = " ".join(
+            "a process" if word in {"worker", "sweeper", "client"} else word
+            for word in what.split()
+            if not word.isdigit()
+        ).replace("a a process", "a worker")
+        grouped[name] = grouped.get(name, 0) + count
+    return grouped
+
+
+if __name__ == "__main__":
+    sys.exit(main())

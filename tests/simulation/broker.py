@@ -1,0 +1,60 @@
+"""The broker: tasks that are lost, repeated and late, and workers whose clocks are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from dispatcher.queue import Group, Ticket, group
+from tests.simulation.faults import Weather
+from tests.simulation.scheduler import Scheduler
+
+
+class Broker:
+    """Keeps tasks until ``take`` finds a worker for them."""
+
+    def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
+        self._scheduler = scheduler
+        self._weather = weather
+        self.tasks: list[Group] = []
+        self.take: Callable[[Group], bool] = lambda _: False
+
+    def publish(self, task: Group) -> None:
+        """Give a task to a worker now, or once there is one."""
+        if not self.take(task):
+            self.tasks.append(task)
+
+    def offer(self) -> None:
+        """A worker has come."""
+        waiting, self.tasks = self.tasks, []
+        for task in waiting:
+            self.publish(task)
+
+
+class SimQueue:
+    """Stands in for ``dispatcher.queue.Queue``."""
+
+    def __init__(
+        self, broker: Broker, scheduler: Scheduler, weather: Weather, *, coalesce: timedelta
+    ) -> None:
+        self._broker = broker
+        self._scheduler = scheduler
+        self._weather = weather
+        self._coalesce = coalesce
+
+    def enqueue(self, tickets: Sequence[Ticket]) -> None:
+        """Publish; now and then the broker loses a task or repeats it."""
+        for task in group(tickets, coalesce=self._coalesce, size=5):
+            luck = 1.0 if self._weather.calm else self._scheduler.rng.random()
+            if luck < 0.05:
+                self._weather.note("a task is lost")
+                continue
+            self._broker.publish(task)
+            if luck < 0.12:
+                self._weather.note("a task is repeated")
+                self._broker.publish(task)
+
+
+def begins_in(task: Group, now: datetime) -> float:
+    """Return how many seconds a worker waits whose clock says ``now``."""
+    return max(0.0, (task.begins_at - now).total_seconds())

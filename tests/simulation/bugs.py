@@ -1,0 +1,135 @@
+"""Bugs to be found: each is a mistake that somebody could make, put in by patching one method.
+
+Those of the doubles stand for the same mistake in a statement or a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
+
+from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
+from dispatcher.delivery.round import Round
+from dispatcher.delivery.senders import Sending
+from dispatcher.errors import TooLate
+from dispatcher.message import Status
+from dispatcher.store import Claim
+from dispatcher.submission import Changes, Submission
+from dispatcher.sweep import Sweep
+from tests.simulation.store import MemoryClaims, MemoryStoreUpkeep, Row, Tables
+
+Bug = Callable[[], AbstractContextManager[object]]
+
+
+def record_without_token_guard() -> AbstractContextManager[object]:
+    def ours(self: Tables, claim: Claim, statuses: Sequence[Status]) -> Row | None:
+        row = self.messages.get(claim.message.id)
+        return row if row is not None and row.status in statuses else None
+
+    return patch.object(Tables, "ours", ours)
+
+
+def put_back_counts_an_attempt() -> AbstractContextManager[object]:
+    real = MemoryClaims.put_back
+
+    def put_back(self: MemoryClaims, snoozed: Any, *, enqueue_in: timedelta) -> None:
+        given = list(snoozed)
+        counts = {each.message.id: each.message.attempt_count for each, _ in given}
+        real(self, given, enqueue_in=enqueue_in)
+        for id_, count in counts.items():
+            row = self._tables.messages.get(id_)
+            if row is not None and row.status is Status.SCHEDULED:
+                row.attempt_count = count
+
+    return patch.object(MemoryClaims, "put_back", put_back)
+
+
+def rescue_forgets_hold() -> AbstractContextManager[object]:
+    real = MemoryStoreUpkeep._rescue
+
+    def rescue(self: MemoryStoreUpkeep, row: Row, now: Any) -> None:
+        word, row.on_unknown = row.on_unknown, "retry"
+        real(self, row, now)
+        row.on_unknown = word
+
+    return patch.object(MemoryStoreUpkeep, "_rescue", rescue)
+
+
+def settle_before_send() -> AbstractContextManager[object]:
+    real = Round._outcome
+
+    def outcome(self: Round, claim: Claim) -> Any:
+        self._permits.settle([(permit_of(claim), timedelta(0))])
+        return real(self, claim)
+
+    def settle(self: Outcomes, ended: Sequence[Ended]) -> None:
+        del self, ended
+
+    return _both(
+        patch.object(Round, "_outcome", outcome), patch.object(Outcomes, "_settle", settle)
+    )
+
+
+def cancel_by_row_count() -> AbstractContextManager[object]:
+    real = Changes.cancel
+
+    def cancel(self: Changes, message_id: Any) -> Any:
+        before = self._messages.get(message_id)
+        if before.status is not Status.SCHEDULED:  # "no row was changed"
+            raise TooLate(message_id, before.status)
+        return real(self, message_id)
+
+    return patch.object(Changes, "cancel", cancel)
+
+
+def submit_keeps_its_place_on_error() -> AbstractContextManager[object]:
+    return patch.object(Submission, "withdraw", lambda *_: None)
+
+
+def hand_over_without_looking_at_the_claim() -> AbstractContextManager[object]:
+    real = Round.__init__
+
+    def begin(self: Round, *given: Any, **named: Any) -> None:
+        real(self, *given, **named)
+        self._timeout = -1e9
+
+    return patch.object(Round, "__init__", begin)
+
+
+def send_without_waiting_for_the_instant() -> AbstractContextManager[object]:
+    def take(self: Sending) -> Claim | None:
+        return self._left.popleft()[1] if self._left else None
+
+    return patch.object(Sending, "_take", take)
+
+
+def nobody_rescues() -> AbstractContextManager[object]:
+    return patch.object(Sweep, "rescue", lambda _: 0)
+
+
+def orphans_stay() -> AbstractContextManager[object]:
+    return patch.object(Sweep, "_settle_unconfirmed", lambda _: (0, 0, 0))
+
+
+def _both(first: Any, second: Any) -> AbstractContextManager[object]:
+    stack = ExitStack()
+    stack.enter_context(first)
+    stack.enter_context(second)
+    return stack
+
+
+BUGS: tuple[Bug, ...] = (
+    record_without_token_guard,
+    put_back_counts_an_attempt,
+    rescue_forgets_hold,
+    settle_before_send,
+    cancel_by_row_count,
+    submit_keeps_its_place_on_error,
+    hand_over_without_looking_at_the_claim,
+    send_without_waiting_for_the_instant,
+    nobody_rescues,
+    orphans_stay,
+)

@@ -1,0 +1,194 @@
+"""What goes wrong between a use case and the part that it calls."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from types import GeneratorType
+from typing import Any
+
+from dispatcher.errors import (
+    DispatcherError,
+    LimitersUnavailable,
+    OutcomeUnknown,
+    QueueUnavailable,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
+from tests.simulation.scheduler import Process, Scheduler
+
+
+class Fault(StrEnum):
+    """What may happen to one call."""
+
+    REFUSED = "refused"
+    LOST = "done, but its reply is lost"
+    DIES_BEFORE = "its process dies before it"
+    DIES_AFTER = "its process dies after it"
+    FREEZES_BEFORE = "its process freezes before it"
+    FREEZES_AFTER = "its process freezes after it"
+    SLOW_BEFORE = "slow on its way"
+    SLOW_AFTER = "slow on its way back"
+
+
+_KINDS = {
+    Fault.REFUSED: 30, Fault.LOST: 40, Fault.DIES_BEFORE: 2, Fault.DIES_AFTER: 3,
+    Fault.FREEZES_BEFORE: 3, Fault.FREEZES_AFTER: 5, Fault.SLOW_BEFORE: 6, Fault.SLOW_AFTER: 6,
+}  # fmt: skip
+
+
+class Weather:
+    """How often something goes wrong: different in each story, nothing once it is calm.
+
+    ``outages`` names the rooms that do not answer at all.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.calm = False
+        self.outages: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self.often = rng.choice([0.1, 0.2, 0.3, 0.45])
+        self._kinds = list(_KINDS)
+        # Each story has its own mixture, some lack whole kinds of faults.
+        self._weights = [weight * rng.choice([0, 0.3, 1, 3]) for weight in _KINDS.values()]
+        if not any(self._weights):
+            self._weights[0] = 1.0
+
+    def draw(self, room: str) -> Fault | None:
+        """Say what happens to the next call to a room."""
+        if self.calm:
+            return None
+        if room in self.outages:
+            return self.count(Fault.REFUSED)
+        if self.rng.random() >= self.often:
+            return None
+        return self.count(self.rng.choices(self._kinds, self._weights)[0])
+
+    def count(self, fault: Fault) -> Fault:
+        self.counts[fault] += 1
+        return fault
+
+    def note(self, what: str) -> None:
+        """Count something that goes wrong beside the calls."""
+        self.counts[what] += 1
+
+    @property
+    def faults(self) -> int:
+        """How much went wrong so far."""
+        return sum(self.counts.values())
+
+
+Tell = Callable[[str, str], None]
+_ROOMS: dict[str, Callable[[], DispatcherError]] = {
+    "store": lambda: StoreUnavailable("the connection to the database broke"),
+    "windows": lambda: ReservationsUnavailable("redis did not answer"),
+    "permits": lambda: LimitersUnavailable("redis did not answer"),
+    "queue": lambda: QueueUnavailable("the broker did not take the tasks"),
+}
+_SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue": "broker"}
+
+
+class Reached:
+    """A part as one process reaches it: each call is a step at which others may come between."""
+
+    def __init__(
+        self,
+        part: object,
+        room: str,
+        process: Process,
+        *,
+        scheduler: Scheduler,
+        weather: Weather,
+        tell: Tell,
+    ) -> None:
+        self._part = part
+        self._room = room
+        self._server = _SERVER_OF[room]
+        self._process = process
+        self._scheduler = scheduler
+        self._weather = weather
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._part, name)
+        if not callable(target):
+            return target
+
+        def call(*positional: Any, **named: Any) -> Any:
+            return self._call(name, lambda: target(*positional, **named), positional)
+
+        vars(self)[name] = call
+        return call
+
+    def _call(self, name: str, act: Callable[[], Any], about: tuple[Any, ...] = ()) -> Any:
+        weather, scheduler = self._weather, self._scheduler
+        rng = scheduler.rng
+        scheduler.wait(0.0002 + 0.002 * rng.random())
+        fault = weather.draw(self._server)
+        if fault is not None:
+            self._tell(f"{self._room}.{name}", f"! {fault}")
+            self._before(fault, name, about)
+        try:
+            answer = act()
+        except DispatcherError as error:
+            self._tell(f"{self._room}.{name}", f"raises {type(error).__name__}")
+            raise
+        if isinstance(answer, GeneratorType):
+            return self._pages(name, answer)
+        self._tell(f"{self._room}.{name}", "")
+        if fault is not None:
+            self._after(fault, name, about)
+        scheduler.wait(0.0002 + 0.001 * rng.random())
+        return answer
+
+    def _pages(self, name: str, pages: Iterator[Any]) -> Iterator[Any]:
+        end: list[Any] = []
+        while True:
+            page = self._call(f"{name} page", lambda: next(pages, end))
+            if page is end:
+                return
+            yield page
+
+    def _before(self, fault: Fault, name: str, about: tuple[Any, ...]) -> None:
+        rng = self._scheduler.rng
+        if fault is Fault.REFUSED:
+            if self._room == "store" and rng.random() < 0.1:
+                raise StoreUnavailable("the database answered DataError", refused=True)
+            if name == "add" and rng.random() < 0.3:
+                raise OutcomeUnknown("the connection to the database broke", about[0].id)
+            raise self._error()
+        if fault is Fault.SLOW_BEFORE:
+            self._scheduler.wait(rng.choice([0.1, 1.0, 4.0]) * rng.random())
+        elif fault is Fault.FREEZES_BEFORE:
+            self._freeze()
+        elif fault is Fault.DIES_BEFORE:
+            self._die()
+
+    def _after(self, fault: Fault, name: str, about: tuple[Any, ...]) -> None:
+        rng = self._scheduler.rng
+        if fault is Fault.LOST:
+            self._scheduler.wait(0.01)
+            if name == "add":
+                raise OutcomeUnknown("the connection to the database broke", about[0].id)
+            raise self._error()
+        if fault is Fault.SLOW_AFTER:
+            self._scheduler.wait(rng.choice([0.1, 1.0, 4.0]) * rng.random())
+        elif fault is Fault.FREEZES_AFTER:
+            self._freeze()
+        elif fault is Fault.DIES_AFTER:
+            self._die()
+
+    def _error(self) -> DispatcherError:
+        return _ROOMS[self._room]()
+
+    def _freeze(self) -> None:
+        length_us = int(self._scheduler.rng.uniform(0.5, 9.0) * 1_000_000)
+        self._process.frozen_until_us = self._scheduler.now_us + length_us
+        self._scheduler.wait(0.0)
+
+    def _die(self) -> None:
+        self._scheduler.kill(self._process)
+        self._scheduler.wait(0.0)

@@ -1,0 +1,260 @@
+"""Which promises a story breaks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from uuid import UUID
+
+from dispatcher.message import Outcome, Status
+from dispatcher.reservation import Terms
+from dispatcher.sendtime import to_ms
+from tests.simulation.store import NO_PLACE, Row
+from tests.simulation.world import CHANNEL_LIMITS, QUOTAS, World
+from tests.support.checks import History, Stored, Windows, broken_promises, false_windows
+from tests.support.ledger import Line
+from tests.support.model import is_broken
+
+_QUOTAS = [(quota.count, quota.length_ms) for quota in QUOTAS]
+
+
+def judge(world: World) -> list[str]:
+    """Return one sentence for each promise that is broken."""
+    return [
+        *(f"a thread ended with {error!r}" for error in world.scheduler.failures),
+        *world.facts.wrong,
+        *_by_the_checker(world),
+        *_early(world),
+        *_ends(world),
+        *_quotas(world),
+        *_limits(world),
+        *_expired(world),
+        *_held(world),
+        *_cancelled(world),
+        *_keys(world),
+        *_attempts(world),
+        *false_windows(_windows(world), [_stored(world, row) for row in _rows(world)]),
+        *_leftovers(world),
+        *_permits(world),
+    ]
+
+
+def _rows(world: World) -> list[Row]:
+    return list(world.tables.messages.values())
+
+
+def _stored(world: World, row: Row) -> Stored:
+    """Return a row with what was known of each try when the next one began."""
+    outcomes = world.tables.outcomes(row.id)
+    then = world.facts.known_then.get(row.id, [])
+    outcomes[: len(then)] = then
+    for place in range(len(outcomes)):
+        if (row.id, place + 1) in world.provider.unclear:
+            outcomes[place] = Outcome.UNKNOWN
+    return Stored(
+        id=row.id,
+        scope=row.scope,
+        send_at_ms=to_ms(row.send_at),
+        status=row.status,
+        outcomes=tuple(outcomes),
+    )
+
+
+def accepted(world: World) -> set[UUID]:
+    """Return the messages whose callers were told that they are accepted."""
+    return {asked.answer for asked in world.facts.asked if asked.answer is not None}
+
+
+def _perhaps(world: World) -> set[UUID]:
+    """Return the messages of callers who were told nothing, or that nobody knows."""
+    open_keys = {a.key for a in world.facts.asked if a.told in ("", "unknown") and a.key}
+    found = set()
+    for asked in world.facts.asked:
+        if asked.told in ("", "unknown") or asked.key in open_keys:
+            found.update(asked.ids)
+    return found
+
+
+def _by_the_checker(world: World) -> list[str]:
+    """Ask the checker about all that must have been sent or cancelled; others are judged here."""
+    known = accepted(world)
+    told = known | (_perhaps(world) & world.tables.messages.keys())
+    told |= {row.id for row in _rows(world) if _taken_back(world, row)}
+    apart = {row.id for row in _rows(world) if _may_end_otherwise(world, row)}
+    history = History(
+        accepted=frozenset(told - apart),
+        stored=[_stored(world, row) for row in _rows(world) if row.id not in apart],
+        ledger=[line for line in _ledger(world) if line.id not in apart],
+        cancelled=frozenset(world.facts.cancelled.keys() - apart),
+    )
+    return broken_promises(history, _QUOTAS)
+
+
+def _ledger(world: World) -> Iterator[Line]:
+    """Yield what the checker is to judge.
+
+    A try that failed before its message was cancelled or moved is none of it; what is early or
+    comes after a cancel is judged here.
+    """
+    for line in world.provider.lines:
+        row = world.tables.messages.get(line.id)
+        was_moved = row is not None and to_ms(row.send_at) != line.send_at_ms
+        if not was_moved and line.id not in world.facts.cancelled:
+            yield line
+
+
+def _early(world: World) -> Iterator[str]:
+    for line in world.provider.lines:
+        if line.at_us < line.send_at_ms * 1_000:
+            yield f"{line.id} was sent {line.send_at_ms - line.at_us / 1_000:.3f} ms early"
+
+
+def _taken_back(world: World, row: Row) -> bool:
+    """Whether a submit lost its place to another one and cancelled what a twin may know of."""
+    return row.status is Status.CANCELLED and any(
+        row.id in asked.ids and asked.key is not None for asked in world.facts.asked
+    )
+
+
+def _may_end_otherwise(world: World, row: Row) -> bool:
+    """Whether a message has ended otherwise than sent, as it may; :func:`_ends` judges how."""
+    if row.status is Status.CANCELLED:
+        return row.id not in world.facts.cancelled
+    if row.status is Status.SENT:  # moved after a try, whose success came to light later
+        tries = (line for line in world.provider.lines if line.id == row.id)
+        return any(line.send_at_ms != to_ms(row.send_at) for line in tries)
+    return row.status in (Status.FAILED, Status.EXPIRED, Status.HELD)
+
+
+def _ends(world: World) -> Iterator[str]:
+    arrived = {line.id for line in world.provider.lines if line.event == "end"}
+    for row in _rows(world):
+        if row.status is Status.SENT and row.id not in arrived:
+            yield f"{row.id} counts as sent but never was"
+        outcomes = world.tables.outcomes(row.id)
+        if row.status in (Status.SCHEDULED, Status.SENDING):
+            yield f"{row.id} is still {row.status}"
+        elif row.status is Status.FAILED:
+            is_refused = row.id in world.provider.refused
+            if not is_refused and row.attempt_count < row.max_attempts:
+                yield f"{row.id} failed after {row.attempt_count} tries"
+        elif row.status is Status.EXPIRED and row.expires_at is None:
+            yield f"{row.id} expired though it never does"
+        elif row.status is Status.HELD and (
+            row.on_unknown != "hold" or Outcome.UNKNOWN not in outcomes
+        ):
+            yield f"{row.id} is held for no reason"
+        elif row.status is Status.CANCELLED and not _may_be_cancelled(world, row):
+            yield f"{row.id} is cancelled though nobody asked for it"
+
+
+def _may_be_cancelled(world: World, row: Row) -> bool:
+    return row.id in world.facts.perhaps_cancelled or _taken_back(world, row)
+
+
+def _quotas(world: World) -> Iterator[str]:
+    promised: dict[str, list[int]] = defaultdict(list)
+    for row in _rows(world):
+        if row.status not in NO_PLACE:
+            promised[row.scope].append(to_ms(row.send_at))
+    for scope, times in promised.items():
+        for quota in _QUOTAS:
+            if is_broken(times, quota):
+                yield f"{scope} was promised more than {quota[0]} within {quota[1]} ms"
+
+
+def _limits(world: World) -> Iterator[str]:
+    begun: dict[str, list[int]] = defaultdict(list)
+    for line in world.provider.lines:
+        if line.event == "begin":
+            begun[line.scope].append(line.at_us)
+            row = world.tables.messages.get(line.id)
+            if row is not None and row.channel == "sms":
+                begun[""].append(line.at_us)
+    for scope, times in begun.items():
+        of_channel = [(limit.count, limit.length_ms) for limit in CHANNEL_LIMITS]
+        for count, length in _QUOTAS if scope else of_channel:
+            if is_broken(times, (count, length * 1_000)):
+                name = scope or "the channel"
+                yield f"{name} was sent more than {count} within {length} ms"
+
+
+def _expired(world: World) -> Iterator[str]:
+    for line in world.provider.lines:
+        row = world.tables.messages.get(line.id)
+        if line.event != "begin" or row is None or row.expires_at is None:
+            continue
+        if line.at_us >= to_ms(row.expires_at) * 1_000:
+            yield f"{line.id} was sent after its expiry"
+
+
+def _held(world: World) -> Iterator[str]:
+    """A message that is to be held reaches its provider once at most."""
+    arrived: dict[UUID, int] = defaultdict(int)
+    for line in world.provider.lines:
+        arrived[line.id] += line.event == "end"
+    for row in _rows(world):
+        if row.on_unknown == "hold" and arrived[row.id] > 1:
+            yield f"{row.id} is to be held and was sent {arrived[row.id]} times"
+
+
+def _cancelled(world: World) -> Iterator[str]:
+    for line in world.provider.lines:
+        at_ms = world.facts.cancelled.get(line.id)
+        if at_ms is not None and line.event == "begin" and line.at_us > at_ms * 1_000:
+            yield f"{line.id} was sent after its cancel was confirmed"
+
+
+def _keys(world: World) -> Iterator[str]:
+    answers: dict[str, set[UUID]] = defaultdict(set)
+    for asked in world.facts.asked:
+        if asked.key is not None and asked.answer is not None:
+            answers[asked.key].add(asked.answer)
+    for key, ids in answers.items():
+        if len(ids) > 1:
+            yield f"{key} was answered with {len(ids)} messages"
+
+
+def _attempts(world: World) -> Iterator[str]:
+    for row in _rows(world):
+        kept = len(world.tables.outcomes(row.id))
+        if row.attempt_count != kept:
+            yield f"{row.id} counts {row.attempt_count} tries and has {kept}"
+        for token, attempt in world.tables.attempts.get(row.id, {}).items():
+            if attempt.finished_at is None:
+                yield f"claim {token} of {row.id} has no end"
+
+
+def _windows(world: World) -> Windows:
+    server = world.server
+    found: dict[str, dict[UUID, int]] = {}
+    for scope in {row.scope for row in _rows(world)}:
+        keys = world.windows.keys_of(Terms.plain(scope))
+        _, window = server.window_of(keys, scope)
+        if window:
+            found[scope] = {UUID(bytes=id_[:16]): at for id_, at in window.items()}
+    return found
+
+
+def _leftovers(world: World) -> Iterator[str]:
+    for name, window in world.server.holds.windows.items():
+        for member in window:
+            if len(member) > 16:
+                yield f"{name} still has a hold of {UUID(bytes=member[:16])}"
+    waiting = sum(len(entries) for entries in world.server.holds.pending.values())
+    if waiting:
+        yield f"{waiting} reservations are not confirmed"
+
+
+def _permits(world: World) -> Iterator[str]:
+    """Each hand-over still counts where a limit looks for it, not from earlier than it began."""
+    memory_ms = world.permits.memory.total_seconds() * 1_000
+    end_ms = world.server.now_ms()
+    for line in world.provider.lines:
+        at_ms = world.redis_ms_of(line.at_us)
+        if line.event != "begin" or at_ms < end_ms - memory_ms:
+            continue
+        log = world.permits.scope_log(line.scope)
+        scores = [at for member, at in log.items() if member[:16] == line.id.bytes]
+        if not any(score >= at_ms for score in scores):
+            yield f"try {line.attempt} of {line.id} has no permit"

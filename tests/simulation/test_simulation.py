@@ -1,0 +1,64 @@
+"""Many short stories, a few seeds each, and bugs that they must find."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.bugs import BUGS, Bug
+from tests.simulation.faults import Fault
+from tests.simulation.judge import accepted
+from tests.simulation.runs import played, search, told
+
+FAULTS = 15_000
+"""Faults of an ordinary run; ``make simulate`` has 200,000."""
+ENOUGH = 25_000
+"""Faults within which each bug is found."""
+
+
+def test_no_promise_is_broken_whatever_goes_wrong() -> None:
+    found = search(faults=FAULTS)
+
+    assert found.broken == {}, "python -m tests.simulation SEED tells the story"
+    assert found.faults >= FAULTS
+
+
+def test_the_stories_reach_what_they_are_to_break() -> None:
+    worlds = [played(seed) for seed in range(3)]
+
+    statuses = {row.status for world in worlds for row in world.tables.messages.values()}
+    assert {"sent", "failed", "cancelled", "expired", "held"} <= statuses
+    assert sum(len(accepted(world)) for world in worlds) > 50
+    assert {str(fault) for fault in Fault} <= {
+        each for world in worlds for each in world.weather.counts
+    }
+
+
+def test_a_seed_tells_the_same_story_in_every_process() -> None:
+    digest = played(3).digest()
+
+    program = "from tests.simulation.runs import played; print(played(3).digest())"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    other = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert other.stdout.strip() == digest
+    assert played(4).digest() != digest
+
+
+def test_a_story_can_be_read() -> None:
+    lines = list(told(played(3)))
+
+    assert any("asks: submit" in line for line in lines)
+    assert any("! done, but its reply is lost" in line for line in lines)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_found(bug: Bug) -> None:
+    with bug():
+        found = search(faults=ENOUGH)
+
+    assert found.broken, f"{found.faults} faults did not find it"

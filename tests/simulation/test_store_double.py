@@ -1,0 +1,226 @@
+"""The store in memory answers like the one on SQLite, and keeps the same rows."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import event, select
+
+from dispatcher.errors import DispatcherError
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
+from dispatcher.store.schema import attempts, messages
+from tests.simulation.store import (
+    NAMES,
+    AttemptRow,
+    MemoryClaims,
+    MemoryMessages,
+    MemoryStoreUpkeep,
+    Tables,
+)
+from tests.support.clock import MovableClock
+
+TTL = timedelta(seconds=5)
+STEPS = 120
+_COLUMNS = (*NAMES, "enqueue_at", "fingerprint", "claim_token", "claim_expires_at", "reserved")
+
+
+class Both:
+    """The same calls to both stores, at the same time by the clocks of both."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.clock = MovableClock()
+        self.database = Database(f"sqlite:///{path}")
+        event.listen(self.database.engine, "connect", self._tell_time)
+        self.tables = Tables(self.clock.now)
+        self.stores = [
+            (Messages(self.database), MemoryMessages(self.tables)),
+            (Claims(self.database, ttl=TTL), MemoryClaims(self.tables, ttl=TTL)),
+            (StoreUpkeep(self.database), MemoryStoreUpkeep(self.tables)),
+        ]
+        self.known: list[Message] = []
+        self.claims: list[Claim] = []
+
+    def _tell_time(self, connection: sqlite3.Connection, record: object) -> None:
+        del record
+        helper = sqlite3.connect(":memory:", check_same_thread=False)
+
+        def strftime(form: str, instant: str, *shifts: str) -> str:
+            if instant == "now":
+                instant = self.clock.now().isoformat(" ", "milliseconds")[:23]
+            marks = ", ".join("?" * (2 + len(shifts)))
+            query = f"SELECT strftime({marks})"
+            found: str = helper.execute(query, (form, instant, *shifts)).fetchone()[0]
+            return found
+
+        connection.create_function("strftime", -1, strftime)
+        connection.execute("PRAGMA synchronous=OFF")
+
+    def ask(self, place: int, name: str, *given: Any, **named: Any) -> Any:
+        """Ask both; return their answer, which must be the same."""
+        real, double = (_answer(getattr(store, name), given, named) for store in self.stores[place])
+        assert double == real, name
+        self.compare(name)
+        return double
+
+    def compare(self, after: str) -> None:
+        """Compare every row."""
+        with self.database.engine.connect() as connection:
+            rows = connection.execute(select(*(messages.c[name] for name in _COLUMNS))).all()
+            tries = connection.execute(select(attempts)).all()
+        real = {row.id: dict(row._mapping) for row in rows}
+        double = {
+            id_: {name: getattr(row, name) for name in _COLUMNS}
+            for id_, row in self.tables.messages.items()
+        }
+        for each in (*real.values(), *double.values()):
+            each["scopes"] = each["scopes"] or None
+        assert double == real, after
+        names = AttemptRow.__slots__
+        mine = (row for some in self.tables.attempts.values() for row in some.values())
+        assert {tuple(getattr(row, name) for name in names) for row in mine} == {
+            tuple(getattr(row, name) for name in names) for row in tries
+        }, after
+
+    def step(self) -> None:
+        """Let a moment pass, then do something."""
+        self.clock.advance(timedelta(milliseconds=self.rng.choice([0, 1, 300, 2_000, 6_000])))
+        self.rng.choice(
+            [self._add, self._add, self._change, self._claim, self._claim, self._record,
+             self._put_back, self._sweep, self._sweep, self._read]
+        )()  # fmt: skip
+
+    def _some_id(self) -> UUID:
+        return self.rng.choice(self.known).id if self.known else UUID(int=1)
+
+    def _some_ids(self) -> list[UUID]:
+        return list({self._some_id() for _ in range(4)})
+
+    def _some_claims(self) -> list[Claim]:
+        found = {self.rng.choice(self.claims).message.id: None for _ in range(3) if self.claims}
+        return [
+            self.rng.choice([each for each in self.claims if each.message.id == id_])
+            for id_ in found
+        ]
+
+    def _wait(self) -> timedelta:
+        return timedelta(milliseconds=self.rng.choice([0, 7, 900, 4_000]))
+
+    def _add(self) -> None:
+        rng, now = self.rng, self.clock.now()
+        send_at = now + self._wait()
+        expires = rng.choice([None, timedelta(seconds=1), timedelta(seconds=9)])
+        message = Message(
+            id=UUID(int=(int(now.timestamp() * 1_000) << 80) | (7 << 76) | rng.getrandbits(40)),
+            channel=rng.choice(["sms", "mail"]), recipient="ada", scope="ada", body={"n": 1},
+            send_at=send_at, next_attempt_at=send_at,
+            expires_at=None if expires is None else send_at + expires,
+            status=Status.SCHEDULED, attempt_count=0, max_attempts=2,
+            idempotency_key=rng.choice([None, "one", "two", "three"]), created_at=now,
+            finished_at=None, last_error=None, on_unknown=rng.choice(["retry", "hold"]),
+            expire_after=expires,
+        )  # fmt: skip
+        enqueue_at = send_at - timedelta(seconds=self.rng.choice([1, 4]))
+        self.known.append(
+            self.ask(0, "add", message, enqueue_at=enqueue_at, fingerprint=str(rng.random()))
+        )
+
+    def _change(self) -> None:
+        id_ = self._some_id()
+        what = self.rng.choice(["cancel", "move", "update", "remove", "enqueue_again"])
+        if what == "move" and id_ in self.tables.messages:
+            message = self.rng.choice([each for each in self.known if each.id == id_])
+            send_at = self.clock.now() + self._wait()
+            self.ask(
+                0, "move", message, send_at=send_at, zone=None,
+                expires_at=send_at + TTL, expire_after=TTL, enqueue_at=send_at,
+            )  # fmt: skip
+            self.known.append(self.stores[0][1].get(id_))  # type: ignore[attr-defined]
+        elif what == "update":
+            self.ask(0, "update", id_, body={"n": self.rng.randrange(9)})
+        elif what == "enqueue_again":
+            self.ask(0, "enqueue_again", self._some_ids())
+        elif what != "move":
+            self.ask(0, what, id_)
+
+    def _claim(self) -> None:
+        ahead = timedelta(milliseconds=self.rng.choice([0, 90]))
+        self.claims += self.ask(1, "claim", self._some_ids(), ahead=ahead)
+        if self.rng.random() < 0.3:
+            self.ask(1, "unclaimed", self._some_ids())
+            self.ask(1, "enqueue_when_due", self._some_ids())
+
+    def _record(self) -> None:
+        results, failures = [], []
+        for claim in self._some_claims():
+            outcome = self.rng.choice(list(Outcome))
+            if outcome is Outcome.SENT:
+                results.append(Result(claim, "a receipt"))
+            else:
+                again = outcome is Outcome.TEMPORARY and self.rng.random() < 0.7
+                failures.append(Failure(claim, outcome, "why", self._wait() if again else None))
+        self.ask(1, "record", results, failures, enqueue_in=timedelta(seconds=-1))
+
+    def _put_back(self) -> None:
+        some = self._some_claims()
+        if self.rng.random() < 0.3:
+            self.ask(1, "renew", some)
+        else:
+            given = [(claim, self._wait()) for claim in some]
+            self.ask(1, "put_back", given, enqueue_in=timedelta(seconds=-1))
+
+    def _sweep(self) -> None:
+        if self.rng.random() < 0.5:
+            self.ask(2, "rescue", at_most=100)
+        else:
+            self.ask(2, "take_due", at_most=100, grace=timedelta(seconds=2))
+
+    def _read(self) -> None:
+        self.ask(0, "get", self._some_id())
+        self.ask(0, "with_key", "one")
+        self.ask(0, "attempts", self._some_id())
+        self.ask(2, "holding", self._some_ids())
+        self.ask(2, "unreleased", at_most=100)
+        self.ask(2, "mark_released", self._some_ids()[:1])
+        memory = timedelta(seconds=20)
+        self.ask(2, "places", memory=memory, batch=3)
+        made = self.clock.now() - timedelta(seconds=30), self.clock.now()
+        self.ask(2, "places", memory=memory, batch=3, created=made)
+        self.ask(2, "count_places", memory=memory)
+        self.ask(2, "permits", memory=memory, batch=3)
+
+
+def _answer(call: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    try:
+        answer = call(*given, **named)
+    except DispatcherError as error:
+        return repr(error)
+    if hasattr(answer, "__next__"):
+        return [each for page in answer for each in page]
+    if call.__name__ == "take_due":
+        return sorted(answer)
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_store_in_memory_is_the_store(seed: int, sqlite_template: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(sqlite_template, path)
+    both = Both(path, seed)
+    try:
+        for _ in range(STEPS):
+            both.step()
+    finally:
+        both.database.close()
+    assert {Status.SENT, Status.HELD, Status.EXPIRED} & {
+        row.status for row in both.tables.messages.values()
+    }
