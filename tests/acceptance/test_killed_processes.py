@@ -40,7 +40,7 @@ def cut_short(running: Environment) -> int:
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker) -> None:
     running = environment()
-    with Load(running.settings, recipients=20, ahead=2.0, seconds=0.1) as load:
+    with Load(running.settings, recipients=20, ahead=2.0, seconds=0.3) as load:
         for kill in range(1, 3):
             wait_until(lambda: sending_now(running), 10, every=0.001)
             running.kill("worker")

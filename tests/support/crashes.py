@@ -110,7 +110,7 @@ def published(house: House) -> list[list[UUID]]:
     found = []
     queue = house.settings.queue_of(CHANNEL)
     while (raw := cast("bytes | None", house.broker.rpop(queue))) is not None:
-        (ids, _), *_rest = json.loads(base64.b64decode(json.loads(raw)["body"]))
+        (ids, *_), *_rest = json.loads(base64.b64decode(json.loads(raw)["body"]))
         found.append([UUID(each) for each in ids])
     return found
 
