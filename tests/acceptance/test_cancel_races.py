@@ -17,7 +17,8 @@ from tests.support.waiting import wait_until
 
 MESSAGES = 300
 CALLERS = 6
-AROUND_MS = 40
+BEFORE_MS, AFTER_MS = 100, 20
+"""Around the time of a message: it is claimed a moment before."""
 
 
 # PostgreSQL lets a cancel and a claim of one message race; SQLite runs one writer at a time.
@@ -50,11 +51,11 @@ def has_come(moment: datetime) -> bool:
 
 
 def cancel_when_due(share: tuple[Environment, list[Message]]) -> list[UUID]:
-    """Cancel each message up to AROUND_MS before or after its time; return the confirmed ones."""
+    """Cancel each message shortly before or after its time; return the confirmed ones."""
     running, messages = share
     confirmed = []
     for number, message in enumerate(messages):
-        offset = timedelta(milliseconds=number * 7 % (2 * AROUND_MS) - AROUND_MS)
+        offset = timedelta(milliseconds=number * 7 % (BEFORE_MS + AFTER_MS) - BEFORE_MS)
         moment = message.send_at + offset
         wait_until(partial(has_come, moment), every=0.001)
         try:

@@ -17,7 +17,7 @@ def test_every_message_is_sent_once_at_its_time(
     environment: Maker, folder: Path, report: Callable[[str], None]
 ) -> None:
     running = environment()
-    start = datetime.now(UTC) + timedelta(seconds=1)
+    start = datetime.now(UTC) + timedelta(seconds=2)
     accepted = [
         running.dispatcher.submit(
             channel=CHANNEL,

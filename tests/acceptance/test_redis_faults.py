@@ -102,7 +102,7 @@ def test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent(
     environment: Maker, own_redis: RedisServer
 ) -> None:
     running = environment(horizon=5)  # a task of each message waits in the worker
-    start = datetime.now(UTC) + timedelta(seconds=1)
+    start = datetime.now(UTC) + timedelta(seconds=2)
     accepted = [
         running.dispatcher.submit(
             channel=CHANNEL,

@@ -13,7 +13,7 @@ from tests.simulation.faults import Fault
 from tests.simulation.judge import accepted
 from tests.simulation.runs import played, search, told
 
-FAULTS = 15_000
+FAULTS = 5_000
 """Faults of an ordinary run; ``make simulate`` has 200,000."""
 ENOUGH = 25_000
 """Faults within which each bug is found."""

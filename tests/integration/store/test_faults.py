@@ -160,6 +160,12 @@ def test_a_claim_whose_reply_is_lost_is_still_ours_or_nobodys(
     claims = Claims(through, ttl=rows.TTL).claim([message.id])
     assert far.proxy.dropped == lost
     found = rows.row(direct, message.id)
+    if (
+        found.status == "scheduled"
+    ):  # a broken line may hold its lock for a moment: it is left alone
+        assert statement == b"UPDATE messages"
+        assert (claims, Messages(direct).attempts(message.id)) == ([], [])
+        return
     assert found.status == "sending"
     assert found.attempt_count == 1
     assert [claim.token for claim in claims] in ([found.claim_token], [])
