@@ -23,7 +23,7 @@ demo: $(READY) ## Play a short scenario on real servers
 	$(BIN)/dispatcher demo
 
 test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher import TooLate
+from dispatcher import Draft, TooLate
 from dispatcher.message import Message
 from tests.support.environment import CHANNEL, Environment, Maker
 from tests.support.waiting import wait_until
@@ -27,9 +27,9 @@ def test_a_confirmed_cancel_is_final_even_at_the_due_time(
     environment: Maker, report: Callable[[str], None]
 ) -> None:
     running = environment()
-    start = datetime.now(UTC) + timedelta(seconds=2.5)
-    accepted = [
-        running.dispatcher.submit(
+    start = datetime.now(UTC) + timedelta(seconds=3)
+    drafts = [
+        Draft(
             channel=CHANNEL,
             recipient=f"person-{number}",
             body={},
@@ -37,6 +37,9 @@ def test_a_confirmed_cancel_is_final_even_at_the_due_time(
         )
         for number in range(MESSAGES)
     ]
+    answers = running.dispatcher.submit_many(drafts)
+    accepted = [each for each in answers if isinstance(each, Message)]
+    assert len(accepted) == MESSAGES
     with ThreadPoolExecutor(CALLERS) as callers:
         shares = [(running, accepted[first::CALLERS]) for first in range(CALLERS)]
         cancelled = [id_ for share in callers.map(cancel_when_due, shares) for id_ in share]
