@@ -77,10 +77,10 @@ class Overdue:
         )
         return len(change_chosen(self._database, wanted, end, messages.c.id))
 
-    def take(self, *, at_most: int, lease: timedelta) -> Taken | None:
+    def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
         """Take messages that are to be booked again, those of the earliest times first.
 
-        Nobody else takes them until ``lease`` is over. None where there are none, or where
+        Nobody else takes them until ``ttl`` is over. None where there are none, or where
         another sweep has earlier ones: it is to go on, or the order would be lost.
         """
         now = database_now()
@@ -91,8 +91,8 @@ class Overdue:
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
-        leased_until = later(now, lease.total_seconds())
-        put_off = update(messages).values(enqueue_at=leased_until)
+        taken_until = later(now, ttl.total_seconds())
+        put_off = update(messages).values(enqueue_at=taken_until)
         told = (*MESSAGE_COLUMNS, now.label("now"))
         rows = change_chosen(self._database, wanted, put_off, *told)
         if not rows:
@@ -102,7 +102,7 @@ class Overdue:
         others = select(
             exists().where(
                 self._to_reslot,
-                messages.c.enqueue_at <= leased_until,
+                messages.c.enqueue_at <= taken_until,
                 messages.c.send_at < found[0].send_at,
             )
         )

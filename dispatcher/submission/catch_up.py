@@ -69,7 +69,7 @@ class CatchUp:
             if ended < _EXPIRED_AT_ONCE:
                 break
         for _ in range(_MOST_BATCHES if self._reslots else 0):
-            taken = self._store.take(at_most=_MOVED_AT_ONCE, lease=self._settings.claim_ttl)
+            taken = self._store.take(at_most=_MOVED_AT_ONCE, ttl=self._settings.claim_ttl)
             if taken is None:
                 break
             done, given_up, left = self._reslot(taken.messages, taken.now)

@@ -277,12 +277,12 @@ def test_batches_go_in_the_order_of_their_times_and_are_taken_once(back: House) 
     times = [start + n * SECOND for n in range(5)]
     messages = [back.submit(f"{at}", channel="reslot", send_at=at) for at in reversed(times)][::-1]
     stores = [Overdue(back.database, after=5 * MINUTE, reslot=["reslot"]) for _ in range(2)]
-    first = stores[0].take(at_most=2, lease=MINUTE)
+    first = stores[0].take(at_most=2, ttl=MINUTE)
     assert first is not None
     assert [each.id for each in first.messages] == [each.id for each in messages[:2]]
-    assert stores[1].take(at_most=2, lease=MINUTE) is None, "the first are not done yet"
+    assert stores[1].take(at_most=2, ttl=MINUTE) is None, "the first are not done yet"
     stores[0].give_back(first.messages)
-    again = stores[1].take(at_most=9, lease=MINUTE)
+    again = stores[1].take(at_most=9, ttl=MINUTE)
     assert again is not None
     assert [each.id for each in again.messages] == [each.id for each in messages]
 
@@ -295,10 +295,10 @@ def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> No
 
     def while_it_is_locked(connection: Connection) -> None:
         connection.execute(select(messages.c.id).where(messages.c.id == first.id).with_for_update())
-        assert store.take(at_most=9, lease=MINUTE) is None
+        assert store.take(at_most=9, ttl=MINUTE) is None
 
     back.database.transact(while_it_is_locked)
-    taken = store.take(at_most=9, lease=MINUTE)
+    taken = store.take(at_most=9, ttl=MINUTE)
     assert taken is not None
     assert [each.id for each in taken.messages] == [first.id, second.id], "they were given back"
 
@@ -307,7 +307,7 @@ def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> No
 def test_what_a_dead_sweep_took_is_taken_again(back: House) -> None:
     message = back.submit(channel="reslot")
     store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
-    assert store.take(at_most=9, lease=MINUTE) is not None
+    assert store.take(at_most=9, ttl=MINUTE) is not None
     assert catch_up(back) == CaughtUp()
     back.change([message], enqueue_at=back.database_time() - SECOND)
     assert catch_up(back) == CaughtUp(moved=1)

@@ -352,7 +352,7 @@ def _catching_up(database: Database, **ways: list[str]) -> Overdue:
 
 
 def _taken(database: Database) -> int:
-    taken = _catching_up(database, reslot=["sms"]).take(at_most=9, lease=rows.SOON)
+    taken = _catching_up(database, reslot=["sms"]).take(at_most=9, ttl=rows.SOON)
     return len(taken.messages) if taken else 0
 
 
