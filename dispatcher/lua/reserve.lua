@@ -62,7 +62,13 @@ while ARGV[position] do
     twins = KEYS[key]
     key = key + 1
     local first = redis.call('HMGET', twins, 'id', 'fingerprint')
-    if first[1] and first[2] ~= fingerprint then
+    local has_place = first[1] == id
+    for place = 0, many - 1 do
+      has_place = has_place or first[1] and redis.call('ZSCORE', KEYS[key + place], first[1])
+    end
+    if first[1] and not has_place then
+      redis.call('DEL', twins)  -- given up: its id is never stored
+    elseif first[1] and first[2] ~= fingerprint then
       reply = {'conflict', first[1]}
     elseif first[1] then
       id = first[1]

@@ -3,10 +3,10 @@
 ``database`` runs statements and translates what can go wrong, ``messages`` is for those who
 submit, ``joined`` for those who do so in a transaction of their own: ``callers`` judges it, and
 ``identity`` tells its database from others. ``claims`` is for those who deliver, ``held`` for those
-who decide what a worker left open, ``upkeep`` for the sweep, ``overdue`` for what it catches up
-with, ``standings`` for those who compare, ``survey`` for those who examine a deployment. ``schema``
-describes the tables that the migrations build; ``columns``, ``instants``, ``once`` and ``chosen``
-are what databases do each in their way.
+who decide what a worker left open, ``upkeep`` for the sweep: ``given_up`` keeps what lost its place
+from being stored. ``overdue`` is for what it catches up with, ``standings`` for those who compare,
+``survey`` for those who examine a deployment. ``schema`` describes the tables that the migrations
+build; ``columns``, ``instants``, ``once`` and ``chosen`` are what databases do each in their way.
 """
 
 from dispatcher.store.bulk import BulkMessages
@@ -14,6 +14,7 @@ from dispatcher.store.callers import Joinable
 from dispatcher.store.claims import Claim, Claims, Failure, Result
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
+from dispatcher.store.given_up import GivenUp, Settled
 from dispatcher.store.held import HeldMessages
 from dispatcher.store.joined import JoinedMessages, JoinedTransaction
 from dispatcher.store.messages import Messages
@@ -31,6 +32,7 @@ __all__ = [
     "Database",
     "Due",
     "Failure",
+    "GivenUp",
     "HeldMessages",
     "Joinable",
     "JoinedMessages",
@@ -41,6 +43,7 @@ __all__ = [
     "Place",
     "Result",
     "SchemaStanding",
+    "Settled",
     "Standing",
     "Standings",
     "StoreSurvey",

@@ -16,7 +16,7 @@ from dispatcher.store import copied
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import IS_MESSAGE, messages
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class BulkMessages:
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Tell whether messages that were added together are stored: all are, or none."""
-        query = select(messages.c.id).where(messages.c.id == message_ids[0])
+        query = select(messages.c.id).where(messages.c.id == message_ids[0], IS_MESSAGE)
         return bool(self._database.run(lambda connection: connection.execute(query).all()))
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:

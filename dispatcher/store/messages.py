@@ -21,9 +21,10 @@ from dispatcher.store.database import (
     unavailable,
     worth_another_try,
 )
+from dispatcher.store.given_up import GivenUp
 from dispatcher.store.instants import database_now, to_length_ms
 from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import attempts, has_status, messages
+from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, has_status, messages
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _WRITTEN = (
@@ -58,8 +59,8 @@ class Messages:
 
         That is another message when its idempotency key was there before. When the line breaks
         the insert is run again, which does nothing if the first one was done; so the answer is
-        read back from state. Raises StoreUnavailable when nothing was stored, OutcomeUnknown when
-        that cannot be found out.
+        read back from state. Raises StoreUnavailable when nothing was stored, GivenUp when its
+        place was given back before, OutcomeUnknown when that cannot be found out.
         """
         unknown = False
         if self._is_postgres:
@@ -93,7 +94,7 @@ class Messages:
 
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise MessageNotFound(message_id)
@@ -117,6 +118,7 @@ class Messages:
     ) -> list[Message]:
         """Return the messages that match, newest first."""
         query = select(*MESSAGE_COLUMNS).order_by(messages.c.id.desc()).limit(at_most)
+        query = query.where(IS_MESSAGE)
         if status is not None:
             query = query.where(messages.c.status == status.value)
         if recipient is not None:
@@ -193,7 +195,7 @@ class Messages:
 
     def _changed(self, message_id: UUID, statement: Update) -> Message:
         """Run a guarded statement, then read what is there: it may have been run before."""
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
 
         def work(connection: Connection) -> Row[Any] | None:
             connection.execute(statement)
@@ -261,6 +263,8 @@ class Messages:
         if mine is None and message.idempotency_key is not None:
             key = messages.c.idempotency_key == message.idempotency_key
             mine = connection.execute(query.where(key)).one_or_none()
+        if mine is not None and mine.status == VOID:
+            raise GivenUp
         return to_message(mine) if mine is not None else None
 
 

@@ -117,7 +117,7 @@ class JoinedSubmission:
             known = _known(valid, transaction)
             if known is not None:
                 return known
-        raise StoreUnavailable("the idempotency key was freed and taken again and again")
+        raise StoreUnavailable("its id, or its idempotency key, was taken again and again")
 
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)

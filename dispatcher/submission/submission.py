@@ -19,7 +19,7 @@ from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
-from dispatcher.store import Messages
+from dispatcher.store import GivenUp, Messages
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
 
@@ -74,7 +74,7 @@ class Submission:
                 raise
             return known
         fault("submit.after_reserve")
-        message = self.add(valid, booking)
+        message, booking = self.store(valid, booking)
         fault("submit.after_commit")
         if message.id != booking.message_id:
             return message
@@ -140,6 +140,21 @@ class Submission:
             expire_after=draft.expire_after,
         )
 
+    def store(
+        self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False
+    ) -> tuple[Message, Booking]:
+        """Like :meth:`add`, with another place where the sweep has given this one back.
+
+        That happens where this process stood still between the two. Return the message and its
+        place. Raises like :meth:`add` and :meth:`reserve`.
+        """
+        try:
+            return self.add(draft, booking, perhaps_stored=perhaps_stored), booking
+        except GivenUp:
+            self._free(booking)  # also what a twin may rely on: it is refused as well
+            booking = self.reserve(draft)
+            return self.add(draft, booking), booking
+
     def add(self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False) -> Message:
         """Store a booked draft and return what is stored, which may be its twin.
 
@@ -190,15 +205,15 @@ class Submission:
             if keep:
                 log.warning("message %s: kept without a place of its own", message.id)
             elif self._taken_back(message):
-                self._free(message, booking)
+                self._free(booking)
                 raise
 
-    def _free(self, message: Message, booking: Booking) -> None:
-        """Give back what other scopes still hold of a message that lost its place in one."""
+    def _free(self, booking: Booking) -> None:
+        """Free the places of a message that is not stored any more, or never will be."""
         try:
-            self._windows.release(message.id, booking.terms)
+            self._windows.release(booking.message_id, booking.terms)
         except ReservationsUnavailable as error:
-            log.warning("message %s: its place is freed later: %s", message.id, error)
+            log.warning("message %s: its place is freed later: %s", booking.message_id, error)
 
     def _taken_back(self, message: Message) -> bool:
         try:

@@ -15,7 +15,7 @@ from uuid import UUID
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.sendtime import to_ms
-from dispatcher.store import Claim, Due, Failure, Place, Result
+from dispatcher.store import Claim, Due, Failure, GivenUp, Place, Result, Settled
 from dispatcher.store.upkeep import Taken
 
 NAMES = tuple(field.name for field in fields(Message))
@@ -92,6 +92,7 @@ class Tables:
         self.messages: dict[UUID, Row] = {}
         self.attempts: dict[UUID, dict[int, AttemptRow]] = defaultdict(dict)
         self.keys: dict[str, UUID] = {}
+        self.void: set[UUID] = set()
 
     def now(self) -> datetime:
         """Return the present by the database's clock."""
@@ -131,6 +132,8 @@ class MemoryMessages:
     ) -> Message:
         del body_json
         tables, key = self._tables, message.idempotency_key
+        if message.id in tables.void:
+            raise GivenUp
         known = message.id
         if known not in tables.messages and key is not None:
             known = tables.keys.get(key, known)
@@ -390,6 +393,11 @@ class MemoryStoreUpkeep:
             row.end(Status.EXPIRED, now)
         else:
             row.status = Status.SCHEDULED
+
+    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
+        void = set(message_ids) - self._tables.messages.keys()
+        self._tables.void |= void
+        return Settled(self.holding(message_ids), void, set())
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
