@@ -142,6 +142,7 @@ class MemoryWindows:
         if (
             twins is not None
             and submit is not None
+            and twins.fingerprint == submit.fingerprint
             and twins.id != message_id
             and twins.id.bytes not in window
         ):  # given up: its id is never stored
