@@ -175,7 +175,9 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
     whatever it answered.
     """
 
-    def __init__(self, script: Mapping[str, str | list[str]] | None = None) -> None:
+    def __init__(
+        self, script: Mapping[str, str] | Mapping[str, str | list[str]] | None = None
+    ) -> None:
         self.script: dict[str, str | list[str]] = {**_POLITE, **(script or {})}
         self.got: list[bytes] = []
         self.heard: list[str] = []
