@@ -61,7 +61,7 @@ from dispatcher.submission import (
     Submission,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
-from dispatcher.transports import Transport, load
+from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
 T = TypeVar("T")
@@ -177,6 +177,11 @@ class Parts:
         }
 
     @_built_once
+    def checks(self) -> Checks:
+        """What asks the transports about drafts."""
+        return Checks(self.settings.channels)
+
+    @_built_once
     def submission(self) -> Submission:
         """The use cases of those who submit."""
         return Submission(
@@ -185,6 +190,7 @@ class Parts:
             windows=self.windows,
             messages=self.messages,
             handover=self.handover,
+            check=self.checks,
         )
 
     @_built_once
@@ -249,6 +255,7 @@ class Parts:
             windows=self.windows,
             messages=self.messages,
             handover=self.handover,
+            check=self.checks,
         )
 
     @_built_once
@@ -340,11 +347,17 @@ class Parts:
             for name, each in self.settings.channels.items()
         }
 
+    def close_transports(self) -> None:
+        """Close the lines to the providers."""
+        if "transports" in vars(self):
+            close_all(self.transports.values())
+
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
         if "delivery" in built:
             self.delivery.close()
+        self.close_transports()
         if "redis" in built:
             self.redis.close()
         if "database" in built:
@@ -406,3 +419,10 @@ def stop_here() -> None:
     parts = _here.parts
     if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
         parts.lanes.stop()
+
+
+def close_here() -> None:
+    """Close the lines of this process to the providers, once it hands nothing over any more."""
+    parts = _here.parts
+    if parts is not None and _here.pid == os.getpid():
+        parts.close_transports()

@@ -70,7 +70,9 @@ def worker(
     clocks of this machine and the database are more than a second apart.
     """
     settings = Settings.load()
-    Parts(settings).transports  # noqa: B018 - a channel that cannot work stops the start
+    parts = Parts(settings)
+    parts.transports  # noqa: B018 - a channel that cannot work stops the start
+    parts.close()
     if not no_doctor:
         check_before_start(settings)
     queues = ",".join(settings.queues)

@@ -143,7 +143,7 @@ class BulkSubmission:
         now = self._clock.now()
         judge(
             cases,
-            settings=self._settings,
+            submission=self._submission,
             now=now,
             known=lambda keyed: self._store.with_keys(list(keyed)),
         )

@@ -23,7 +23,7 @@ from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,14 @@ class Changes:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        check: Check = no_check,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._check = check
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a scheduled message and give its place back at once.
@@ -88,6 +90,8 @@ class Changes:
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
         )
+        message = self._messages.get(message_id)
+        self._check(message.channel, message.recipient, clean)
         for _ in range(_TRIES):
             message = self._messages.update(message_id, body=clean)
             if message.body == clean:

@@ -21,7 +21,7 @@ from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import GivenUp, Messages
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,14 @@ class Submission:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        check: Check = no_check,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._check = check
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -59,7 +61,7 @@ class Submission:
         OutcomeUnknown.
         """
         now = self._clock.now()
-        valid = schedule(draft, settings=self._settings, now=now)
+        valid = self.scheduled(draft, now=now)
         known = self._known(valid)
         if known is not None:
             return known
@@ -83,6 +85,15 @@ class Submission:
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
         return message
+
+    def scheduled(self, draft: Draft, *, now: datetime) -> ValidDraft:
+        """Judge every field of ``draft``, as the transport of its channel does, too.
+
+        Raises InvalidDraft.
+        """
+        valid = schedule(draft, settings=self._settings, now=now)
+        self._check(valid.channel, valid.recipient, valid.body)
+        return valid
 
     def _known(self, draft: ValidDraft) -> Message | None:
         if draft.idempotency_key is None:

@@ -281,7 +281,7 @@ class MemoryClaims:
             row = tables.ours(failure.claim, OPEN)
             if row is not None:
                 self._failed(row, failure, enqueue_in)
-            if failure.outcome is not Outcome.UNKNOWN and failure.wait is not None:
+            if failure.wait is not None and not failure.is_held:
                 self._expired(failure.claim)
             self._outcome(failure.claim, failure.outcome, failure.error, None)
 
@@ -304,7 +304,7 @@ class MemoryClaims:
 
     def _failed(self, row: Row, failure: Failure, enqueue_in: timedelta) -> None:
         row.last_error = failure.error
-        if failure.outcome is Outcome.UNKNOWN:
+        if failure.is_held:
             row.status, row.claim_expires_at = Status.HELD, None
             row.next_attempt_at = self._tables.now()
         elif failure.wait is None:
