@@ -15,7 +15,7 @@ from dispatcher.transports.naming import find
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[str, Body], object]
+Check = Callable[..., object]
 
 
 class Checks:

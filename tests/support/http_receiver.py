@@ -23,6 +23,11 @@ class Received:
     connection: Connection
 
 
+def pause(seconds: float) -> None:
+    """Let a server take its time."""
+    threading.Event().wait(seconds)
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Receiver
@@ -35,8 +40,6 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.received.append(received)
         self.server.answer(self)
-
-    do_GET = do_POST
 
     def reply(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
         self.send_response(status)
@@ -91,7 +94,7 @@ class Receiver(ThreadingHTTPServer):
         if self._tls:
             request.settimeout(20)
             request = self._tls.wrap_socket(request, server_side=True)
-        self.RequestHandlerClass(request, client_address, self)
+        Handler(request, client_address, self)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away is what tests are about."""

@@ -12,6 +12,7 @@ import certifi
 import httpcore
 
 from dispatcher.clock import Clock
+from dispatcher.transports.quiet import quiet, silence
 from dispatcher.transports.webhook.addresses import Addresses
 from dispatcher.transports.webhook.target import Target
 from dispatcher.transports.webhook.wire import Resolve, Wire, resolve
@@ -22,6 +23,8 @@ _KEEP = 64
 _ANSWER_BYTES = 16 * 1024
 """How much of an answer's body is read, so that its connection can be used again."""
 _ANSWER_SECONDS = 0.5
+_TALKATIVE = ("httpcore", "httpcore.http2", "hpack", "hpack.hpack", "hpack.table")
+"""Loggers that write hosts, paths and headers at DEBUG; some come only with the first HTTP/2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Answer:
     headers: Mapping[str, str]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Line:
     key: tuple[str, str, int]
     wire: Wire
@@ -63,6 +66,7 @@ class Lines:
         self._resolver = resolver
         self._lock = Lock()
         self._idle: list[_Line] = []
+        silence(*_TALKATIVE)
 
     def post(
         self, target: Target, headers: Mapping[str, str], content: bytes, *, seconds: float
@@ -86,9 +90,10 @@ class Lines:
         )
         is_kept = False
         try:
-            with _told(line.wire):
-                response = line.connection.handle_request(request)
-            is_kept = self._finish(line, response)
+            with quiet():
+                with _told(line.wire):
+                    response = line.connection.handle_request(request)
+                is_kept = self._finish(line, response)
         finally:
             if is_kept:
                 self._keep(line)
@@ -131,10 +136,10 @@ class Lines:
     def _keep(self, line: _Line) -> None:
         now = line.idle_since = self._clock.monotonic()
         with self._lock:
-            self._idle.append(line)
-            old = [each for each in self._idle if now - each.idle_since >= _KEEP_SECONDS]
-            old += [each for each in self._idle[:-_KEEP] if each not in old]
-            self._idle = [each for each in self._idle if each not in old]
+            self._idle.append(line)  # so the oldest are first
+            expired = sum(now - each.idle_since >= _KEEP_SECONDS for each in self._idle)
+            cut = max(expired, len(self._idle) - _KEEP)
+            old, self._idle = self._idle[:cut], self._idle[cut:]
         for each in old:
             _end(each)
 

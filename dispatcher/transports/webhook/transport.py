@@ -29,6 +29,7 @@ from dispatcher.transports.webhook.wire import Forbidden, Resolve, Unresolved, r
 PAYLOAD_VERSION = 1
 _SHARE_OF_TIMEOUT = 0.95
 """What a request may take of the timeout; the rest is for what lies around it."""
+_FOR_ANOTHER = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 _OURS = {
@@ -156,9 +157,7 @@ class WebhookTransport:
         except Unresolved:
             raise TemporaryFailure("the host cannot be resolved") from None
         except Broken as broken:
-            timed_out = isinstance(
-                broken.__cause__, httpcore.TimeoutException
-            )  # of any kind: the deadline is one for all
+            timed_out = isinstance(broken.__cause__, httpcore.TimeoutException)
             how = "no answer came in time" if timed_out else "the line broke before an answer"
             raise PerhapsSent(how) from None
         except httpcore.ConnectTimeout:
@@ -173,7 +172,9 @@ class WebhookTransport:
 def _why(error: httpcore.ConnectError) -> str:
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"the certificate cannot be verified: {cause.verify_message}"
+        for_another = cause.verify_code in _FOR_ANOTHER  # OpenSSL's text names the host
+        what = "it is for another name" if for_another else cause.verify_message
+        return f"the certificate cannot be verified: {what}"
     if isinstance(cause, ssl.SSLError):
         return f"no TLS with the server: {cause.reason}"
     if isinstance(cause, ConnectionRefusedError):
