@@ -27,6 +27,7 @@ _SHIPPED = {
     "console": _Shipped("dispatcher.transports.console:ConsoleTransport"),
     "file": _Shipped("dispatcher.transports.file:FileTransport"),
     "memory": _Shipped("dispatcher.transports.memory:MemoryTransport"),
+    "smtp": _Shipped("dispatcher.transports.smtp:SmtpTransport"),
     "webhook": _Shipped("dispatcher.transports.webhook:WebhookTransport", "webhook"),
     "apprise": _Shipped("dispatcher.transports.apprise:AppriseTransport", "apprise"),
 }

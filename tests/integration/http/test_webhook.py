@@ -22,15 +22,15 @@ from dispatcher import (
     TemporaryFailure,
 )
 from dispatcher.errors import DeliveryError
+from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport
 from dispatcher.transports.webhook.signing import Signer
-from tests.integration.transports.conftest import Authority
-from tests.integration.transports.webhooks import LOOPBACK, open_to, to
+from tests.integration.http.conftest import Authority
+from tests.integration.http.webhooks import LOOPBACK, open_to, to
 from tests.support.clock import NOON, MovableClock
 from tests.support.http2_receiver import receiving_http2
 from tests.support.http_receiver import Received, Receiver, receiving
-from tests.support.messages import a_message
 
 SECRET = "whsec_" + base64.b64encode(b"an old key of twenty-nine....").decode()
 NEW_SECRET = "whsec_" + base64.b64encode(b"a new key of twenty-nine.....").decode()
@@ -50,7 +50,7 @@ def test_a_message_is_posted_as_versioned_json_with_its_recipient_as_data(
     assert json.loads(received.content) == {
         "version": 1,
         "id": str(message.id),
-        "channel": "sms",
+        "channel": "test",
         "recipient": "user 4711",
         "body": {"text": "hé"},
         "send_at": "2100-01-01T12:00:00+00:00",

@@ -11,13 +11,13 @@ import pytest
 import trustme
 
 from dispatcher import Channel, InvalidDraft, PerhapsSent, PermanentFailure, TemporaryFailure
+from dispatcher.testing import a_message
 from dispatcher.transports import Checks
 from dispatcher.transports.webhook import WebhookTransport
-from tests.integration.transports.conftest import Authority
-from tests.integration.transports.webhooks import open_to, to
+from tests.integration.http.conftest import Authority
+from tests.integration.http.webhooks import open_to, to
 from tests.support.http2_receiver import receiving_http2
 from tests.support.http_receiver import Receiver, receiving
-from tests.support.messages import a_message
 
 
 class NameServer:

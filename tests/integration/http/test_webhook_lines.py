@@ -12,9 +12,9 @@ import pytest
 
 from dispatcher import PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.clock import SystemClock
-from tests.integration.transports.webhooks import open_to, to
+from dispatcher.testing import a_message
+from tests.integration.http.webhooks import open_to, to
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
-from tests.support.messages import a_message
 from tests.support.waiting import wait_until
 
 TIMEOUT = 0.4

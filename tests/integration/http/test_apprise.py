@@ -21,10 +21,10 @@ from dispatcher import (
     Settings,
     TemporaryFailure,
 )
+from dispatcher.testing import a_message
 from dispatcher.transports import Checks, load
 from dispatcher.transports.apprise import AppriseTransport
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
-from tests.support.messages import a_message
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
