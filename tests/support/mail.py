@@ -17,6 +17,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from dispatcher import Message
 from dispatcher.testing import a_message
+from dispatcher.transports.smtp import SmtpTransport
 
 USER, PASSWORD = "shop", "p@ss/word: hunter2"  # needs to be percent-encoded
 
@@ -27,6 +28,11 @@ def an_email(
     """Return a message for the SMTP transport."""
     body = {"text": "See you at nine"} if body is None else body
     return a_message(recipient=recipient, body=body, **more)
+
+
+def smtp(url: str, **options: Any) -> SmtpTransport:
+    """Return a transport, with a sender where none is given."""
+    return SmtpTransport(**{"url": url, "from": "Shop <mail@shop.example>"} | options)
 
 
 def certified(folder: Path) -> tuple[ssl.SSLContext, str]:
@@ -105,7 +111,7 @@ class MailServer(AbstractContextManager["MailServer"]):
             options |= {"tls_context": context, "require_starttls": True}
         if auth:
             options |= {"authenticator": self._log_in, "auth_required": True}
-            options["auth_require_tls"] = security != "none"
+            options["auth_require_tls"] = security == "starttls"
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -164,11 +170,14 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
     """Speaks SMTP by a script: what it answers to each word, which is a reply or a way to fail.
 
     A list is used up, one answer a time, and then the polite answer is given. ``CLOSE`` cuts the
-    line, ``HANG`` says nothing more, ``DRIP`` answers a byte at a time and never ends. ``got`` is
-    its ledger: the whole messages that it has read, whatever it answered.
+    line, ``HANG`` says nothing more, ``DRIP`` answers a byte at a time and never ends, and a reply
+    after ``HANG`` is given before. ``got`` is its ledger: the whole messages that it has read,
+    whatever it answered.
     """
 
-    def __init__(self, script: Mapping[str, str | list[str]] | None = None) -> None:
+    def __init__(
+        self, script: Mapping[str, str] | Mapping[str, str | list[str]] | None = None
+    ) -> None:
         self.script: dict[str, str | list[str]] = {**_POLITE, **(script or {})}
         self.got: list[bytes] = []
         self.heard: list[str] = []
@@ -211,7 +220,7 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
             reader = line.makefile("rb")
             while words := reader.readline():
                 self.heard.append(words.decode("utf-8", "replace").strip())
-                word = words.split()[0].decode().upper()
+                word = words.split()[0].decode("latin-1").upper() if words.strip() else ""
                 if self._answer(line, word).startswith("354"):
                     content = bytearray()
                     while (part := reader.readline()) != b".\r\n":
@@ -224,12 +233,14 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
                     return
 
     def _answer(self, line: socket.socket, word: str) -> str:
-        planned = self.script.get(word, "500 what?")
+        planned = self.script.get(word, "500 5.5.1 what?")
         if isinstance(planned, list):
             planned = planned.pop(0) if planned else _POLITE[word]
         if planned == CLOSE:
             raise ConnectionError
-        if planned == HANG:
+        if planned.startswith(HANG):
+            if reply := planned.removeprefix(HANG).strip():
+                line.sendall(reply.encode() + b"\r\n")
             self._over.wait(30)
             raise ConnectionError
         while planned == DRIP and not self._over.wait(0.05):
