@@ -18,7 +18,7 @@ from dispatcher.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from dispatcher.message import Body, Message
+from dispatcher.message import Body, Message, check_text
 from dispatcher.transports.quiet import quiet, silence
 
 PLACEHOLDER: Final = "{recipient}"
@@ -31,14 +31,9 @@ _MOST_LEFT = 64
 """How many hand-overs that did not end may be left to themselves before no other is begun."""
 _SHARE_OF_TIMEOUT = 0.95
 _LIBRARIES = (
-    "apprise",
-    "urllib3",
-    "requests",
-    "requests_oauthlib",
-    "oauthlib",
-    "httpx",
-    "httpcore",
-)
+    "apprise", "gntp", "oauthlib", "paho", "pika", "requests", "requests_oauthlib", "slixmpp",
+    "smpplib", "urllib3",
+)  # fmt: skip
 
 Format = Literal["text", "markdown", "html"]
 
@@ -187,9 +182,7 @@ def _title_and_text(body: Body) -> tuple[str, str]:
     title, text = body.get("title", ""), body.get("text")
     if not isinstance(text, str) or not text.strip():
         raise InvalidDraft("body.text", "no text", accepted)
-    if not isinstance(title, str):
-        raise InvalidDraft("body.title", f"a {type(title).__name__}", "a text")
-    return title, text
+    return check_text("body.title", title) if title != "" else "", text
 
 
 def _check_recipient(recipient: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -24,6 +23,7 @@ from dispatcher import (
 from dispatcher.testing import a_message
 from dispatcher.transports import Checks, load
 from dispatcher.transports.apprise import AppriseTransport
+from tests.integration.http.webhooks import in_time
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
@@ -88,6 +88,8 @@ def test_a_recipient_that_could_be_two_or_another_path_is_refused(
         ({"text": " "}, "body.text"),
         ({"text": 7}, "body.text"),
         ({"text": "x", "title": 7}, "body.title"),
+        ({"text": "x", "title": "a\r\nBcc: eve@x.org"}, "body.title"),
+        ({"text": "x", "title": "x" * 256}, "body.title"),
         ({"text": "x", "attach": "/etc/passwd"}, "body.attach"),
         ({"text": "x", "attach": "http://169.254.169.254/"}, "body.attach"),
         ({"text": "x", "urls": ["json://evil"]}, "body.urls"),
@@ -149,10 +151,8 @@ def test_a_service_that_does_not_end_is_left_at_the_deadline(
     receiver: Receiver, answer: Any
 ) -> None:
     receiver.answer = answer
-    began = time.monotonic()
-    with pytest.raises((PerhapsSent, TemporaryFailure)):
+    with in_time(), pytest.raises((PerhapsSent, TemporaryFailure)):
         to(receiver, timeout=0.3).send(a_message())
-    assert time.monotonic() - began < 3
 
 
 def test_hand_overs_that_never_end_do_not_pile_up(
@@ -169,12 +169,11 @@ def test_hand_overs_that_never_end_do_not_pile_up(
 
 def test_threads_share_a_transport_without_waiting_for_each_other(receiver: Receiver) -> None:
     transport = to(receiver, "/{recipient}")
-    began = time.monotonic()
-    with ThreadPoolExecutor(8) as pool:
+    # one of Apprise's own would pause between requests
+    with in_time(), ThreadPoolExecutor(8) as pool:
         ended = pool.map(transport.send, [a_message(recipient=f"n{n}") for n in range(40)])
         assert set(ended) == {"JSON"}
     assert {each.path for each in receiver.received} == {f"/n{number}" for number in range(40)}
-    assert time.monotonic() - began < 5, "one of Apprise's own would pause between requests"
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

@@ -15,7 +15,7 @@ from dispatcher.testing import a_message
 from dispatcher.transports import Checks
 from dispatcher.transports.webhook import WebhookTransport
 from tests.integration.http.conftest import Authority
-from tests.integration.http.webhooks import open_to, to
+from tests.integration.http.webhooks import in_time, open_to, to
 from tests.support.http2_receiver import receiving_http2
 from tests.support.http_receiver import Receiver, receiving
 
@@ -189,7 +189,7 @@ def test_a_server_without_tls_certainly_did_not_get_it(receiver: Receiver) -> No
 def test_a_handshake_that_hangs_is_cut_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(TemporaryFailure, match="no connection in time"):
+        with in_time(), pytest.raises(TemporaryFailure, match="no connection in time"):
             open_to(port, timeout=0.3).send(a_message(recipient=f"https://127.0.0.1:{port}/"))
 
 
