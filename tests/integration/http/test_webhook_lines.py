@@ -245,3 +245,12 @@ def test_a_timeout_is_bounded_in_sum(receiver: Receiver) -> None:
         open_to(receiver.port, timeout=TIMEOUT, resolver=late).send(a_message(recipient=url))
     transport = open_to(receiver.port, timeout=2, resolver=late)
     assert transport.send(a_message(recipient=url)) == "204"
+
+
+def test_what_was_written_before_says_nothing_of_the_next_request(receiver: Receiver) -> None:
+    transport = to(receiver)
+    transport.send(a_message())
+    transport._seconds = 0.0
+    with pytest.raises(TemporaryFailure, match="not sent"):
+        transport.send(a_message())
+    assert len(receiver.received) == 1
