@@ -173,7 +173,16 @@ def test_an_idle_connection_is_kept_for_a_moment_only(receiver: Receiver) -> Non
     first, second, third = (each.connection for each in receiver.received)
     assert first == second
     assert second != third
-    assert len(transport._lines._idle) == 1
+
+
+def test_a_kept_connection_ends_soon_after_its_moment_whoever_sends_next() -> None:
+    clock = JumpingClock()
+    with receiving() as one, receiving() as two:
+        transport = open_to(one.port, two.port, clock=clock)
+        transport.send(a_message(recipient=one.url))
+        clock.ahead = 4.5
+        transport.send(a_message(recipient=two.url))
+        assert [each.key[2] for each in transport._lines._idle] == [two.port]
 
 
 def test_not_more_connections_are_kept_than_a_process_can_bear(
