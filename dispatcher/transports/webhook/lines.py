@@ -23,8 +23,8 @@ _KEEP = 64
 _ANSWER_BYTES = 16 * 1024
 """How much of an answer's body is read, so that its connection can be used again."""
 _ANSWER_SECONDS = 0.5
-_TALKATIVE = ("httpcore", "httpcore.http2", "hpack", "hpack.hpack", "hpack.table")
-"""Loggers that write hosts, paths and headers at DEBUG; some come only with the first HTTP/2."""
+_TALKATIVE = ("httpcore", "hpack")
+"""Libraries that write hosts, paths and headers at DEBUG."""
 
 
 @dataclass(frozen=True, slots=True)
