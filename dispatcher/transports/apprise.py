@@ -41,9 +41,9 @@ Format = Literal["text", "markdown", "html"]
 class AppriseTransport:
     """Gives each message to the services that the settings name by their Apprise URLs.
 
-    ``urls``: one or more, without shared secrets in any error or log. ``{recipient}`` in one,
-    behind its host, is where the recipient of a message is written; without it all messages go to
-    the same place. ``format``: what the text is written in. ``timeout``: seconds for all of a
+    ``urls``: one or more; they hold secrets, so no error and no log shows them. ``{recipient}`` in
+    one, behind its host, is where the recipient of a message is written; without it all messages
+    go to the same place. ``format``: what the text is written in. ``timeout``: seconds for all of a
     hand-over. Raises InvalidSettings.
 
     A body is ``{"text": …}`` or ``{"title": …, "text": …}``; there are no attachments.
@@ -162,7 +162,11 @@ class AppriseTransport:
                 self._left.release()
 
         thread = threading.Thread(target=work, name="dispatcher-apprise", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._left.release()
+            raise TemporaryFailure("the system gives no more threads") from None
         thread.join(self._seconds)
         if not ended:
             raise PerhapsSent("the services did not end in time")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -165,6 +166,22 @@ def test_hand_overs_that_never_end_do_not_pile_up(
         transport.send(a_message())
     with pytest.raises(TemporaryFailure, match="1 earlier"):
         transport.send(a_message())
+
+
+def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.transports.apprise._MOST_LEFT", 1)
+    transport = to(receiver)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(TemporaryFailure, match="no more threads"):
+            transport.send(a_message())
+    assert transport.send(a_message()) == "JSON"
 
 
 def test_threads_share_a_transport_without_waiting_for_each_other(receiver: Receiver) -> None:
