@@ -21,14 +21,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dispatcher.errors import DeliveryError, InvalidValue
 from dispatcher.message import Message
 from dispatcher.testing.messages import a_message
 from dispatcher.transports.base import Transport
+from dispatcher.transports.checks import takes
 
-_Check = Callable[[str, Mapping[str, Any]], object]
+_Check = Callable[..., object]
 
 _THREADS = 8
 _EACH = 5
@@ -47,6 +49,8 @@ class TransportSuite:
     recipient: str = "ada"
     body: Mapping[str, Any] = {"text": "hello"}
     secrets: Sequence[str] = ()
+    options: Mapping[str, Any] = {}
+    """What a check that has a parameter ``options`` is given."""
 
     def make_transport(self) -> Transport:
         """Return a transport whose provider takes everything."""
@@ -191,7 +195,7 @@ class TransportSuite:
             return None
         raw = inspect.getattr_static(type(transport), "check")
         _see(isinstance(raw, staticmethod | classmethod), "the check needs an instance")
-        return check
+        return partial(check, options=self.options) if takes(check, "options") else check
 
     def _see_no_secret(self, text: str, where: str) -> None:
         shown = [each for each in (*self.secrets, *_texts(self.body)) if each and each in text]

@@ -13,7 +13,7 @@ from dispatcher.errors import InvalidSettings
 from dispatcher.message import Message
 from dispatcher.settings import Settings
 from dispatcher.transports import naming
-from dispatcher.transports.checks import check_of
+from dispatcher.transports.checks import check_of, takes
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ class Transport(Protocol):
     ``check(recipient, body)``
         A static method or a classmethod. It is called when a message is submitted, before anything
         is reserved, and raises InvalidDraft, naming ``recipient`` or ``body.…``, for what could
-        never be sent. It connects to nothing and sees no options.
+        never be sent. It connects to nothing. With a third parameter ``options`` it is given the
+        channel's, as the submitting process knows them.
     ``close()``
         Called once no message is handed over any more, when a worker ends. May be called twice.
 
@@ -88,19 +89,12 @@ def _options(
     options = dict(channel.options)
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
-    if _takes(factory, "timeout"):
+    if takes(factory, "timeout"):
         if "timeout" in options and naming.ships(channel.transport):
             problem = "a timeout, which is that of every transport"
             raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())
     return options
-
-
-def _takes(factory: Callable[..., Any], parameter: str) -> bool:
-    try:
-        return parameter in inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # some classes written in C show none
-        return False
 
 
 def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dispatcher.channel import Channel
@@ -14,14 +15,15 @@ from dispatcher.transports.naming import find
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[str, Body], object]
+Check = Callable[..., object]
 
 
 class Checks:
     """Calls the ``check`` of a channel's transport, which is found but not made.
 
-    So a process that only submits needs neither the transport's options nor its secrets. Where it
-    cannot even import the transport, nothing is checked: the message is judged when it is sent.
+    So a process that only submits needs no secrets of the transport's. One whose check has a
+    parameter ``options`` is given those that this process knows of the channel. Where it cannot
+    even import the transport, nothing is checked: the message is judged when it is sent.
     """
 
     def __init__(self, channels: Mapping[str, Channel]) -> None:
@@ -54,10 +56,21 @@ class Checks:
         if known is None:  # it was accepted under other settings
             return None
         try:
-            return check_of(channel, find(channel, known.transport))
+            check = check_of(channel, find(channel, known.transport))
         except InvalidSettings as error:
             log.info("nothing is checked for channel %s: %s", [channel], error.problem)
             return None
+        if check is not None and takes(check, "options"):
+            return partial(check, options=known.options)
+        return check
+
+
+def takes(function: Callable[..., Any], parameter: str) -> bool:
+    """Whether a function or class has a parameter of that name."""
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some classes written in C show none
+        return False
 
 
 def check_of(channel: str, found: Any) -> Check | None:

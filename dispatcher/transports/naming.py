@@ -28,6 +28,8 @@ _SHIPPED = {
     "file": _Shipped("dispatcher.transports.file:FileTransport"),
     "memory": _Shipped("dispatcher.transports.memory:MemoryTransport"),
     "smtp": _Shipped("dispatcher.transports.smtp:SmtpTransport"),
+    "webhook": _Shipped("dispatcher.transports.webhook:WebhookTransport", "webhook"),
+    "apprise": _Shipped("dispatcher.transports.apprise:AppriseTransport", "apprise"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Errors of redis-py, SQLAlchemy and kombu become ours in the room that talks to that thing."""
+"""Errors of redis-py, SQLAlchemy, kombu and httpcore become ours in the room that talks to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h2.exceptions
+import httpcore
 import kombu.exceptions
 import psycopg
 import pymysql
@@ -17,10 +19,12 @@ import sqlalchemy.exc as sa
 from dispatcher import (
     InvalidSettings,
     LimitersUnavailable,
+    PerhapsSent,
     QueueUnavailable,
     ReservationsUnavailable,
     Settings,
     StoreUnavailable,
+    TemporaryFailure,
 )
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import Unavailable
@@ -31,6 +35,8 @@ from dispatcher.redis_errors import EvictingServer
 from dispatcher.reservation.answers import translated as in_reservation
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.database import translated as in_store
+from dispatcher.testing import a_message
+from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import NOON, MovableClock
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
@@ -212,3 +218,58 @@ def test_an_address_that_cannot_be_used_names_its_setting_and_not_its_secret(
         getattr(parts, part)
     assert caught.value.field == f"{part}_url"
     assert SECRET not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def webhook() -> WebhookTransport:
+    return WebhookTransport()
+
+
+HTTP_ERRORS: list[Exception] = [
+    httpcore.ConnectError(SECRET),
+    httpcore.ConnectTimeout(SECRET),
+    httpcore.ReadError(SECRET),
+    httpcore.ReadTimeout(SECRET),
+    httpcore.WriteError(SECRET),
+    httpcore.WriteTimeout(SECRET),
+    httpcore.LocalProtocolError(SECRET),
+    httpcore.RemoteProtocolError(SECRET),
+    httpcore.UnsupportedProtocol(SECRET),
+    h2.exceptions.ProtocolError(SECRET),
+    OSError(111, SECRET),
+    ValueError(SECRET),
+]
+
+
+@pytest.mark.parametrize("error", HTTP_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("is_written", "ours"), [(False, TemporaryFailure), (True, PerhapsSent)])
+def test_what_went_wrong_with_a_webhook_depends_on_whether_anything_was_written(
+    error: Exception,
+    is_written: bool,
+    ours: type[Exception],
+    webhook: WebhookTransport,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(connection: Any, _: object) -> None:
+        connection._network_backend.is_used = is_written
+        raise error
+
+    monkeypatch.setattr(httpcore.HTTPConnection, "handle_request", fail)
+    with pytest.raises(ours) as caught:
+        webhook.send(a_message(recipient=f"https://hooks.example/{SECRET}"))
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_request_that_the_server_did_not_look_at_is_certainly_not_sent(
+    webhook: WebhookTransport,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(connection: Any, _: object) -> None:
+        connection._network_backend.is_used = True
+        raise httpcore.ConnectionNotAvailable
+
+    monkeypatch.setattr(httpcore.HTTPConnection, "handle_request", fail)
+    with pytest.raises(TemporaryFailure):
+        webhook.send(a_message(recipient="https://hooks.example/"))
