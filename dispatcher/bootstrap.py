@@ -406,3 +406,10 @@ def stop_here() -> None:
     parts = _here.parts
     if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
         parts.lanes.stop()
+
+
+def finish_here() -> None:
+    """Wait for the hand-overs of this process that no task waits for."""
+    parts = _here.parts
+    if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
+        parts.lanes.finish()

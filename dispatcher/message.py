@@ -43,7 +43,7 @@ class Status(StrEnum):
     def is_final(self) -> bool:
         """Whether nothing will be tried any more with a message of this status.
 
-        It does not change again, but for a failed one of which a late record tells that it was sent.
+        It does not change again; but a failed one that turns out to have been sent is sent.
         """
         return self not in (Status.SCHEDULED, Status.SENDING, Status.HELD)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from celery import shared_task
-from celery.signals import worker_shutting_down
+from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 
-from dispatcher.bootstrap import here, stop_here
+from dispatcher.bootstrap import finish_here, here, stop_here
 
 
 @shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
@@ -20,6 +20,13 @@ def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) ->
 def stop(**_: object) -> None:
     """Put back what is not on its way yet."""
     stop_here()
+
+
+@worker_process_shutdown.connect
+@worker_shutdown.connect
+def finish(**_: object) -> None:
+    """Let what is on its way come to its end."""
+    finish_here()
 
 
 @shared_task(name="dispatcher.enqueue_due", ignore_result=True, acks_late=False)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from dispatcher import sweep
 from dispatcher.channel import Channel
-from dispatcher.delivery import Delivery, Lanes, lanes, senders
+from dispatcher.delivery import Delivery, Lanes, lanes, senders, stragglers
 from dispatcher.delivery import round as round_
 from dispatcher.errors import (
     DispatcherError,
@@ -605,7 +605,7 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (lanes, round_, senders):
+        for module in (lanes, round_, senders, stragglers):
             stack.enter_context(patch.object(module, "threading", threading))
         stack.enter_context(patch.object(senders, "SimpleQueue", lambda: Calls(world.scheduler)))
         stack.enter_context(patch.object(round_, "random", world.rng))
