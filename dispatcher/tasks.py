@@ -8,6 +8,7 @@ from celery import shared_task
 from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 
 from dispatcher.bootstrap import finish_here, here, stop_here
+from dispatcher.celery_app import tasks_dropped
 
 
 @shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
@@ -27,6 +28,12 @@ def stop(**_: object) -> None:
 def finish(**_: object) -> None:
     """Let what is on its way come to its end."""
     finish_here()
+
+
+@tasks_dropped.connect
+def hand_over_again(message_ids: list[UUID], **_: object) -> None:
+    """Let the sweep hand over at its next turn what this worker had to drop."""
+    here().sweep.hand_over_again(message_ids)
 
 
 @shared_task(name="dispatcher.enqueue_due", ignore_result=True, acks_late=False)
