@@ -421,6 +421,13 @@ def stop_here() -> None:
         parts.lanes.stop()
 
 
+def finish_here() -> None:
+    """Wait for the hand-overs of this process that no task waits for."""
+    parts = _here.parts
+    if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
+        parts.lanes.finish()
+
+
 def close_here() -> None:
     """Close the lines of this process to the providers, once it hands nothing over any more."""
     parts = _here.parts

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from celery import Celery
+from celery.utils.dispatch import Signal
 from kombu import Queue
 
 from dispatcher.settings import Settings
@@ -19,6 +20,9 @@ from dispatcher.settings import Settings
 DELIVER = "dispatcher.deliver"
 SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up")
 TASKS_MODULE = "dispatcher.tasks"
+
+tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
+"""A worker lost its broker, and with it the tasks of these messages, which it held in memory."""
 
 _WORKER_SOCKET_SECONDS = 5.0
 _CONNECT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
@@ -45,6 +49,7 @@ def options(
         "task_default_queue": settings.queue,
         "task_queues": [Queue(name) for name in settings.queues],
         "task_create_missing_queues": False,
+        "worker_consumer": "dispatcher.reconnecting:Consumer",
         "worker_prefetch_multiplier": 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
@@ -53,7 +58,7 @@ def options(
         "timezone": "UTC",
         "enable_utc": True,
         "beat_schedule": beat_schedule(settings),
-        "beat_scheduler": "celery.beat:Scheduler",
+        "beat_scheduler": "dispatcher.reconnecting:Scheduler",
         "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
     }
 

@@ -41,7 +41,10 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether a message of this status will never change again."""
+        """Whether nothing will be tried any more with a message of this status.
+
+        It does not change again; but a failed one that turns out to have been sent is sent.
+        """
         return self not in (Status.SCHEDULED, Status.SENDING, Status.HELD)
 
 

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidValue, QueueUnavailable
+from dispatcher.errors import InvalidValue, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.queue import Queue, Ticket
@@ -103,6 +103,17 @@ class Sweep:
             if len(due) < _BATCH:
                 break
         return total
+
+    def hand_over_again(self, message_ids: Sequence[UUID]) -> None:
+        """Let the next ``enqueue_due`` hand these over, whose tasks are lost.
+
+        Without the store they are handed over after their grace, as what is lost unseen.
+        """
+        try:
+            for start in range(0, len(message_ids), _BATCH):
+                self._messages.enqueue_again(message_ids[start : start + _BATCH])
+        except StoreUnavailable as error:
+            log.warning("%d messages wait for their grace: %s", len(message_ids), error)
 
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
         """Return the tickets of what is due.

@@ -7,7 +7,8 @@ from uuid import UUID
 from celery import shared_task
 from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 
-from dispatcher.bootstrap import close_here, here, stop_here
+from dispatcher.bootstrap import close_here, finish_here, here, stop_here
+from dispatcher.celery_app import tasks_dropped
 
 
 @shared_task(name="dispatcher.deliver", ignore_result=True, acks_late=False)
@@ -22,11 +23,18 @@ def stop(**_: object) -> None:
     stop_here()
 
 
-@worker_shutdown.connect
 @worker_process_shutdown.connect
-def close(**_: object) -> None:
-    """Say good-bye to the providers: the pool has ended, or this child of it does."""
+@worker_shutdown.connect
+def finish(**_: object) -> None:
+    """Let what is on its way come to its end, then say good-bye to the providers."""
+    finish_here()
     close_here()
+
+
+@tasks_dropped.connect
+def hand_over_again(message_ids: list[UUID], **_: object) -> None:
+    """Let the sweep hand over at its next turn what this worker had to drop."""
+    here().sweep.hand_over_again(message_ids)
 
 
 @shared_task(name="dispatcher.enqueue_due", ignore_result=True, acks_late=False)

@@ -2,7 +2,8 @@
 
 ``delivery`` claims, a ``round`` leads one group from its permits to its records, ``senders`` hand
 over side by side, ``outcomes`` writes down what came of it and ``returns`` puts back what did not
-go. ``lanes`` keep the channels of one worker apart.
+go. ``stragglers`` are rounds whose last hand-overs take their time. ``lanes`` keep the channels of
+one worker apart.
 """
 
 from dispatcher.delivery.delivery import Delivery

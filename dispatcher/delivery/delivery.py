@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from dispatcher.delivery.outcomes import Outcomes
 from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.round import Hands, Round
 from dispatcher.delivery.senders import Senders
+from dispatcher.delivery.stragglers import Stragglers
 from dispatcher.faults import fault
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
@@ -59,13 +60,16 @@ class Delivery:
         }
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = settings.coalesce + 2 * EARLY
+        self._stragglers = Stragglers()
         self.is_stopping = False
 
-    def deliver(self, message_ids: Sequence[UUID]) -> int:
+    def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
         """Deliver what is due of these messages; return how many were handed over with success.
 
-        Messages that are not scheduled any more are skipped: their task was a repeat. Raises
-        StoreUnavailable when nothing can be claimed; the sweep hands the messages over again.
+        By then all have ended; or, where not ``to_the_end``, all have begun or are put back, and
+        a thread of its own sees to those that take their time. Messages that are not scheduled any
+        more are skipped: their task was a repeat. Raises StoreUnavailable when nothing can be
+        claimed; the sweep hands the messages over again.
         """
         sent = 0
         waiting = list(message_ids)
@@ -73,7 +77,8 @@ class Delivery:
             claimed_at = self._clock.monotonic()
             claims = self._claims.claim(waiting, ahead=self._ahead)
             fault("deliver.after_claim")
-            sent += self._deliver(claims, claimed_at, self._clock.monotonic())
+            leave = None if to_the_end else self._stragglers.take
+            sent += self._deliver(claims, claimed_at, self._clock.monotonic(), leave)
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]
             early = self._claims.unclaimed(left) if left else {}
@@ -90,12 +95,25 @@ class Delivery:
         """Begin no further hand-over; what is not on its way is put back."""
         self.is_stopping = True
 
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait for the hand-overs that were not waited for; tell whether all have ended.
+
+        ``timeout`` in seconds, None for as long as it takes.
+        """
+        return self._stragglers.finish(timeout)
+
     def close(self) -> None:
         """Let the threads of the senders end."""
         for hands in self._hands.values():
             hands.senders.close()
 
-    def _deliver(self, claims: Sequence[Claim], claimed_at: float, received_at: float) -> int:
+    def _deliver(
+        self,
+        claims: Sequence[Claim],
+        claimed_at: float,
+        received_at: float,
+        leave: Callable[[Round], bool] | None,
+    ) -> int:
         sent = 0
         waiting: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
@@ -116,7 +134,7 @@ class Delivery:
                     outcomes=self._outcomes,
                     returns=self._returns,
                     is_stopping=lambda: self.is_stopping,
-                ).run()
+                ).run(leave)
         finally:  # whatever escapes must not take the neighbours with it
             for group in waiting.values():
                 self._returns.put_back([(claim, _NO_WAIT) for claim in group])

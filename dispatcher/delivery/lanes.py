@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from dispatcher.delivery.delivery import Delivery
+from dispatcher.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,17 @@ class _Lane:
     again: deque[Sequence[UUID]] = field(default_factory=deque)
     first: deque[Sequence[UUID]] = field(default_factory=deque)
 
+    @property
+    def waiting(self) -> int:
+        return len(self.again) + len(self.first)
+
 
 class Lanes:
-    """Works on so many groups of each channel at a time.
+    """Begins so many groups of each channel at a time.
 
     A channel whose provider is slow fills its own lane and leaves the worker's threads to others:
-    the thread that brings one group too many leaves it here, and who ends a group takes the next.
+    the thread that brings one group too many leaves it here, and who has begun a group takes the
+    next. So no more is claimed than what the senders hand over and what these groups wait with.
     Those that come again, perhaps at their turn under a limit, go before those that come for the
     first time: a herd must not keep whom it has sent away from coming back.
     """
@@ -42,13 +48,13 @@ class Lanes:
     def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
         """Deliver a group now, or leave it to a thread that is at work on this channel.
 
-        Raises StoreUnavailable when nothing can be claimed; the sweep hands over again what was to
-        be delivered.
+        It returns when the group has begun. Raises StoreUnavailable when nothing can be claimed;
+        the sweep hands over again what was to be delivered, and what waits here.
         """
         lane = self._lanes[channel]
         with self._lock:
             if lane.under_way >= self._at_once:
-                if len(lane.again) + len(lane.first) < _MOST_WAITING:
+                if lane.waiting < _MOST_WAITING:
                     (lane.first if is_first else lane.again).append(message_ids)
                 else:
                     log.info("channel %s: %d messages are left to the sweep", channel,
@@ -56,18 +62,30 @@ class Lanes:
                 return
             lane.under_way += 1
         group: Sequence[UUID] | None = message_ids
+        failure: Exception | None = None
         try:
             while group:
-                self._delivery.deliver(group)
+                try:
+                    self._delivery.deliver(group, to_the_end=False)
+                except StoreUnavailable:
+                    raise  # none of those that wait can be claimed either
+                except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
+                    told = type(error).__name__  # its text may quote a body
+                    log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
+                    failure = failure or error
                 with self._lock:
                     group = self._next(lane)
                     lane.under_way -= group is None
         except BaseException:
             with self._lock:
-                lane.again.clear()
-                lane.first.clear()
+                left, lane.again, lane.first = [*lane.again, *lane.first], deque(), deque()
                 lane.under_way -= 1
+            if left:
+                log.warning("channel %s: %d messages are left to the sweep", channel,
+                            sum(map(len, left)))  # fmt: skip
             raise
+        if failure:
+            raise failure
 
     def _next(self, lane: _Lane) -> Sequence[UUID] | None:
         if self._delivery.is_stopping:
@@ -76,8 +94,12 @@ class Lanes:
         return waiting.popleft() if waiting else None
 
     def stop(self) -> None:
-        """Begin no further hand-over. What waits here is enqueued again after its grace.
+        """Begin no further hand-over. What waits here is handed over again after its grace.
 
         May be called in the handler of a signal: it waits for no lock.
         """
         self._delivery.stop()
+
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait, at most so many seconds, for what is on its way; tell whether all has ended."""
+        return self._delivery.finish(timeout)

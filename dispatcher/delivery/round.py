@@ -36,6 +36,7 @@ _WAIT_FOR_PERMITS_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
 _RECORD_EVERY_SECONDS = 0.05
+_STRAGGLES_AFTER_SECONDS = 0.05
 _RECORD_FOR_SECONDS = 120.0
 """How long at least to try to write down what came of hand-overs, while the store is away."""
 _RENEW_AGAIN_SECONDS = 1.0
@@ -74,7 +75,8 @@ class Round:
     """Hands over the claims of one channel and writes down what came of them.
 
     One thread leads: it asks for permits, records, renews the claim while hand-overs last, and puts
-    back what did not go. The channel's senders hand over. Times are of the monotonic clock.
+    back what did not go. When only hand-overs are left that last, another may lead on. The
+    channel's senders hand over. Times are of the monotonic clock.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class Round:
         self._closed_until = 0.0
         self._lost: set[UUID] = set()
         self._is_over = False
+        self._is_ending = False
+        self._begun_at = claimed_at
         self._events: deque[Ended | Unsent | Escaped] = deque()
         self._changed = threading.Event()
         self._sending = Sending(hands.senders, clock, self._hand_over, self._changed.set)
@@ -122,22 +126,61 @@ class Round:
         self._ask_at = clock.monotonic()
         self._patience_ends = self._ask_at + _WAIT_FOR_PERMITS_SECONDS
 
-    def run(self) -> int:
-        """Hand over what may go, now or in a moment; return how many went with success."""
+    def run(self, leave: Callable[[Round], bool] | None = None) -> int:
+        """Hand over what may go, now or in a moment; return how many went with success.
+
+        Where everything has begun and something lasts, the rest is left to whom ``leave`` calls,
+        if that one answers that it takes it. Raises what escaped from a hand-over.
+        """
         try:
-            while (self._waiting or self._with_senders) and not self._escaped:
-                if self._is_stopping():
-                    break
-                if self._waiting and self._clock.monotonic() >= self._ask_at:
-                    self._ask()
-                self._collect()
-                self._keep_hold()
+            while self.step():
+                if leave is not None and self._is_straggling() and leave(self):
+                    return self._sent
                 self._pause()
-        finally:
-            self._end()
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            self._escape(error)
+            while self.step():
+                self._pause()
+        self.check()
+        return self._sent
+
+    def step(self) -> bool:
+        """Do what there is to do now; tell whether more will come.
+
+        Whatever goes wrong, what did not go is put back, and what is on its way is waited for and
+        recorded. Raises what goes wrong in that, too.
+        """
+        try:
+            self._do()
+        except BaseException as error:  # noqa: BLE001 - raised by who asks, or at once
+            self._escape(error)
+        return bool(self._waiting or self._with_senders or self._ended)
+
+    def _escape(self, error: BaseException) -> None:
+        if self._is_ending:
+            raise error
+        self._escaped = self._escaped or error
+        self._break_off()
+
+    def check(self) -> None:
+        """Raise what escaped, if anything did."""
         if self._escaped:
             raise self._escaped
-        return self._sent
+
+    def _do(self) -> None:
+        if self._waiting and not self._is_stopping() and self._clock.monotonic() >= self._ask_at:
+            self._ask()
+        self._collect()
+        if (self._escaped or self._is_stopping()) and not self._is_ending:
+            self._break_off()
+        self._keep_hold()
+
+    def _is_straggling(self) -> bool:
+        """Whether all has begun, and that some time ago."""
+        now = self._clock.monotonic()
+        if self._waiting or self._sending.has_left or not self._with_senders:
+            self._begun_at = now
+        return now - self._begun_at >= _STRAGGLES_AFTER_SECONDS
 
     def _ask(self) -> None:
         """Ask for permits, give what has one to the senders, and put back what waits for long."""
@@ -238,18 +281,12 @@ class Round:
             self._clock.sleep(left)
             self._ask_at = self._clock.monotonic()
 
-    def _end(self) -> None:
-        """Put back what does not go any more; wait for what is on its way, and record it."""
-        self._is_over = True
+    def _break_off(self) -> None:
+        """Put back what does not go any more."""
+        self._is_ending = self._is_over = True
         waiting, self._waiting = self._waiting, []
         self._returns.put_back([(claim, _NO_WAIT) for claim in waiting])
         self._withdraw()
-        while self._with_senders:
-            self._collect()
-            self._keep_hold()
-            self._pause()
-        if self._ended:
-            self._record()
 
     def _withdraw(self) -> None:
         """Put back what no sender has taken."""

@@ -25,20 +25,27 @@ class Senders:
         self._threads = 0
         self._free = 0
         self._waiting = 0
+        self._is_closed = False
 
     def call(self, act: Callable[[], object]) -> None:
-        """Let a thread do that as soon as one is free."""
+        """Let a thread do that as soon as one is free; after ``close`` the caller does it."""
         with self._lock:
-            self._waiting += 1
-            start = self._waiting > self._free and self._threads < self.most
-            self._threads += start
-        self._calls.put(act)
-        if start:
+            is_closed = self._is_closed
+            start = False
+            if not is_closed:
+                self._waiting += 1
+                start = self._waiting > self._free and self._threads < self.most
+                self._threads += start
+                self._calls.put(act)
+        if is_closed:
+            act()
+        elif start:
             self._start()
 
     def close(self) -> None:
-        """Let the threads end, each after what it is doing."""
+        """Let the threads end, each after what it is doing, and what was called for before."""
         with self._lock:
+            self._is_closed = True
             for _ in range(self._threads):
                 self._calls.put(None)
 
@@ -103,6 +110,11 @@ class Sending:
             self._senders.call(self._work)
         else:  # those at work may hang in what they hand over
             self._call_another()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there is something that nobody has taken yet."""
+        return bool(self._left)
 
     def withdraw(self) -> list[Claim]:
         """Take back what nobody has taken yet."""

@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
     Connection,
     Delete,
     Float,
     Integer,
+    Select,
     Text,
     Update,
+    and_,
     bindparam,
     column,
     delete,
+    exists,
     func,
     literal,
     null,
@@ -88,14 +92,38 @@ def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
     return attempts.c.message_id == given("id"), attempts.c.token == given("token")
 
 
+def _sent(*these: ColumnElement[bool]) -> Update:
+    ends = has_status(Status.SENDING, Status.HELD, Status.SCHEDULED, Status.FAILED)
+    said = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
+    return update(messages).where(*these, ends).values(**said, **_NO_CLAIM)
+
+
 SENT = Change(
+    lambda given: _sent(messages.c.id == given("id"), messages.c.claim_token >= given("token"))
+)
+"""The provider took it, by this claim or an earlier one.
+
+Also when its claim has run out, and whatever came of it since: it was sent, even if a later attempt
+has failed or is under way. That one is to be OVERTAKEN before.
+"""
+
+OVERTAKEN = Change(
     lambda given: (
-        update(messages)
-        .where(*_ours(given), has_status(Status.SENDING, Status.HELD, Status.SCHEDULED))
-        .values(status=Status.SENT.value, finished_at=_NOW, last_error=None, **_NO_CLAIM)
+        update(attempts)
+        .where(*_attempt(given), attempts.c.finished_at.is_(None))
+        .values(
+            outcome=Outcome.UNKNOWN.value,
+            finished_at=select(messages.c.claim_expires_at)
+            .where(messages.c.id == attempts.c.message_id)
+            .scalar_subquery(),
+        )
     )
 )
-"""The provider took it; also when its claim has run out and nobody has claimed it again."""
+"""An earlier attempt has ended the message while this one is under way.
+
+Its worker may still tell what came of it. Until then its permit counts at the end of its claim, as
+it would after a rescue.
+"""
 
 FAILED = Change(
     lambda given: update(messages)
@@ -177,6 +205,33 @@ UNDONE_ATTEMPT = Change(
 )
 """The attempt that its claim wrote did not happen; also where its message was held for it."""
 
+_IS_OVERTAKEN = and_(
+    has_status(Status.SENT),
+    select(literal(1))
+    .where(
+        attempts.c.message_id == messages.c.id,
+        attempts.c.token == messages.c.claim_token,
+        attempts.c.outcome == Outcome.UNKNOWN.value,
+    )
+    .exists(),
+)
+
+UNCOUNTED = Change(
+    lambda given: (
+        update(messages)
+        .where(*_ours(given), _IS_OVERTAKEN)
+        .values(attempt_count=messages.c.attempt_count - 1)
+    )
+)
+"""It was sent by an earlier attempt, and the overtaken one was not handed over."""
+
+UNDONE_OVERTAKEN = Change(
+    lambda given: delete(attempts).where(
+        *_attempt(given), attempts.c.outcome == Outcome.UNKNOWN.value
+    )
+)
+"""The attempt that was UNCOUNTED did not happen."""
+
 OUTCOME = Change(
     lambda given: update(attempts)
     .where(
@@ -204,18 +259,30 @@ RENEWED = Change(
 """Its hand-over lasts: the claim holds for longer, in seconds from now."""
 
 
-def sent_at_once() -> Update:
-    """Return the statement that does SENT and OUTCOME for rows of id, token and receipt."""
+def sent_at_once() -> Select[Any]:
+    """Return the statement that does SENT and OUTCOME for rows of id, token and receipt.
+
+    Only for claims that are the last ones, and open; it returns the ids of the other messages.
+    """
     given = _from_arrays(("id", "token", "receipt"))
     said: dict[str, ColumnElement[Any]] = {
         "outcome": literal(Outcome.SENT.value), "error": null()
     }  # fmt: skip
-    outcome = OUTCOME.make(lambda name: said[name] if name in said else given(name))
-    return cast("Update", outcome).add_cte(SENT.make(given).cte("done"))
+    done = _sent(*_ours(given)).returning(messages.c.id).cte("done")
+    outcome = cast("Update", OUTCOME.make(lambda name: said[name] if name in said else given(name)))
+    told = outcome.where(attempts.c.message_id.in_(select(done.c.id)))
+    return _others(given, done).add_cte(told.cte("told"))
 
 
-def snoozed_at_once() -> Delete:
-    """Return the statement that does SNOOZED and UNDONE_ATTEMPT for the rows of the former."""
+def snoozed_at_once() -> Select[Any]:
+    """Return the statement that does SNOOZED and UNDONE_ATTEMPT for the rows of the former.
+
+    It returns the ids of the messages to which SNOOZED does not apply.
+    """
     given = _from_arrays(("id", "token", "wait", "enqueue"))
-    undone = UNDONE_ATTEMPT.make(given)
-    return cast("Delete", undone).add_cte(SNOOZED.make(given).cte("done"))
+    done = cast("Update", SNOOZED.make(given)).returning(messages.c.id).cte("done")
+    return _others(given, done).add_cte(UNDONE_ATTEMPT.make(given).cte("undone"))
+
+
+def _others(given: _Given, done: CTE) -> Select[Any]:
+    return select(given("id")).where(~exists().where(done.c.id == given("id")))

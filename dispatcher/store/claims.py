@@ -16,10 +16,13 @@ from dispatcher.store.changes import (
     EXPIRED,
     FAILED,
     OUTCOME,
+    OVERTAKEN,
     RENEWED,
     SENT,
     SNOOZED,
+    UNCOUNTED,
     UNDONE_ATTEMPT,
+    UNDONE_OVERTAKEN,
     UNTOLD,
     Row,
     arrays,
@@ -181,21 +184,25 @@ class Claims:
     ) -> None:
         """Write down what came of claims, in one transaction.
 
-        A record is refused silently where another claim has been made since: the token fences.
-        A success is taken also when the claim ran out but nobody has claimed the message again,
-        since it stops a second sending; a failure also where the message is held for want of it.
-        Messages to be tried again are due ``wait`` from now and handed over by the sweep
-        ``enqueue_in`` after that.
+        A success ends the message as sent, however late it comes and whoever has claimed it since:
+        it stops a further sending. Only what was cancelled or has expired stays as it is. A failure
+        is refused silently where another claim has been made: the token fences. It is taken where
+        the message is held for want of it. Messages to be tried again are due ``wait`` from now and
+        handed over by the sweep ``enqueue_in`` after that.
         """
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
-        if not failures and sent and self._sent_at_once(arrays(sent)) is not None:
+        if not failures and sent and self._sent_at_once(arrays(sent)) == []:
             return
         again = [each for each in failures if each.wait is not None and not each.is_held]
         untold = [each for each in failures if each.is_held]
         ended = [each for each in failures if each.wait is None and not each.is_held]
 
         def work(connection: Connection) -> None:
-            SENT.run(connection, [_key(each.claim) for each in results])
+            succeeded = [_key(each.claim) for each in results]
+            last = self._last_claims(connection, succeeded, Status.SENDING)
+            tokens = {each.claim.message.id: each.claim.token for each in results}
+            OVERTAKEN.run(connection, [row for row in last if row["token"] > tokens[row["id"]]])
+            SENT.run(connection, succeeded)
             FAILED.run(connection, [_key(each.claim) | {"error": each.error} for each in ended])
             UNTOLD.run(connection, [_key(each.claim) | {"error": each.error} for each in untold])
             rows = [
@@ -226,14 +233,36 @@ class Claims:
         """
         given = list(snoozed)
         rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in given]
-        if not rows or self._snoozed_at_once(arrays(rows)) is not None:
+        if not rows or self._snoozed_at_once(arrays(rows)) == []:
             return
 
         def work(connection: Connection) -> None:
             SNOOZED.run(connection, rows)
             UNDONE_ATTEMPT.run(connection, [_key(claim) for claim, _ in given])
+            last = self._last_claims(connection, rows, Status.SENT)
+            ours = {row["id"]: row["token"] for row in rows}
+            overtaken = [row for row in last if row["token"] == ours[row["id"]]]
+            UNCOUNTED.run(connection, overtaken)
+            UNDONE_OVERTAKEN.run(connection, overtaken)
 
         self._database.transact(work)
+
+    def _last_claims(
+        self, connection: Connection, rows: Sequence[Row], status: Status
+    ) -> list[Row]:
+        """Lock those of the messages that have this status; return their last claims."""
+        if not rows:
+            return []
+        query = (
+            select(messages.c.id, messages.c.claim_token)
+            .where(
+                self._database.one_of(messages.c.id, [row["id"] for row in rows]),
+                has_status(status),
+            )
+            .order_by(messages.c.id)
+            .with_for_update()
+        )
+        return [{"id": row.id, "token": row.claim_token} for row in connection.execute(query)]
 
 
 def _seconds_until(instant: datetime | None, now: datetime) -> float | None:

@@ -223,7 +223,7 @@ class Messages:
         return self._database.run(work)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        """Let the sweep hand these over at its next turn, because publishing them failed."""
+        """Let the sweep hand these over at its next turn, because their tasks are lost."""
         statement = (
             update(messages)
             .where(

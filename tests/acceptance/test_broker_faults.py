@@ -94,6 +94,30 @@ def test_a_submit_waits_a_second_at_most_for_a_broker_that_is_away_or_frozen(
     running.check(accepted)
 
 
+@on_sqlite
+def test_a_worker_comes_back_to_its_broker_and_hands_over_again_what_it_held(
+    environment: Maker, own_broker: RedisServer
+) -> None:
+    """The broker has lost the tasks, too. Without a word from the worker they would wait."""
+    running = environment(
+        broker_url=broker_on(own_broker.url, db=0), horizon=9, enqueue_grace=60, claim_ttl=10
+    )
+    start = datetime.now(UTC) + timedelta(seconds=3)
+    accepted = [
+        running.dispatcher.submit(channel=CHANNEL, recipient=f"held-{number}", body={},
+                                  send_at=start + number * timedelta(seconds=0.1))
+        for number in range(10)
+    ]  # fmt: skip
+    with own_broker.client() as tasks:
+        wait_until(lambda: tasks.zcard("unacked_index") >= len(accepted))
+        tasks.flushdb()
+    own_broker.kill()
+    own_broker.start()
+    running.wait_until_ended(15)
+    assert running.restarts == 0, "the worker has lived through it"
+    running.check(accepted)
+
+
 def submit(dispatcher: Dispatcher, name: str, number: int) -> Message:
     """Submit for a time inside the horizon, so that the broker is asked."""
     return dispatcher.submit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -65,6 +66,12 @@ def test_a_worker_told_to_stop_ends_its_hand_over_and_puts_back_the_rest_of_its_
     running.up("worker")
     running.wait_until_ended(20)
     running.check(group)
+    lasting = submit(running, "lasting", at=datetime.now(UTC), seconds=2 * HAND_OVER_SECONDS)
+    begun_at = wait_until(lambda: max((each.at_us for each in running.ledger()
+                                       if each.id == lasting.id), default=0), 15)  # fmt: skip
+    wait_until(lambda: time.time() - begun_at / 1e6 > HAND_OVER_SECONDS / 2)
+    running.stop("worker", STOP_SECONDS)  # its task has ended, its hand-over has not
+    running.check([*group, lasting])
     assert all(each.outcomes == (Outcome.SENT,) for each in running.stored())
 
 

@@ -32,6 +32,13 @@ def record_without_token_guard() -> AbstractContextManager[object]:
     return patch.object(Tables, "ours", ours)
 
 
+def late_success_forgotten() -> AbstractContextManager[object]:
+    def sent_by(self: Tables, claim: Claim) -> Row | None:
+        return self.ours(claim, (Status.SENDING, Status.HELD, Status.SCHEDULED))
+
+    return patch.object(Tables, "sent_by", sent_by)
+
+
 def put_back_counts_an_attempt() -> AbstractContextManager[object]:
     real = MemoryClaims.put_back
 
@@ -123,6 +130,7 @@ def _both(first: Any, second: Any) -> AbstractContextManager[object]:
 
 BUGS: tuple[Bug, ...] = (
     record_without_token_guard,
+    late_success_forgotten,
     put_back_counts_an_attempt,
     rescue_forgets_hold,
     settle_before_send,

@@ -132,6 +132,8 @@ def _ends(world: World) -> Iterator[str]:
         if row.status is Status.SENT and row.id not in arrived:
             yield f"{row.id} counts as sent but never was"
         outcomes = world.tables.outcomes(row.id)
+        if Outcome.SENT in outcomes and row.status not in (Status.SENT, *NO_PLACE):
+            yield f"{row.id} is known to be sent and is {row.status}"
         if row.status in (Status.SCHEDULED, Status.SENDING):
             yield f"{row.id} is still {row.status}"
         elif row.status is Status.FAILED:

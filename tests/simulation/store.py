@@ -115,6 +115,12 @@ class Tables:
             return None
         return row
 
+    def sent_by(self, claim: Claim) -> Row | None:
+        """Return a row that a success of this claim ends, be it the last claim or not."""
+        row = self.messages.get(claim.message.id)
+        ends = (*OPEN, Status.SCHEDULED, Status.FAILED)
+        return row if row is not None and row.status in ends else None
+
 
 class MemoryMessages:
     """Stands in for ``dispatcher.store.Messages``."""
@@ -272,8 +278,9 @@ class MemoryClaims:
     ) -> None:
         tables, now = self._tables, self._tables.now()
         for result in results:
-            row = tables.ours(result.claim, (*OPEN, Status.SCHEDULED))
+            row = tables.sent_by(result.claim)
             if row is not None:
+                self._overtake(row, result.claim)
                 row.end(Status.SENT, now)
                 row.last_error = None
             self._outcome(result.claim, Outcome.SENT, None, result.receipt)
@@ -299,8 +306,17 @@ class MemoryClaims:
                 continue
             held = tables.ours(claim, (Status.SCHEDULED, Status.HELD))
             was_held = held is not None and held.on_unknown == "hold"
-            if attempt.finished_at is None or (was_held and attempt.outcome is Outcome.UNKNOWN):
+            sent = tables.ours(claim, (Status.SENT,))
+            is_unknown = attempt.outcome is Outcome.UNKNOWN
+            if sent is not None and is_unknown:
+                sent.attempt_count -= 1
+            if attempt.finished_at is None or ((was_held or sent) and is_unknown):
                 del tables.attempts[claim.message.id][claim.token]
+
+    def _overtake(self, row: Row, claim: Claim) -> None:
+        current = self._tables.attempts[row.id].get(row.claim_token)
+        if row.claim_token != claim.token and row.claim_expires_at is not None and current:
+            current.end(Outcome.UNKNOWN, row.claim_expires_at)
 
     def _failed(self, row: Row, failure: Failure, enqueue_in: timedelta) -> None:
         row.last_error = failure.error

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from dispatcher import sweep
 from dispatcher.channel import Channel
-from dispatcher.delivery import Delivery, Lanes, lanes, senders
+from dispatcher.delivery import Delivery, Lanes, lanes, senders, stragglers
 from dispatcher.delivery import round as round_
 from dispatcher.errors import (
     DispatcherError,
@@ -197,13 +197,18 @@ class World:
         return (db_us - self._shifts_us[0] + self._shifts_us[1]) / 1_000
 
     def _pass(self, seconds: int) -> None:
-        """Let some time pass. What ended before does not change any more."""
+        """Let some time pass. What ended before does not change any more.
+
+        But for what has failed, and turns out to have been sent when its worker tells so late.
+        """
         self.scheduler.run(self.scheduler.now_us + seconds * _SECOND)
         for row in self.tables.messages.values():
             if row.status.is_final or row.id in self.facts.ended:
                 now = row.status, row.finished_at
+                before = self.facts.ended.get(row.id, now)[0]
+                if (before, row.status) == (Status.FAILED, Status.SENT):
+                    self.facts.ended[row.id] = now
                 if self.facts.ended.setdefault(row.id, now) != now:
-                    before = self.facts.ended[row.id][0]
                     self.facts.wrong.append(f"{row.id} was {before} and is {row.status} now")
 
     # Who there is
@@ -600,7 +605,7 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (lanes, round_, senders):
+        for module in (lanes, round_, senders, stragglers):
             stack.enter_context(patch.object(module, "threading", threading))
         stack.enter_context(patch.object(senders, "SimpleQueue", lambda: Calls(world.scheduler)))
         stack.enter_context(patch.object(round_, "random", world.rng))

@@ -191,18 +191,23 @@ def false_tokens(history: History) -> Iterator[str]:
 
 
 def changed_ends(history: History) -> Iterator[str]:
-    """What SQL, or a client, has seen as ended stays as it was."""
+    """What SQL, or a client, has seen as ended stays as it was.
+
+    What has failed may turn out to have been sent, when its worker tells so late.
+    """
     ended: dict[str, Line] = {}
     for line in [*history.seen, *history.rows.values()]:
         before = ended.get(line["id"])
-        if before and before["status"] != line["status"]:
+        if before and not _may_become(before["status"], line["status"]):
             yield f"{line['id']} was {before['status']} and is {line['status']}"
-        if line["status"] in FINAL:
-            ended.setdefault(line["id"], line)
+        if line["status"] in FINAL and (not before or before["status"] != line["status"]):
+            ended[line["id"]] = line
     for call in history.calls:
         before = ended.get(call.about or "")
         status = call.told.get("status")
-        if before and status and before["at"] < call.at and status != before["status"]:
+        if not (before and status) or before["at"] >= call.at:
+            continue
+        if not _may_become(before["status"], status):
             yield f"{call.about} was {before['status']}, and then a client was told {status}"
 
 
@@ -225,8 +230,9 @@ def false_accounts(history: History) -> Iterator[str]:
         tries = history.attempts.get(id_, [])
         if row is None or row["status"] == "sent":
             continue
+        untold = {"unknown", "sent"} if row["status"] in {"cancelled", "expired"} else {"unknown"}
         for each in several:
-            if each.accepted and _outcome(tries, each.attempt) not in {"unknown", "sent"}:
+            if each.accepted and _outcome(tries, each.attempt) not in untold:
                 yield f"{id_} was accepted by the provider and is {row['status']}"
 
 
@@ -257,6 +263,10 @@ def _is_promise(call: Call) -> bool:
 
 def _outcome(tries: Sequence[Line], number: int) -> str | None:
     return tries[number - 1]["outcome"] if 0 < number <= len(tries) else None
+
+
+def _may_become(ended: str, status: str) -> bool:
+    return status == ended or (ended, status) == ("failed", "sent")
 
 
 def _could_be_known(tries: Sequence[Line], number: int) -> bool:

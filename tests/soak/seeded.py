@@ -290,6 +290,15 @@ BUGS = (
         test="tests/integration/store/test_claims.py",
     ),
     Bug(
+        name="a late success forgotten once another has claimed",
+        changes=_one(
+            "store/changes.py",
+            'messages.c.claim_token >= given("token")',
+            'messages.c.claim_token == given("token")',
+        ),
+        test="tests/integration/store/test_claims.py",
+    ),
+    Bug(
         name="the rest of the claim not checked before the hand-over",
         changes=_one(
             "delivery/round.py",

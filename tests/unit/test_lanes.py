@@ -24,14 +24,16 @@ class Deliveries:
         self.slow: set[UUID] = set()
         self.released = threading.Event()
         self.error: Exception | None = None
+        self.errors: dict[UUID, Exception] = {}
         self.is_stopping = False
 
-    def deliver(self, message_ids: Sequence[UUID]) -> int:
+    def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool) -> int:
+        assert not to_the_end
         self.begun += message_ids
         if self.slow & set(message_ids):
             assert self.released.wait(10)
-        if self.error:
-            raise self.error
+        if self.error or message_ids[0] in self.errors:
+            raise self.error or self.errors[message_ids[0]]
         self.done += message_ids
         return len(message_ids)
 
@@ -88,7 +90,9 @@ def test_what_waits_goes_in_order(deliveries: Deliveries) -> None:
     assert deliveries.done[6:] == waiting, "the lane is free again"
 
 
-def test_without_the_store_what_waits_is_left_to_the_sweep(deliveries: Deliveries) -> None:
+def test_without_the_store_what_waits_is_left_to_the_sweep(
+    deliveries: Deliveries, caplog: pytest.LogCaptureFixture
+) -> None:
     lane = lanes(deliveries, at_once=1)
     threads = fill(lane, deliveries, 1)
     lane.deliver([new_id()], "slow")
@@ -98,10 +102,39 @@ def test_without_the_store_what_waits_is_left_to_the_sweep(deliveries: Deliverie
     threading.excepthook = before
     assert deliveries.done == []
     assert len(deliveries.begun) == 1
+    assert "1 messages are left to the sweep" in caplog.text
     deliveries.error = None
     again = new_id()
     lane.deliver([again], "slow")
     assert deliveries.done == [again]
+
+
+def test_an_error_of_one_group_is_told_and_takes_no_other_along(
+    deliveries: Deliveries, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane = lanes(deliveries, at_once=1)
+    broken, others = new_id(), [new_id() for _ in range(3)]
+    deliveries.errors[broken] = ValueError("with a body in it")
+    threads = fill(lane, deliveries, 1)
+    for each in [others[0], broken, *others[1:]]:
+        lane.deliver([each], "slow")
+    threading.excepthook, before = lambda _: None, threading.excepthook
+    end(threads, deliveries)
+    threading.excepthook = before
+    assert deliveries.done[1:] == others
+    assert "slow" in caplog.text
+    assert "ValueError" in caplog.text
+    assert "body" not in caplog.text
+    deliveries.errors.clear()
+    lane.deliver([broken], "slow")
+    assert deliveries.done[-1] == broken, "the lane is free again"
+
+
+def test_the_error_of_a_group_is_its_tasks(deliveries: Deliveries) -> None:
+    broken = new_id()
+    deliveries.errors[broken] = ValueError("odd")
+    with pytest.raises(ValueError, match="odd"):
+        lanes(deliveries).deliver([broken], "slow")
 
 
 def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:

@@ -152,6 +152,27 @@ def test_where_no_thread_can_be_started_the_caller_does_it(
     wait_until(lambda: len(hand.at) == 4)
 
 
+def test_after_the_end_the_caller_does_it(crews: list[Senders]) -> None:
+    """Else it would wait for ever for threads that are gone."""
+    senders = Senders("test", most=4)
+    senders.close()
+    hand = Hand()
+    sending(senders, hand).add(claims(0.0, 0.0, 0.0))
+    assert sorted(hand.at) == [0, 1, 2]
+    assert hand.idle.is_set()
+
+
+def test_what_was_called_for_before_the_end_is_done() -> None:
+    senders = Senders("test", most=1)
+    busy, done, hold = threading.Event(), threading.Event(), threading.Event()
+    senders.call(lambda: (busy.set(), hold.wait(10)))  # type: ignore[func-returns-value]  # in turn
+    assert busy.wait(10)
+    senders.call(done.set)
+    senders.close()
+    hold.set()
+    assert done.wait(10)
+
+
 def test_what_is_added_while_the_last_one_hangs_goes_at_once(crews: list[Senders]) -> None:
     crews.append(Senders("test", most=2))
     released = threading.Event()

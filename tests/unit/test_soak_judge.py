@@ -135,6 +135,7 @@ GOOD: dict[str, Lines] = {
         *submit(), *hand_over(end="decline", how="permanent"), *attempt("permanent"),
         *row(status="failed"), *place(),
     ],
+    "failed, then known to be sent": [*SENT, *seen("failed"), *seen("sent")],
     "failed after its last try": [
         *submit(), *row(status="failed", attempt_count=5), *place(),
     ],
@@ -276,7 +277,7 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "a slow answer": ("I12", "a get of c took 10000 ms", [
         *SENT, *call("get", n="2", at=SECOND, takes=10 * SECOND, asked={"id": BEN}),
     ]),
-    "an end that changed": ("I14", "was failed and is sent", [*SENT, *seen("failed")]),
+    "an end that changed": ("I14", "was cancelled and is sent", [*SENT, *seen("cancelled")]),
     "an end that a client did not see": ("I14", "then a client was told sending", [
         *SENT, *seen("sent"), *call("get", n="2", at=30 * SECOND, told={
             "id": ANN, "status": "sending",
@@ -288,6 +289,9 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "accounts": ("I16", "1 were accepted, and {} is what came of them", submit()),
     "taken, but failed": ("I16", "was accepted by the provider and is failed", [
         *submit(), *hand_over(), *attempt("permanent"), *row(status="failed"), *place(),
+    ]),
+    "known to be sent, but failed": ("I16", "was accepted by the provider and is failed", [
+        *submit(), *hand_over(), *attempt("sent"), *row(status="failed"), *place(),
     ]),
 }  # fmt: skip
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import event
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
+from dispatcher.store import (
+    Claim,
+    Claims,
+    Database,
+    Failure,
+    HeldMessages,
+    Messages,
+    Result,
+    StoreUpkeep,
+)
 from tests.support import rows
 
 pytestmark = pytest.mark.every_database
@@ -148,7 +159,7 @@ def test_a_wait_past_the_expiry_expires_the_message(database: Database) -> None:
 
 def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database) -> None:
     many = [rows.claimed(database) for _ in range(6)]
-    stale = many[0]
+    stale = many[3]
     rows.age(database, stale.message.id)
     StoreUpkeep(database).rescue(at_most=10)
     (current,) = claims(database).claim([stale.message.id])
@@ -159,7 +170,7 @@ def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database)
         enqueue_in=rows.SOON,
     )
     found = [Messages(database).get(claim.message.id).status.value for claim in many]
-    assert found == ["sending", "sent", "sent", "scheduled", "scheduled", "failed"]
+    assert found == ["sent", "sent", "sent", "sending", "scheduled", "failed"]
     assert rows.row(database, stale.message.id).claim_token == current.token
 
 
@@ -180,10 +191,9 @@ def test_a_late_success_is_taken_while_nobody_has_claimed_again(database: Databa
     assert (attempt.outcome, attempt.receipt) == (Outcome.SENT, "late")
 
 
-def test_a_late_record_is_refused_once_another_has_claimed(database: Database) -> None:
+def test_a_late_failure_is_refused_once_another_has_claimed(database: Database) -> None:
     stale = lapsed(database)
     (current,) = claims(database).claim([stale.message.id])
-    claims(database).record([Result(stale, "late")], [], enqueue_in=rows.SOON)
     claims(database).record(
         [], [Failure(stale, Outcome.PERMANENT, "late", None)], enqueue_in=rows.SOON
     )
@@ -192,6 +202,114 @@ def test_a_late_record_is_refused_once_another_has_claimed(database: Database) -
     assert (found.status, found.claim_token, found.attempt_count) == ("sending", current.token, 2)
     claims(database).record([Result(current, None)], [], enqueue_in=rows.SOON)
     assert Messages(database).get(stale.message.id).status is Status.SENT
+
+
+def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
+    """Return two claims of one message: of a worker that froze, and of the next one."""
+    frozen = rows.claimed(database, **changes)
+    rows.age(database, frozen.message.id)
+    assert StoreUpkeep(database).rescue(at_most=10) == 1
+    if changes.get("on_unknown") == "hold":
+        HeldMessages(database).release(frozen.message.id)
+    (current,) = claims(database).claim([frozen.message.id])
+    return frozen, current
+
+
+def outcomes(database: Database, message_id: UUID) -> list[str | None]:
+    return [each.outcome for each in Messages(database).attempts(message_id)]
+
+
+ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
+    "sent": lambda database, claim: record(database, Result(claim, "again")),
+    "temporary": lambda database, claim: record(
+        database, Failure(claim, Outcome.TEMPORARY, "busy", MINUTE)
+    ),
+    "permanent": lambda database, claim: record(
+        database, Failure(claim, Outcome.PERMANENT, "no", None)
+    ),
+    "unknown": lambda database, claim: record(
+        database, Failure(claim, Outcome.UNKNOWN, "broken", None)
+    ),
+    "put back": lambda database, claim: claims(database).put_back(
+        [(claim, MINUTE)], enqueue_in=rows.SOON
+    ),
+    "rescued": lambda database, _: StoreUpkeep(database).rescue(at_most=10),
+}
+"""How the attempt ends that was under way when the success of an earlier one came to light."""
+
+
+def record(database: Database, *told: Result | Failure) -> None:
+    results = [each for each in told if isinstance(each, Result)]
+    failures = [each for each in told if isinstance(each, Failure)]
+    claims(database).record(results, failures, enqueue_in=rows.SOON)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("on_unknown", ["retry", "hold"])
+def test_a_success_ends_the_message_whatever_comes_of_the_next_try(
+    database: Database, ending: str, on_unknown: str
+) -> None:
+    frozen, current = overtaken(database, on_unknown=on_unknown, max_attempts=2)
+    id_ = frozen.message.id
+    for _ in range(2):  # run again after a lost reply
+        record(database, Result(frozen, "late"))
+    sent = Messages(database).get(id_)
+    assert (sent.status, sent.last_error) == (Status.SENT, None)
+    assert outcomes(database, id_) == ["sent", "unknown"]
+    assert claims(database).renew([current]) == set(), "it is not to be handed over any more"
+    for _ in range(2):
+        ENDINGS[ending](database, current)
+    last = {"put back": [], "rescued": ["unknown"]}.get(ending, [ending])
+    assert outcomes(database, id_) == ["sent", *last]
+    counted = Messages(database).get(id_)
+    assert counted.attempt_count == 1 + len(last)
+    assert (counted.status, counted.finished_at) == (Status.SENT, sent.finished_at)
+    assert claims(database).claim([id_]) == []
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_success_that_comes_after_the_next_try_ends_the_message(
+    database: Database, ending: str
+) -> None:
+    frozen, current = overtaken(database, max_attempts=2)
+    if ending == "rescued":
+        rows.age(database, frozen.message.id)
+    ENDINGS[ending](database, current)
+    before = Messages(database).get(frozen.message.id)
+    record(database, Result(frozen, "late"))
+    sent = Messages(database).get(frozen.message.id)
+    assert (sent.status, sent.last_error) == (Status.SENT, None)
+    assert sent.attempt_count == before.attempt_count
+    assert outcomes(database, sent.id)[0] == "sent"
+
+
+def test_one_late_success_of_many_takes_the_others_along(database: Database) -> None:
+    several = [overtaken(database) for _ in range(3)]
+    others = [rows.claimed(database) for _ in range(3)]
+    record(database, *(Result(each, None) for each in [*others, *(old for old, _ in several)]))
+    for claim in [*others, *(old for old, _ in several)]:
+        assert Messages(database).get(claim.message.id).status is Status.SENT
+    assert {tuple(outcomes(database, old.message.id)) for old, _ in several} == {
+        ("sent", "unknown")
+    }
+
+
+def test_the_permit_of_an_overtaken_try_counts_as_long_as_it_may_last(database: Database) -> None:
+    frozen, current = overtaken(database)
+    record(database, Result(frozen, None))
+    pages = StoreUpkeep(database).permits(memory=MINUTE, batch=100)
+    ages = {taken.token: taken.age for page in pages for taken in page}
+    assert -rows.TTL <= ages[current.token] < -rows.TTL / 2
+
+
+def test_a_late_success_does_not_undo_an_expiry(database: Database) -> None:
+    """Its place may be another's by now."""
+    claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
+    rows.age(database, claim.message.id)
+    StoreUpkeep(database).rescue(at_most=10)
+    record(database, Result(claim, None))
+    assert Messages(database).get(claim.message.id).status is Status.EXPIRED
+    assert outcomes(database, claim.message.id) == ["sent"]
 
 
 def test_a_late_failure_changes_nothing(database: Database) -> None:
