@@ -54,6 +54,7 @@ def message_data(message: Message) -> dict[str, Any]:
         "quiet_hours": message.quiet_hours,
         "on_unknown": message.on_unknown,
         "expire_after": message.expire_after.total_seconds() if message.expire_after else None,
+        "asked_at": _iso(message.asked_at),
     }
 
 

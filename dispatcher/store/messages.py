@@ -30,7 +30,7 @@ _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after",
+    "expire_after", "asked_at",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
@@ -154,6 +154,7 @@ class Messages:
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
+        asked_at: datetime | None,
         enqueue_at: datetime,
     ) -> Message:
         """Give a message another time if it still is as ``message`` says and scheduled.
@@ -175,6 +176,7 @@ class Messages:
                 zone=zone,
                 expires_at=expires_at,
                 expire_after=expire_after,
+                asked_at=asked_at,
             )
         )
         return self._changed(message.id, statement)
@@ -252,6 +254,7 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
+            message.asked_at,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 

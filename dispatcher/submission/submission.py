@@ -138,6 +138,7 @@ class Submission:
             quiet_hours=draft.quiet_hours,
             on_unknown=draft.on_unknown,
             expire_after=draft.expire_after,
+            asked_at=draft.send_at if draft.send_at != send_at else None,
         )
 
     def add(self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False) -> Message:

@@ -25,6 +25,7 @@ def test_what_was_added_is_read_back_the_same(database: Database) -> None:
         recipient="利用者",
         on_unknown="hold",
         expire_after=timedelta(days=1, milliseconds=1),
+        asked_at=rows.now() - timedelta(hours=1),
     )
     store = Messages(database)
     assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message
