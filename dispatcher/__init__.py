@@ -36,7 +36,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Attempt, Draft, Message, Outcome, Plan, Progress, Rejection, Status
 from dispatcher.reservation import Timeline
+from dispatcher.selection import Page, Wanted
 from dispatcher.settings import Settings
+from dispatcher.submission import Reservation, Story
 from dispatcher.verification import Difference, Fault, Verified
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -63,6 +65,7 @@ __all__ = [
     "NoPlace",
     "Outcome",
     "OutcomeUnknown",
+    "Page",
     "PermanentFailure",
     "Plan",
     "Progress",
@@ -70,10 +73,12 @@ __all__ = [
     "QuietHours",
     "QuotaExceeded",
     "Rejection",
+    "Reservation",
     "ReservationsUnavailable",
     "Settings",
     "Status",
     "StoreUnavailable",
+    "Story",
     "TemporaryFailure",
     "Timeline",
     "TooLate",
@@ -81,4 +86,5 @@ __all__ = [
     "Unavailable",
     "UnknownChannel",
     "Verified",
+    "Wanted",
 ]

@@ -41,8 +41,10 @@ from dispatcher.store import (
     BulkMessages,
     Claims,
     Database,
+    FailedMessages,
     HeldMessages,
     JoinedMessages,
+    Listing,
     Messages,
     Overdue,
     Standings,
@@ -51,14 +53,17 @@ from dispatcher.store import (
 )
 from dispatcher.submission import (
     BulkSubmission,
+    Cancelling,
     CatchUp,
     Changes,
+    Failed,
     Handover,
     Held,
     JoinedSubmission,
     Outlook,
     Planning,
     Submission,
+    Telling,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Transport, load
@@ -255,6 +260,29 @@ class Parts:
     def held(self) -> Held:
         """The use cases of those who decide about unknown outcomes."""
         return Held(messages=self.messages, held=HeldMessages(self.database))
+
+    @_built_once
+    def failed(self) -> Failed:
+        """The use case of those who try again what had failed."""
+        return Failed(settings=self.settings, failed=FailedMessages(self.database))
+
+    @_built_once
+    def cancelling(self) -> Cancelling:
+        """The use case of those who cancel by the thousand."""
+        return Cancelling(
+            settings=self.settings, bulk=Bulk(self.windows), store=BulkMessages(self.database)
+        )
+
+    @_built_once
+    def listing(self) -> Listing:
+        """Messages by what operators say of them."""
+        late = self.settings.enqueue_grace
+        return Listing(self.database, late=late, put_off=max(late, self.settings.claim_ttl))
+
+    @_built_once
+    def telling(self) -> Telling:
+        """The use case of those who want to know what became of a message."""
+        return Telling(settings=self.settings, listing=self.listing, contents=self.contents)
 
     @_built_once
     def delivery(self) -> Delivery:

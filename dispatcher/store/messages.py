@@ -37,7 +37,7 @@ _ADD_TRIES = 3
 
 
 class Messages:
-    """Messages by id, by idempotency key, and by what an operator asks for."""
+    """Messages by id and by idempotency key."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -106,25 +106,6 @@ class Messages:
         )
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         return (to_message(row), row.fingerprint) if row is not None else None
-
-    def find(
-        self,
-        *,
-        status: Status | None,
-        recipient: str | None,
-        channel: str | None,
-        at_most: int,
-    ) -> list[Message]:
-        """Return the messages that match, newest first."""
-        query = select(*MESSAGE_COLUMNS).order_by(messages.c.id.desc()).limit(at_most)
-        if status is not None:
-            query = query.where(messages.c.status == status.value)
-        if recipient is not None:
-            query = query.where(messages.c.recipient == recipient)
-        if channel is not None:
-            query = query.where(messages.c.channel == channel)
-        rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [to_message(row) for row in rows]
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the tries of a message, first one first."""

@@ -21,9 +21,7 @@ def shifted_by(house: House, way: str) -> Message:
     if way == "reschedule":
         other = house.submit(send_at=LATER + HOUR)
         return house.dispatcher.reschedule(other.id, send_at=LATER, on_conflict="shift")
-    draft = Draft(
-        channel="memory", recipient="ada", body=BODY, send_at=LATER, on_conflict="shift"
-    )
+    draft = Draft(channel="memory", recipient="ada", body=BODY, send_at=LATER, on_conflict="shift")
     if way == "submit_many":
         [found] = house.dispatcher.submit_many([draft])
         assert isinstance(found, Message)
