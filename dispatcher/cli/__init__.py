@@ -16,6 +16,7 @@ from dispatcher.cli import (
     export,
     messages,
     services,
+    status,
     timeline,
     windows,
 )
@@ -27,6 +28,7 @@ __all__ = ["app", "main"]
 services.register(app)
 messages.register(app)
 changing.register(app)
+status.register(app)
 bulk.register(app)
 export.register(app)
 timeline.register(app)

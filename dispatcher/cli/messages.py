@@ -214,7 +214,7 @@ def _say(message: Message, *, as_json: bool) -> None:
     if as_json:
         show.as_json(show.message_data(message))
     else:
-        show.out.print(show.outcome_text(message, with_time=True))
+        show.out.print(show.outcome_text(message, with_time=True), soft_wrap=True)
 
 
 def _scopes(counts: list[str] | None) -> dict[str, str] | None:

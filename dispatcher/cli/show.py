@@ -113,9 +113,9 @@ def held_table(messages: Sequence[Message]) -> Table:
     return table
 
 
-def status_text(status: Status) -> str:
-    """Return a status in its colour."""
-    return f"[{_STYLES[status]}]{status.value}[/]"
+def status_text(status: Status, text: str | None = None) -> str:
+    """Return a status, or a text about it, in its colour."""
+    return f"[{_STYLES[status]}]{text or status.value}[/]"
 
 
 def minute_text(instant: datetime) -> str:

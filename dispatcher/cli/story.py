@@ -43,11 +43,11 @@ def say(story: Story) -> None:
     events.add_column(no_wrap=True)
     events.add_column(overflow="fold")
     for event in _events(story):
-        events.add_row(_second(event.at), event.what, escape(event.detail))
+        events.add_row(_moment(event.at), event.what, escape(event.detail))
     show.out.print(events)
     what, at = coming(story)
     show.out.print(f"\n[bold]next:[/] {escape(what)}", soft_wrap=True, end="")
-    show.out.print(f" [dim]{_second(at)}[/]" if at else "")
+    show.out.print(f" [dim]{_moment(at)}[/]" if at else "")
 
 
 def story_data(story: Story) -> dict[str, Any]:
@@ -87,21 +87,22 @@ def coming(story: Story) -> tuple[str, datetime | None]:
 def _events(story: Story) -> list[_Event]:
     message = story.message
     asked = message.asked_at
-    events = [_Event(message.created_at, "submitted", f"for {_second(asked or message.send_at)}")]
+    events = [_Event(message.created_at, "submitted", f"for {_moment(asked or message.send_at)}")]
     if asked is not None:
         events.append(
-            _Event(None, "shifted", f"from {_second(asked)} to {_second(message.send_at)}")
+            _Event(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
         )
     if story.reservations is None:
         events.append(_Event(None, "[yellow]reserved[/]", "Redis does not tell"))
     for each in story.reservations or ():
         if each.at is not None:
-            events.append(_Event(None, "reserved", f"{_second(each.at)} of {each.scope}"))
+            events.append(_Event(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
             events.append(_Event(None, "[dim]no place[/]", f"of {each.scope} any more"))
     for number, attempt in enumerate(story.attempts, start=1):
         events += _of_attempt(number, attempt)
-    if message.finished_at is not None:
+    last = story.attempts[-1].outcome if story.attempts else None
+    if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
         events.append(_Event(message.finished_at, show.status_text(message.status)))
     return events
 
@@ -114,5 +115,7 @@ def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:
     return [began, _Event(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
 
 
-def _second(instant: datetime | None) -> str:
-    return "" if instant is None else instant.strftime("%Y-%m-%d %H:%M:%S UTC")
+def _moment(instant: datetime | None) -> str:
+    if instant is None:
+        return ""
+    return f"{instant:%Y-%m-%d %H:%M:%S}.{instant.microsecond // 1_000:03} UTC"

@@ -159,7 +159,8 @@ class Work:
                 show.as_json(data[0] if as_object else data)
             return
         for message in done:
-            show.out.print(show.outcome_text(message, with_time=self._verb == "reschedule"))
+            text = show.outcome_text(message, with_time=self._verb == "reschedule")
+            show.out.print(text, soft_wrap=True)
 
     def _data(self, matched: int) -> dict[str, Any]:
         return {

@@ -11,8 +11,10 @@ from dispatcher import sendtime
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Attempt, Message, Status, check_text, new_id
 from dispatcher.operation.base import Base, check_at_most, id_of
+from dispatcher.overview import By, Overview, Tops
 from dispatcher.reservation import Timeline
 from dispatcher.selection import Page, Selection, Wanted
+from dispatcher.store import Of
 from dispatcher.submission import Story, terms_for
 
 SendTime = datetime | str
@@ -130,6 +132,29 @@ class Looking(Base):
             start=start,
             length=length,
         )
+
+    def status(self, *, since: timedelta = timedelta(days=1)) -> Overview:
+        """Return how things stand: counts, what is overdue, the next hour, limits, who is at work.
+
+        What has ended counts if it did so within ``since``. Where Redis does not answer, what only
+        Redis knows is None. Raises InvalidValue and StoreUnavailable.
+        """
+        return self._parts.overviews.read(since=since)
+
+    def top(
+        self,
+        of: Of = "scope",
+        *,
+        by: By = "messages",
+        within: timedelta = timedelta(days=1),
+        at_most: int = 10,
+    ) -> Tops:
+        """Return the busiest scopes, recipients or channels, by what is due ``within`` that time.
+
+        Each with the quota that is nearest to full; ``by="fill"`` sorts by that, among the 50 with
+        most messages. Raises InvalidValue and StoreUnavailable.
+        """
+        return self._parts.overviews.tops(of, within=within, at_most=at_most, by=by)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all that is said (:class:`~dispatcher.Wanted`).

@@ -43,7 +43,7 @@ class Cancelling:
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
             found = self._store.cancel(some)
-            fault("cancel.after_row")
+            fault("cancel_many.after_rows")
             self._release([each for each in found.values() if each.status is Status.CANCELLED])
             answers += [_answer(each, found.get(each)) for each in some]
         return answers

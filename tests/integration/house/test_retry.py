@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def refuse(_: Message) -> None:
     raise PermanentFailure("no such number")
 
 
-def failed(house: House, **asked: object) -> Message:
+def failed(house: House, **asked: Any) -> Message:
     """Submit a message, and let its first try fail for good."""
     message = house.submit(**asked)
     house.memory.before = refuse
