@@ -45,6 +45,7 @@ POINTS = frozenset(
         "submit_many.after_commit",
         "submit_many.after_enqueue",
         "cancel.after_row",
+        "cancel_many.after_rows",
         "reschedule.after_hold",
         "reschedule.after_row",
         "reschedule.after_take",

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import sys
 
-from dispatcher.cli import bulk, demo, doctor, held, messages, services, timeline, windows
+from dispatcher.cli import (
+    bulk,
+    changing,
+    demo,
+    doctor,
+    export,
+    messages,
+    services,
+    status,
+    timeline,
+    windows,
+)
 from dispatcher.cli.app import app, exit_code, say_error
 from dispatcher.errors import DispatcherError
 
@@ -16,8 +27,10 @@ __all__ = ["app", "main"]
 
 services.register(app)
 messages.register(app)
-held.register(app)
+changing.register(app)
+status.register(app)
 bulk.register(app)
+export.register(app)
 timeline.register(app)
 windows.register(app)
 doctor.register(app)

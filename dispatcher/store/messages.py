@@ -31,14 +31,14 @@ _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after",
+    "expire_after", "asked_at",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
 
 
 class Messages:
-    """Messages by id, by idempotency key, and by what an operator asks for."""
+    """Messages by id and by idempotency key."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -108,26 +108,6 @@ class Messages:
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         return (to_message(row), row.fingerprint) if row is not None else None
 
-    def find(
-        self,
-        *,
-        status: Status | None,
-        recipient: str | None,
-        channel: str | None,
-        at_most: int,
-    ) -> list[Message]:
-        """Return the messages that match, newest first."""
-        query = select(*MESSAGE_COLUMNS).order_by(messages.c.id.desc()).limit(at_most)
-        query = query.where(IS_MESSAGE)
-        if status is not None:
-            query = query.where(messages.c.status == status.value)
-        if recipient is not None:
-            query = query.where(messages.c.recipient == recipient)
-        if channel is not None:
-            query = query.where(messages.c.channel == channel)
-        rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [to_message(row) for row in rows]
-
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the tries of a message, first one first."""
         query = (
@@ -156,6 +136,7 @@ class Messages:
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
+        asked_at: datetime | None,
         enqueue_at: datetime,
     ) -> Message:
         """Give a message another time if it still is as ``message`` says and scheduled.
@@ -177,6 +158,7 @@ class Messages:
                 zone=zone,
                 expires_at=expires_at,
                 expire_after=expire_after,
+                asked_at=asked_at,
             )
         )
         return self._changed(message.id, statement)
@@ -254,6 +236,7 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
+            message.asked_at,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 

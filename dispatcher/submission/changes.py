@@ -124,13 +124,17 @@ class Changes:
                 return moved
         raise StoreUnavailable("others changed the message again and again")
 
-    def move(self, message: Message, valid: ValidDraft) -> Message | None:
+    def move(
+        self, message: Message, valid: ValidDraft, *, asked_at: datetime | None = None
+    ) -> Message | None:
         """Return the moved message, or None when somebody else changed it meanwhile.
 
-        ``valid`` is what it is to be. Raises like :meth:`reschedule`.
+        ``valid`` is what it is to be, ``asked_at`` the time that somebody once asked for, where
+        that is not the time in ``valid``. Raises like :meth:`reschedule`.
         """
+        asked_at = asked_at or valid.send_at
         if (valid.send_at, valid.zone) == (message.send_at, message.zone):
-            return self._change_row(message, message.send_at, valid)
+            return self._change_row(message, message.send_at, valid, asked_at)
         started = self._clock.monotonic()
         moving = self._windows.move(
             message.id, terms=valid.terms, send_at=valid.send_at, latest=valid.latest
@@ -140,7 +144,7 @@ class Changes:
             raise ReservationsUnavailable("holding another place took too long")
         fault("reschedule.after_hold")
         try:
-            moved = self._change_row(message, moving.send_at, valid)
+            moved = self._change_row(message, moving.send_at, valid, asked_at)
         except StoreUnavailable as error:
             # Unless the database refused, the row may have changed: reconcile finds out.
             if error.refused:
@@ -163,7 +167,9 @@ class Changes:
             self.cancel(message_id)
             raise TooLate(message_id, now.status)
 
-    def _change_row(self, message: Message, send_at: datetime, valid: ValidDraft) -> Message | None:
+    def _change_row(
+        self, message: Message, send_at: datetime, valid: ValidDraft, asked_at: datetime
+    ) -> Message | None:
         expires_at = valid.expiry(send_at)
         moved = self._messages.move(
             message,
@@ -171,6 +177,7 @@ class Changes:
             zone=valid.zone,
             expires_at=expires_at,
             expire_after=valid.expire_after,
+            asked_at=asked_at if asked_at != send_at else None,
             enqueue_at=self._handover.enqueue_at(send_at),
         )
         wanted = (send_at, valid.zone, expires_at, valid.expire_after)
@@ -205,6 +212,7 @@ class Changes:
                 zone=message.zone,
                 expires_at=message.expires_at,
                 expire_after=message.expire_after,
+                asked_at=message.asked_at,
                 enqueue_at=self._handover.enqueue_at(message.send_at),
             )
             if back.send_at == message.send_at:

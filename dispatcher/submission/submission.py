@@ -149,6 +149,7 @@ class Submission:
             quiet_hours=draft.quiet_hours,
             on_unknown=draft.on_unknown,
             expire_after=draft.expire_after,
+            asked_at=draft.send_at if draft.send_at != send_at else None,
         )
 
     def store(

@@ -51,6 +51,7 @@ class Row:
     quiet_hours: str | None
     on_unknown: Any
     expire_after: timedelta | None
+    asked_at: datetime | None
     enqueue_at: datetime
     fingerprint: str | None
     claim_token: int = 0
@@ -188,12 +189,14 @@ class MemoryMessages:
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
+        asked_at: datetime | None,
         enqueue_at: datetime,
     ) -> Message:
         row = self._tables.scheduled(message.id)
         if row is not None and row.send_at == cut(message.send_at):
             row.send_at = row.next_attempt_at = cut(send_at)
             row.zone, row.expire_after = zone, expire_after
+            row.asked_at = None if asked_at is None else cut(asked_at)
             row.expires_at = None if expires_at is None else cut(expires_at)
             row.enqueue_at = cut(enqueue_at)
         return self.get(message.id)

@@ -29,6 +29,7 @@ from dispatcher import (
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.base import translated as in_limiters
+from dispatcher.liveness import translated as in_liveness
 from dispatcher.message import new_id
 from dispatcher.queue import Ticket
 from dispatcher.redis_errors import EvictingServer
@@ -62,7 +63,11 @@ REDIS_ERRORS: list[redis.RedisError] = [
 @pytest.mark.parametrize("error", REDIS_ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("room", "ours"),
-    [(in_reservation, ReservationsUnavailable), (in_limiters, LimitersUnavailable)],
+    [
+        (in_reservation, ReservationsUnavailable),
+        (in_limiters, LimitersUnavailable),
+        (in_liveness, ReservationsUnavailable),
+    ],
 )
 def test_redis_errors_are_translated_without_their_text(
     room: Callable[[], Any], ours: type[Unavailable], error: redis.RedisError

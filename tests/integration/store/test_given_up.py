@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, insert
 
 from dispatcher.message import Message
-from dispatcher.store import Addition, BulkMessages, Database, GivenUp, Messages, StoreUpkeep
+from dispatcher.selection import Selection
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Database,
+    GivenUp,
+    Listing,
+    Messages,
+    StoreUpkeep,
+)
 from dispatcher.store.joined import JoinedMessages
 from dispatcher.store.messages import to_row
 from dispatcher.store.schema import messages
@@ -42,7 +52,9 @@ def test_what_was_given_up_is_stored_on_no_way(database: Database) -> None:
         joined = JoinedMessages(database).join(connection, _ends)
         assert not joined.add(message, enqueue_at=message.send_at, fingerprint=None)
         connection.rollback()
-    assert Messages(database).find(status=None, recipient=None, channel=None, at_most=9) == []
+    listing = Listing(database, late=timedelta(minutes=5), put_off=timedelta(seconds=5))
+    assert listing.page(Selection(), after=None, at_most=9).messages == ()
+    assert listing.count(Selection()) == 0
 
 
 def test_giving_up_again_changes_nothing(database: Database) -> None:
