@@ -66,7 +66,7 @@ CASES: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wanted", "matches"), CASES, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("wanted", "matches"), CASES, ids=[str(wanted) for wanted, _ in CASES])
 def test_what_matches_is_found_counted_and_paged(
     listing: Listing, stored: list[Message], wanted: dict[str, Any], matches: Any
 ) -> None:
