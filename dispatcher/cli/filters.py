@@ -13,6 +13,7 @@ import typer
 from dispatcher.errors import InvalidValue
 from dispatcher.message import Status
 from dispatcher.selection import Selection, Wanted
+from dispatcher.settings import Settings
 
 _PANEL = "Which messages"
 _WANTED = "wanted"
@@ -20,13 +21,24 @@ NOTHING = Wanted()
 """The default of ``wanted``; :func:`filtered` puts something else in its place."""
 
 
-def _option(*names: str, help: str) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(*names, help=help, rich_help_panel=_PANEL)
+def complete_channel(incomplete: str) -> list[str]:
+    """Return the channels of the settings that a shell may go on with."""
+    try:
+        return [name for name in Settings.load().channels if name.startswith(incomplete)]
+    except InvalidValue:
+        return []
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel=_PANEL, **more)
 
 
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "status": ("status", Annotated[Status | None, _option(help="Of this status.")]),
-    "channel": ("channel", Annotated[str | None, _option(help="On this channel.")]),
+    "channel": (
+        "channel",
+        Annotated[str | None, _option(help="On this channel.", autocompletion=complete_channel)],
+    ),
     "recipient": ("recipient", Annotated[str | None, _option(help="To this recipient.")]),
     "scope": ("scope", Annotated[str | None, _option(help="Of this scope.")]),
     "key": (

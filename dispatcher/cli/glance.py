@@ -71,7 +71,7 @@ def _counts(found: Overview) -> Table:
         table.add_row("[dim]no messages[/]")
     length = _length(found.counts.since)
     more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
-    table.caption = f"sent to cancelled: of the last {length}{more}"
+    table.caption = f"what has ended: within {length}{more}"
     table.caption_justify = "left"
     return table
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import show, story
-from dispatcher.cli.filters import NOTHING, examples, filtered
+from dispatcher.cli.filters import NOTHING, complete_channel, examples, filtered
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Message, OnConflict, OnUnknown
@@ -74,7 +74,9 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    channel: Annotated[str, typer.Option(help="Channel of the settings.")],
+    channel: Annotated[
+        str, typer.Option(help="Channel of the settings.", autocompletion=complete_channel)
+    ],
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
     text: Text = None,
     body: BodyText = None,
