@@ -222,6 +222,6 @@ def test_the_store_in_memory_is_the_store(seed: int, sqlite_template: Path, tmp_
             both.step()
     finally:
         both.database.close()
-    assert {Status.SENT, Status.HELD, Status.EXPIRED} & {
+    assert {Status.SENT, Status.FAILED, Status.HELD, Status.EXPIRED} & {
         row.status for row in both.tables.messages.values()
     }

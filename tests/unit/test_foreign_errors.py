@@ -1,8 +1,10 @@
-"""Errors of redis-py, SQLAlchemy, kombu and httpcore become ours in the room that talks to it."""
+"""Errors of others become ours in the room that talks to the thing that raised them."""
 
 from __future__ import annotations
 
+import smtplib
 import sqlite3
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import redis
 import sqlalchemy.exc as sa
 
 from dispatcher import (
+    DeliveryError,
     InvalidSettings,
     LimitersUnavailable,
     PerhapsSent,
@@ -37,8 +40,10 @@ from dispatcher.reservation.answers import translated as in_reservation
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.database import translated as in_store
 from dispatcher.testing import a_message
+from dispatcher.transports.smtp.wire import Wire
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import NOON, MovableClock
+from tests.support.mail import ScriptedServer, an_email, smtp
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
@@ -198,6 +203,42 @@ def test_whatever_the_broker_raises_is_translated(
     with pytest.raises(QueueUnavailable, match="a moment ago"):
         parts.queue.enqueue([ticket])
     parts.close()
+
+
+@pytest.mark.parametrize("word", ["connection", "MAIL", "message"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        smtplib.SMTPServerDisconnected(SECRET),
+        smtplib.SMTPResponseException(500, SECRET),
+        smtplib.SMTPException(SECRET),
+        ConnectionResetError(104, "Connection reset by peer"),
+        TimeoutError(SECRET),
+        ssl.SSLError(1, SECRET),
+        ssl.SSLEOFError(8, SECRET),
+        OSError(SECRET),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_smtplib_are_translated_without_their_text(
+    error: Exception, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"connection": 0, "MAIL": 2, "message": 5}[word]
+    real = Wire.getreply
+
+    def fail(wire: Wire) -> tuple[int, bytes]:
+        nonlocal answers
+        answers -= 1
+        if answers < 0:
+            raise error
+        return real(wire)
+
+    monkeypatch.setattr(Wire, "getreply", fail)
+    with ScriptedServer() as server, pytest.raises(DeliveryError) as caught:
+        smtp(f"smtp://127.0.0.1:{server.port}").send(an_email())
+    assert type(caught.value) is (PerhapsSent if word == "message" else TemporaryFailure)
+    assert caught.value.__suppress_context__
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(

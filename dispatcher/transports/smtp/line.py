@@ -57,8 +57,8 @@ class Line:
             raise TemporaryFailure(f"{server}: it closed the connection") from None
         except ssl.SSLError as error:
             line.break_off()
-            why = getattr(error, "verify_message", "") or error.reason
-            raise line._misconfigured(f"TLS with it failed: {why}") from None
+            why = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+            raise line._misconfigured(f"TLS with it failed: {why or 'no reason given'}") from None
         except LINE_ERRORS as error:
             line.break_off()
             raise TemporaryFailure(f"{server}: {deadline.why(error)}") from None

@@ -21,6 +21,8 @@ _SCHEMES: dict[str, tuple[Security, int]] = {
     "smtp": ("none", 25),
 }
 _URLS = "smtps://user:password@host, smtp+starttls://user:password@host, or smtp://localhost"
+_HOST = re.compile(r"(?!.{254})[a-z0-9_][a-z0-9_-]{0,62}(?:\.[a-z0-9_][a-z0-9_-]{0,62})*\.?")
+_IPV6 = 6
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?|\[[0-9A-Za-z.:]+\]")
 
 
@@ -47,8 +49,8 @@ def read_server(
     """Return what these options say. Raises InvalidSettings, which never quotes the address."""
     parts, port = _split(url)
     security, usual_port = _SCHEMES[parts.scheme]
-    given = (parts.hostname, parts.username, parts.password)
-    host, user, password = (unquote(each or "") for each in given)
+    host = parts.hostname or ""
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if bool(user) != bool(password) or not f"{user}{password}".isascii():
         problem = "a user or a password that cannot be used"
         raise InvalidSettings("url", problem, "both in ASCII and percent-encoded, or none")
@@ -80,9 +82,20 @@ def _split(url: object) -> tuple[SplitResult, int | None]:
         raise InvalidSettings("url", "cannot be read", _URLS) from None
     if parts.scheme not in _SCHEMES:
         raise InvalidSettings("url", "none of the known schemes", _URLS)
-    if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
+    if not _is_host(parts.hostname or "") or parts.path not in ("", "/"):
         raise InvalidSettings("url", "no host, or more than a host", _URLS)
+    if parts.query or parts.fragment:
+        raise InvalidSettings("url", "more than a host", _URLS)
     return parts, port
+
+
+def _is_host(host: str) -> bool:
+    if ":" not in host:
+        return _HOST.fullmatch(host) is not None
+    try:
+        return ipaddress.ip_address(host).version == _IPV6
+    except ValueError:
+        return False
 
 
 def _context(ca_file: str | Path | None) -> ssl.SSLContext:

@@ -43,6 +43,8 @@ class Deadline:
         """Say in a few words what became of a line."""
         if isinstance(error, TimeoutError) and error.errno is None:
             return f"it did not answer within {self.seconds:g} s"
+        if isinstance(error, ssl.SSLError):
+            return f"TLS broke ({getattr(error, 'reason', None) or type(error).__name__})"
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
         return str(error) if isinstance(error, Broke) else type(error).__name__

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from apprise import Apprise
 
 from dispatcher import (
     Channel,
@@ -114,6 +115,30 @@ def test_a_text_that_looks_like_a_path_or_a_template_stays_a_text(receiver: Rece
     assert json.loads(receiver.received[0].content)["message"] == text
 
 
+def test_a_text_is_turned_into_what_a_service_wants(receiver: Receiver) -> None:
+    message = a_message(body={"text": "5 < 7 <b>"})
+    to(receiver, "/?format=html").send(message)
+    to(receiver, "/?format=html", format="html").send(message)
+    plain, html = (json.loads(each.content)["message"] for each in receiver.received)
+    assert "&lt;b&gt;" in plain
+    assert html == "5 < 7 <b>"
+
+
+def test_a_recipient_that_a_service_does_not_take_has_failed(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = AppriseTransport(urls=[url_of(receiver), url_of(receiver, "/{recipient}")])
+    real = Apprise.instantiate
+
+    def only_without(url: str, **more: Any) -> Any:
+        return None if url.endswith("/ada") else real(url, **more)
+
+    monkeypatch.setattr(Apprise, "instantiate", only_without)
+    with pytest.raises(PermanentFailure, match="does not take this recipient"):
+        transport.send(a_message())
+    assert receiver.received == [], "no service got it"
+
+
 def test_a_refusal_is_tried_again_and_where_it_must_not_be_it_is_held(receiver: Receiver) -> None:
     receiver.answers(500, body=SECRET.encode())
     with pytest.raises(TemporaryFailure, match="0 of 1 services took it") as caught:
@@ -181,7 +206,7 @@ def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
         none_left.setattr(threading.Thread, "start", refuse)
         with pytest.raises(TemporaryFailure, match="no more threads"):
             transport.send(a_message())
-    assert transport.send(a_message()) == "JSON"
+    assert [transport.send(a_message()) for _ in range(2)] == ["JSON", "JSON"]
 
 
 def test_threads_share_a_transport_without_waiting_for_each_other(receiver: Receiver) -> None:

@@ -217,6 +217,17 @@ def test_a_closed_transport_still_sends_and_keeps_no_line() -> None:
         ({"url": "mail.example.org"}, "url", "schemes"),
         ({"url": "imap://mail.example.org"}, "url", "schemes"),
         ({"url": "smtps://"}, "url", "no host"),
+        *(
+            ({"url": f"smtps://{host}"}, "url", "no host")
+            for host in (
+                "a..b",
+                ".a",
+                "müller.example",
+                "a b",
+                "a%20b",
+                f"{'a' * 64}.b",
+            )
+        ),
         ({"url": "smtps://mail.example.org/inbox"}, "url", "more than a host"),
         ({"url": "smtps://mail.example.org?tls=no"}, "url", "more than a host"),
         ({"url": "smtps://mail.example.org:port"}, "url", "cannot be read"),
@@ -254,6 +265,13 @@ def test_an_option_that_cannot_be_used_is_named_and_not_quoted(
 def test_a_sender_must_be_given() -> None:
     with pytest.raises(InvalidSettings, match="from: not given"):
         SmtpTransport(url="smtp://localhost")
+
+
+@pytest.mark.parametrize(
+    "host", ["mail", "mail_server", "mail.example.org.", "10.0.0.1", "[fe80::1]"]
+)
+def test_a_server_may_have_any_name_that_can_be_looked_up(host: str) -> None:
+    assert host.strip("[]") in repr(smtp(f"smtps://{host}"))
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "[::1]", "mail.localhost"])
