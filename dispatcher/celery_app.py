@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from celery import Celery
 from celery.utils.dispatch import Signal
@@ -24,6 +25,7 @@ TASKS_MODULE = "dispatcher.tasks"
 tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
 """A worker lost its broker, and with it the tasks of these messages, which it held in memory."""
 
+_settings_of: WeakKeyDictionary[Celery, Settings] = WeakKeyDictionary()
 _WORKER_SOCKET_SECONDS = 5.0
 _CONNECT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 _SUBMIT_SOCKET_SECONDS = 0.4
@@ -96,18 +98,17 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
     return app
 
 
-def attach(app: Celery, settings: Settings) -> None:
-    """Add the dispatcher's tasks, their queues and the sweep to an app of yours.
+def remember(app: Celery, settings: Settings) -> None:
+    """Let the tasks of ``app`` work with these settings."""
+    _settings_of[app] = settings
 
-    Its workers must take the queues ``settings.queues``; its beat starts the sweep. The tasks load
-    their settings from the environment and ``dispatcher.toml``, as :meth:`Settings.load` does, and
-    ``settings.broker_url`` must be the app's broker.
+
+def settings_of(app: Celery) -> Settings:
+    """Return the settings of the tasks of ``app``: what it remembers, else the environment's.
+
+    Raises InvalidSettings.
     """
-    app.conf.imports = (*app.conf.imports, TASKS_MODULE)
-    routes = app.conf.task_routes or []
-    others = list(routes) if isinstance(routes, list | tuple) else [routes]
-    app.conf.task_routes = [{"dispatcher.*": {"queue": settings.queue}}, *others]
-    app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(settings)}
+    return _settings_of.get(app) or Settings.load()
 
 
 def __getattr__(name: str) -> Celery:
