@@ -57,7 +57,7 @@ def test_an_app_of_the_users_delivers_and_does_its_own_work(
             channel=CHANNEL,
             recipient=f"person-{number}",
             body={},
-            send_at=start + timedelta(seconds=4 * number / 20),
+            send_at=start + timedelta(seconds=number / 10),
         )
         for number in range(20)
     ]
