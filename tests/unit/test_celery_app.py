@@ -55,6 +55,18 @@ PINNED_TRANSPORT: dict[str, Any] = {
 NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up"]
 
 
+def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
+    quorum = options(Settings.load(broker_url="amqp://broker//"))
+    assert {str(each.queue_arguments) for each in quorum["task_queues"]} == {
+        "{'x-queue-type': 'quorum'}"
+    }
+    assert quorum["worker_prefetch_multiplier"] == 64, "their bound does not grow"
+    for others in ({"broker_url": "amqp://broker//", "queue_type": "classic"}, {}):
+        found = options(Settings.load(**others))
+        assert {each.queue_arguments for each in found["task_queues"]} == {None}
+        assert found["worker_prefetch_multiplier"] == 1
+
+
 @pytest.mark.parametrize(("name", "value"), PINNED.items(), ids=str)
 def test_an_option_has_its_value(name: str, value: object) -> None:
     assert options(REDIS)[name] == value
