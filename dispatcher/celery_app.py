@@ -25,6 +25,8 @@ tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
 """A worker lost its broker, and with it the tasks of these messages, which it held in memory."""
 
 _WORKER_SOCKET_SECONDS = 5.0
+_TICKS_KEPT, _LEAST_KEPT = 10, timedelta(seconds=10)
+"""How many ticks of the sweep may wait for a free thread, and for how long at least."""
 _HELD_PER_THREAD = 64
 """Tasks that a worker may hold for each of its threads, of each queue, on quorum queues.
 
@@ -68,12 +70,17 @@ def options(
     }
 
 
+def sweeps_every(settings: Settings) -> dict[str, timedelta]:
+    """Return how often each duty of the sweep is begun."""
+    return dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+
+
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the sweep as entries of a beat schedule. Each run expires after one tick.
+    """Return the sweep as entries of a beat schedule. Each run expires after ten of its intervals.
 
     ``catch_up`` is left out where every channel sends what is overdue.
     """
-    every = dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+    every = sweeps_every(settings)
     if len(settings.caught_up_by("send")) == len(settings.channels):
         del every["catch_up"]
     return {
@@ -82,7 +89,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
             "schedule": every[duty],
             "options": {
                 "queue": settings.queue,
-                "expires": max(every[duty], timedelta(seconds=1)).total_seconds(),
+                "expires": max(_TICKS_KEPT * every[duty], _LEAST_KEPT).total_seconds(),
                 "argsrepr": "",
                 "kwargsrepr": "",
             },
