@@ -22,6 +22,7 @@ from dispatcher.errors import (
     MessageNotFound,
     NoPlace,
     OutcomeUnknown,
+    PerhapsSent,
     PermanentFailure,
     QueueUnavailable,
     QuietHours,
@@ -34,9 +35,15 @@ from dispatcher.errors import (
     Unavailable,
     UnknownChannel,
 )
+from dispatcher.limiters import ChannelFill, LimitFill
+from dispatcher.liveness import Sign
 from dispatcher.message import Attempt, Draft, Message, Outcome, Plan, Progress, Rejection, Status
+from dispatcher.overview import FullestQuota, Overview, Top, Tops
 from dispatcher.reservation import Timeline
+from dispatcher.selection import Page, Wanted
 from dispatcher.settings import Settings
+from dispatcher.store import Counts, Load, OverdueFigure
+from dispatcher.submission import Reservation, Story
 from dispatcher.verification import Difference, Fault, Verified
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -45,24 +52,33 @@ __all__ = [
     "Attempt",
     "BatchRefused",
     "Channel",
+    "ChannelFill",
+    "Counts",
     "DeliveryError",
     "Difference",
     "Dispatcher",
     "DispatcherError",
     "Draft",
     "Fault",
+    "FullestQuota",
     "IdempotencyConflict",
     "InvalidDraft",
     "InvalidSendTime",
     "InvalidSettings",
     "InvalidValue",
+    "LimitFill",
     "LimitReached",
     "LimitersUnavailable",
+    "Load",
     "Message",
     "MessageNotFound",
     "NoPlace",
     "Outcome",
     "OutcomeUnknown",
+    "OverdueFigure",
+    "Overview",
+    "Page",
+    "PerhapsSent",
     "PermanentFailure",
     "Plan",
     "Progress",
@@ -70,15 +86,21 @@ __all__ = [
     "QuietHours",
     "QuotaExceeded",
     "Rejection",
+    "Reservation",
     "ReservationsUnavailable",
     "Settings",
+    "Sign",
     "Status",
     "StoreUnavailable",
+    "Story",
     "TemporaryFailure",
     "Timeline",
     "TooLate",
+    "Top",
+    "Tops",
     "TwinUnderWay",
     "Unavailable",
     "UnknownChannel",
     "Verified",
+    "Wanted",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from threading import RLock
 from typing import Any, Self, TypeVar, cast, overload
@@ -22,7 +23,9 @@ from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
-from dispatcher.limiters import InHand, LogLimit, Permits, reaches_ms
+from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
+from dispatcher.liveness import Pulse, Signs
+from dispatcher.overview import Overviews
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
 from dispatcher.reservation import (
@@ -41,8 +44,11 @@ from dispatcher.store import (
     BulkMessages,
     Claims,
     Database,
+    FailedMessages,
+    Figures,
     HeldMessages,
     JoinedMessages,
+    Listing,
     Messages,
     Overdue,
     Standings,
@@ -51,18 +57,21 @@ from dispatcher.store import (
 )
 from dispatcher.submission import (
     BulkSubmission,
+    Cancelling,
     CatchUp,
     Changes,
+    Failed,
     Handover,
     Held,
     JoinedSubmission,
     Outlook,
     Planning,
     Submission,
+    Telling,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.ticks import Ticks
-from dispatcher.transports import Transport, load
+from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
 T = TypeVar("T")
@@ -108,6 +117,11 @@ class Parts:
             },
             permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
         )
+
+    @_built_once
+    def _plain_redis(self) -> redis.Redis:
+        """A client for those who look: without the fence, which takes back epochs."""
+        return connect_redis(self.settings.redis_url)
 
     @_built_once
     def redis(self) -> redis.Redis:
@@ -178,6 +192,11 @@ class Parts:
         }
 
     @_built_once
+    def checks(self) -> Checks:
+        """What asks the transports about drafts."""
+        return Checks(self.settings.channels)
+
+    @_built_once
     def submission(self) -> Submission:
         """The use cases of those who submit."""
         return Submission(
@@ -186,6 +205,7 @@ class Parts:
             windows=self.windows,
             messages=self.messages,
             handover=self.handover,
+            check=self.checks,
         )
 
     @_built_once
@@ -250,12 +270,37 @@ class Parts:
             windows=self.windows,
             messages=self.messages,
             handover=self.handover,
+            check=self.checks,
         )
 
     @_built_once
     def held(self) -> Held:
         """The use cases of those who decide about unknown outcomes."""
         return Held(messages=self.messages, held=HeldMessages(self.database))
+
+    @_built_once
+    def failed(self) -> Failed:
+        """The use case of those who try again what had failed."""
+        return Failed(settings=self.settings, failed=FailedMessages(self.database))
+
+    @_built_once
+    def cancelling(self) -> Cancelling:
+        """The use case of those who cancel by the thousand."""
+        return Cancelling(
+            settings=self.settings, bulk=Bulk(self.windows), store=BulkMessages(self.database)
+        )
+
+    @_built_once
+    def listing(self) -> Listing:
+        """Messages by what operators say of them."""
+        late, put_off = self._patience
+        return Listing(self.database, late=late, put_off=put_off)
+
+    @_built_once
+    def telling(self) -> Telling:
+        """The use case of those who want to know what became of a message."""
+        contents = Contents(self._plain_redis, self.fence)
+        return Telling(settings=self.settings, listing=self.listing, contents=contents)
 
     @_built_once
     def delivery(self) -> Delivery:
@@ -317,6 +362,34 @@ class Parts:
         return Outlook(settings=self.settings, clock=self.clock, timelines=timelines)
 
     @_built_once
+    def signs(self) -> Signs:
+        """Signs of life, on a connection of their own."""
+        return Signs(self._plain_redis, namespace=self.settings.namespace)
+
+    @_built_once
+    def pulse(self) -> Pulse:
+        """What gives signs of life of this process."""
+        return Pulse(lambda: self.signs, clock=self.clock)
+
+    @_built_once
+    def overviews(self) -> Overviews:
+        """The use case of those who operate."""
+        late, put_off = self._patience
+        return Overviews(
+            settings=self.settings,
+            figures=Figures(self.database, late=late, put_off=put_off),
+            fills=Fills(
+                self._plain_redis,
+                namespace=self.settings.namespace,
+                channel_limits={name: some for name, some in self._channel_limits.items() if some},
+            ),
+            signs=self.signs,
+            timelines=Timelines(
+                Contents(self._plain_redis, self.fence), self.windows, self.settings.quotas_of
+            ),
+        )
+
+    @_built_once
     def verification(self) -> Verification:
         """The use case of those who doubt Redis."""
         return Verification(
@@ -326,6 +399,12 @@ class Parts:
             standings=Standings(self.database),
             contents=self.contents,
         )
+
+    @property
+    def _patience(self) -> tuple[timedelta, timedelta]:
+        """When a message is overdue, and how long at most the sweep puts one off that is due."""
+        late = self.settings.enqueue_grace
+        return late, max(late, self.settings.claim_ttl)
 
     @property
     def _left(self) -> ColumnElement[bool] | None:
@@ -346,13 +425,23 @@ class Parts:
             for name, each in self.settings.channels.items()
         }
 
+    def close_transports(self) -> None:
+        """Close the lines to the providers."""
+        if "transports" in vars(self):
+            close_all(self.transports.values())
+
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
+        if "pulse" in built:
+            self.pulse.stop()
         if "delivery" in built:
             self.delivery.close()
+        self.close_transports()
         if "redis" in built:
             self.redis.close()
+        if "_plain_redis" in built:
+            self._plain_redis.close()
         if "database" in built:
             self.database.close()
         if "queue" in built:
@@ -419,3 +508,10 @@ def finish_here() -> None:
     parts = _here.parts
     if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
         parts.lanes.finish()
+
+
+def close_here() -> None:
+    """Close the lines of this process to the providers, once it hands nothing over any more."""
+    parts = _here.parts
+    if parts is not None and _here.pid == os.getpid():
+        parts.close_transports()

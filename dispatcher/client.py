@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
-from datetime import datetime, timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
-from dispatcher import sendtime
-from dispatcher.bootstrap import Parts
-from dispatcher.clock import Clock
-from dispatcher.errors import InvalidDraft
-from dispatcher.message import (
-    Attempt,
-    Draft,
-    Message,
-    OnConflict,
-    OnUnknown,
-    Plan,
-    Status,
-    check_text,
-)
-from dispatcher.reservation import Timeline
-from dispatcher.settings import Settings
-from dispatcher.submission import OnProgress, Result, Unread, Wish, terms_for
-from dispatcher.sweep import OnRows
-from dispatcher.verification import Verified
+from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Plan
+from dispatcher.operation import Deciding, Looking, SendTime, id_of
+from dispatcher.submission import OnProgress, Result, Unread, Wish
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
-SendTime = datetime | str
 
-_MOST_FOUND = 10_000
-
-
-class Dispatcher:
-    """Submits messages, looks them up and cancels them.
+class Dispatcher(Looking, Deciding):
+    """Submits messages, looks them up, changes and cancels them.
 
     ``settings`` default to those of the environment and ``dispatcher.toml``; see
     :class:`~dispatcher.settings.Settings`. Nothing connects before the first call. One instance
     may be shared by threads; after a fork make a new one. Use it as a context manager, or call
     :meth:`close`.
     """
-
-    def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
-        self.settings = settings if settings is not None else Settings.load()
-        self._parts = Parts(self.settings, clock)
 
     def submit(
         self,
@@ -195,45 +170,13 @@ class Dispatcher:
         every = _overridden(drafts, on_conflict)
         return self._parts.planning.plan(every, total=total, progress=progress)
 
-    def get(self, message_id: UUID | str) -> Message:
-        """Return a message. Raises MessageNotFound."""
-        return self._parts.messages.get(_id(message_id))
-
-    def attempts(self, message_id: UUID | str) -> list[Attempt]:
-        """Return the tries of a message, first one first; none for an unknown id."""
-        return self._parts.messages.attempts(_id(message_id))
-
-    def find(
-        self,
-        *,
-        status: Status | str | None = None,
-        recipient: str | None = None,
-        channel: str | None = None,
-        at_most: int = 100,
-    ) -> list[Message]:
-        """Return the messages that match every filter given, newest first."""
-        _check_at_most(at_most)
-        if status is not None:
-            try:
-                status = Status(status)
-            except ValueError:
-                known = ", ".join(Status)
-                raise InvalidDraft("status", f"there is no status {status!r}", known) from None
-        if recipient is not None:
-            check_text("recipient", recipient)
-        if channel is not None:
-            check_text("channel", channel)
-        return self._parts.messages.find(
-            status=status, recipient=recipient, channel=channel, at_most=at_most
-        )
-
     def cancel(self, message_id: UUID | str) -> Message:
         """Cancel a scheduled message; its quota is free again at once. Return it.
 
         Once this returns, the message is never sent. Cancelling it again is fine. Raises
         MessageNotFound, and TooLate once it is being sent, is held or has ended.
         """
-        return self._parts.changes.cancel(_id(message_id))
+        return self._parts.changes.cancel(id_of(message_id))
 
     def reschedule(
         self,
@@ -269,7 +212,7 @@ class Dispatcher:
             expires_at=expires_at,
             expire_after=expire_after,
         )
-        return self._parts.changes.reschedule(_id(message_id), wish)
+        return self._parts.changes.reschedule(id_of(message_id), wish)
 
     def update(self, message_id: UUID | str, *, body: Mapping[str, Any]) -> Message:
         """Give a scheduled message another body. Return it.
@@ -277,134 +220,7 @@ class Dispatcher:
         Raises InvalidDraft, MessageNotFound, StoreUnavailable, and TooLate once it is being sent
         or has ended.
         """
-        return self._parts.changes.update(_id(message_id), body=body)
-
-    def held(self, *, at_most: int = 100) -> list[Message]:
-        """Return the messages that are held, oldest first: nobody knows whether they were sent.
-
-        ``next_attempt_at`` tells since when they are held.
-        """
-        _check_at_most(at_most)
-        return self._parts.held.find(at_most=at_most)
-
-    def release(self, message_id: UUID | str) -> Message:
-        """Let a held message be sent, perhaps once more. Return it, due at once.
-
-        One more try is allowed where its tries were used up. Past its expiry it ends as expired.
-        Raises MessageNotFound, and TooLate where it is not held.
-        """
-        return self._parts.held.release(_id(message_id))
-
-    def drop(self, message_id: UUID | str) -> Message:
-        """Give a held message up. Return it: it ends as failed.
-
-        It keeps its place in the windows, because it may have been sent. Raises MessageNotFound,
-        and TooLate where it is not held.
-        """
-        return self._parts.held.drop(_id(message_id))
-
-    def next_slot(
-        self,
-        *,
-        recipient: str | None = None,
-        scope: str | None = None,
-        channel: str | None = None,
-        scopes: Mapping[str, str] | None = None,
-        quiet_hours: str | None = None,
-        send_window: str | None = None,
-        after: SendTime | None = None,
-        zone: str | None = None,
-        fold: int | None = None,
-    ) -> datetime:
-        """Return the first time at or after ``after`` (default: now) that fits every quota.
-
-        Books nothing. Give a recipient or a scope, and what else of :meth:`submit` counts: without
-        a channel, its quotas and quiet hours do not. Raises InvalidDraft and
-        ReservationsUnavailable.
-        """
-        name = scope if scope is not None else recipient
-        if name is None:
-            raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
-        terms = terms_for(
-            self.settings,
-            scope=check_text("scope" if scope is not None else "recipient", name),
-            channel=channel,
-            scopes=scopes,
-            zone=zone,
-            quiet_hours=quiet_hours,
-            send_window=send_window,
-        )
-        now = self._parts.clock.now()
-        if after is None:
-            start = sendtime.after(timedelta(0), now=now)
-        else:
-            start = sendtime.parse(after, zone=zone, fold=fold, field="after")
-            farthest = self.settings.max_horizon
-            sendtime.check_range(start, now=now, farthest=farthest, field="after")
-        return self._parts.windows.next_slot(terms, start)
-
-    def timeline(
-        self,
-        scope: str,
-        *,
-        channel: str | None = None,
-        scopes: Mapping[str, str] | None = None,
-        zone: str | None = None,
-        kind: str | None = None,
-        start: SendTime | None = None,
-        length: timedelta = timedelta(days=2),
-    ) -> Timeline:
-        """Return what decides about the times of a scope, from ``start`` (default: now) on.
-
-        Booked times, how full each quota is and where it refuses, quiet hours, the next slots.
-        ``channel``, ``scopes`` and ``zone`` count as for :meth:`submit`; with ``kind`` the scope is
-        one of that kind, such as a tenant, looked at alone. ``length`` is at most 366 days.
-        Raises InvalidDraft and ReservationsUnavailable.
-        """
-        return self._parts.outlook.timeline(
-            scope,
-            channel=channel,
-            scopes=scopes,
-            zone=zone,
-            kind=kind,
-            start=start,
-            length=length,
-        )
-
-    def verify_windows(self) -> Verified:
-        """Compare the windows in Redis with the store; return every difference.
-
-        Submits may go on meanwhile. Raises ReservationsUnavailable and StoreUnavailable.
-        """
-        return self._parts.verification.verify()
-
-    def rebuild_windows(
-        self, shards: Collection[int] | None = None, *, progress: OnRows | None = None
-    ) -> tuple[int, ...]:
-        """Close shards of the windows (default: all) and fill them again from the store.
-
-        A few at a time; while one is closed, submits to it raise ReservationsUnavailable with
-        ``retry_after``. ``progress`` is called with how many rows have been read and how many
-        there are to read. Return the shards that were rebuilt; those missing are being rebuilt by
-        another process. Raises InvalidValue, ReservationsUnavailable and StoreUnavailable; then
-        the sweep rebuilds what is still closed.
-        """
-        return self._parts.sweep.rebuild(shards, progress=progress)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        return self._parts.changes.update(id_of(message_id), body=body)
 
 
 def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:
@@ -414,17 +230,3 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
         replace(each, on_conflict=on_conflict) if isinstance(each, Draft) else each
         for each in drafts
     )
-
-
-def _check_at_most(at_most: object) -> None:
-    if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
-        raise InvalidDraft("at_most", repr(at_most), f"1 to {_MOST_FOUND}")
-
-
-def _id(value: UUID | str) -> UUID:
-    if isinstance(value, UUID):
-        return value
-    try:
-        return UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidDraft("id", f"{str(value)[:40]!r} is no message id", "a UUID") from None

@@ -26,7 +26,8 @@
     │       └── OutcomeUnknown    the message may have been stored
     └── DeliveryError             raised by transports
         ├── TemporaryFailure
-        └── PermanentFailure
+        ├── PermanentFailure
+        └── PerhapsSent       it was handed over, and what came of it is unknown
 
 Data travels as attributes; the text says the same in one sentence. No text and no attribute
 carries a body or a secret.
@@ -323,3 +324,12 @@ class TemporaryFailure(DeliveryError):
 
 class PermanentFailure(DeliveryError):
     """The provider will never take this message."""
+
+
+class PerhapsSent(DeliveryError):
+    """The provider was given the message and did not say whether it took it.
+
+    The outcome of the try is unknown: with ``on_unknown="retry"`` there is another one under the
+    same message id, with ``"hold"`` the message waits for a person. Not for what certainly did not
+    arrive: that is a TemporaryFailure.
+    """

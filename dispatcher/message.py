@@ -146,7 +146,8 @@ class Message:
     last failed try said. ``scopes`` are the further scopes it counts against, by kind; ``zone`` and
     ``quiet_hours`` are its own, None where those of the settings apply. ``on_unknown`` is what is
     done after a try whose outcome nobody knows. With ``expire_after`` a reschedule moves
-    ``expires_at`` along.
+    ``expires_at`` along. ``asked_at`` is the time that was asked for, where a shift or a catch-up
+    made ``send_at`` another one, else None.
     """
 
     id: UUID
@@ -169,6 +170,7 @@ class Message:
     quiet_hours: str | None = None
     on_unknown: OnUnknown = "retry"
     expire_after: timedelta | None = None
+    asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

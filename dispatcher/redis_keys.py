@@ -101,6 +101,17 @@ class PermitKeys(_PartKeys):
 
 
 @dataclass(frozen=True)
+class SignKeys:
+    """The keys of signs of life. A rebuild leaves them alone: their tag is that of no part."""
+
+    namespace: str
+
+    def of(self, kind: str) -> str:
+        """ZSET of what was seen at work; member: its name, score: when, ms."""
+        return f"{{{self.namespace}@signs}}:{kind}"
+
+
+@dataclass(frozen=True)
 class PlanKeys(ShardKeys):
     """The keys of a plan: copies of the windows of one shard in which nothing is promised."""
 

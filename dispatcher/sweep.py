@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from dispatcher.clock import Clock
@@ -20,9 +20,9 @@ from dispatcher.errors import InvalidValue, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.queue import Queue, Ticket
-from dispatcher.reservation import Rebuild, Reserved, Upkeep
+from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, Place, StoreUpkeep
+from dispatcher.store import Due, Messages, Place, Settled, StoreUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ _ROWS_AT_ONCE = 5_000
 _APART = timedelta(milliseconds=20)
 _SPREAD = timedelta(seconds=1)
 """How far apart the messages of unknown outcome come, and how long that may take them all."""
+_EVER = 10**15
+"""A time in ms after all others: what is given up goes, also where somebody asked for it since."""
 _SHARDS_AT_ONCE = 4
 """How many shards are closed together to be rebuilt; the rows are read once for all of them."""
 
@@ -261,10 +263,28 @@ class Sweep:
                 break
             holding = self._store.holding([each.message_id for each in found])
             fault("reconcile.after_look_up")
-            corrected += self._windows.confirm(found, holding)
-            confirmed = sum(each.message_id in holding for each in found)
-            known, unknown = known + confirmed, unknown + len(found) - confirmed
+            settled = self._give_up(found, holding)
+            some = [
+                each._replace(before_ms=_EVER) if each.message_id in settled.void else each
+                for each in found
+                if each.message_id not in settled.under_way
+            ]
+            holding |= settled.holding
+            corrected += self._windows.confirm(some, holding)
+            confirmed = sum(each.message_id in holding for each in some)
+            known, unknown = known + confirmed, unknown + len(some) - confirmed
+            if settled.under_way:
+                break  # they would be found again at once
         return known, unknown, corrected
+
+    def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, datetime]) -> Settled:
+        """Make sure that what the store does not know to need its place is never stored."""
+        missing = {each.message_id for each in found} - holding.keys()
+        if not missing:
+            return Settled({}, set(), set())
+        settled = self._store.give_up(list(missing))
+        fault("reconcile.after_giving_up")
+        return settled
 
     def _reserved(self, places: Iterable[Place]) -> list[Reserved]:
         kinds = self._settings.quotas_of

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -15,7 +14,9 @@ from rich.table import Table
 
 from dispatcher.cli import show
 from dispatcher.cli.app import exit_code, say_error
+from dispatcher.cli.bars import INTERRUPTED, terminated_like_interrupted
 from dispatcher.cli.files import STANDARD_INPUT, RefusedRows, Source
+from dispatcher.cli.filters import examples
 from dispatcher.cli.intake import Intake
 from dispatcher.cli.messages import AsJson
 from dispatcher.cli.rows import Format, read
@@ -23,7 +24,6 @@ from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
 from dispatcher.message import OnConflict
 
-_INTERRUPTED = 130
 _SUFFIXES = {f".{form}": form for form in Format}
 _SHOWN = 10
 _QUOTED = 4
@@ -32,7 +32,11 @@ _QUOTED = 4
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("import")(import_file)
+    lines = (
+        "dispatcher import reminders.csv --plan",
+        "dispatcher import - --format jsonl < x.jsonl",
+    )
+    app.command("import", epilog=examples(*lines))(import_file)
 
 
 def import_file(
@@ -89,7 +93,7 @@ def import_file(
 def _run(intake: Intake, work: Callable[[], None]) -> int:
     """Do the work; return the exit code where it could not be finished, else 0."""
     try:
-        with _terminated_like_interrupted(), intake.bar:
+        with terminated_like_interrupted(), intake.bar:
             work()
     except Unavailable as error:
         say_error(f"{error}. {intake.how_to_go_on}")
@@ -101,7 +105,7 @@ def _run(intake: Intake, work: Callable[[], None]) -> int:
         return exit_code(error)
     except KeyboardInterrupt:
         say_error(f"interrupted. {intake.how_to_go_on}")
-        return _INTERRUPTED
+        return INTERRUPTED
     except OSError as error:
         say_error(f"a file failed: {error.strerror}. {intake.how_to_go_on}")
         return 1
@@ -146,17 +150,3 @@ def _form(file: str, given: Format | None) -> Format:
 
 def _beside(file: str) -> Path:
     return Path("stdin" if file == STANDARD_INPUT else file).with_suffix(".rejected.jsonl")
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the work in good order, as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""Commands for those who submit: submit, show, list, reschedule, update, cancel, next-slot."""
+"""Commands for those who submit and look: submit, show, list, held, update, next-slot."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated, Any, cast
 import typer
 from rich.markup import escape
 
-from dispatcher.cli import show
+from dispatcher.cli import show, story
+from dispatcher.cli.filters import NOTHING, complete_channel, examples, filtered
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.message import Message, OnConflict, OnUnknown, Status
+from dispatcher.message import Message, OnConflict, OnUnknown
 from dispatcher.quota import parse_length
+from dispatcher.selection import Wanted
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
@@ -43,20 +45,38 @@ Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
 
+_TO = "dispatcher submit --channel sms --recipient +4915112345678"
+_SUBMIT = examples(
+    f'{_TO} --text "See you at 9" --send-at 2026-12-24T08:30 --zone Europe/Berlin',
+    f'{_TO} --text "Your code is 4711" --send-in "10 minutes" --on-conflict shift',
+)
+_SHOW = examples("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts")
+_LIST = examples(
+    "dispatcher list --status failed --channel email",
+    "dispatcher list --overdue",
+    "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
+    "dispatcher list --recipient ada --json | jq -r .id",
+)
+_NEXT_SLOT = examples(
+    "dispatcher next-slot --recipient ada",
+    "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
+)
+
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    app.command()(submit)
-    app.command("show")(show_message)
-    app.command("list")(list_messages)
-    app.command()(reschedule)
-    app.command()(update)
-    app.command()(cancel)
-    app.command("next-slot")(next_slot)
+    app.command(epilog=_SUBMIT)(submit)
+    app.command("show", epilog=_SHOW)(show_message)
+    app.command("list", epilog=_LIST)(filtered(list_messages))
+    app.command(epilog=examples("dispatcher held", "dispatcher held --json"))(held)
+    app.command(epilog=examples('dispatcher update 0199… --text "See you at 10"'))(update)
+    app.command("next-slot", epilog=_NEXT_SLOT)(next_slot)
 
 
 def submit(
-    channel: Annotated[str, typer.Option(help="Channel of the settings.")],
+    channel: Annotated[
+        str, typer.Option(help="Channel of the settings.", autocompletion=complete_channel)
+    ],
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
     text: Text = None,
     body: BodyText = None,
@@ -81,11 +101,7 @@ def submit(
     expire_after: ExpireAfter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Accept a message for a future time.
-
-    Example: dispatcher submit --channel sms --recipient +4915112345678 --text "See you at 9"
-    --send-at 2026-12-24T08:30 --zone Europe/Berlin
-    """
+    """Accept a message for a future time."""
     with Dispatcher() as dispatcher:
         message = dispatcher.submit(
             channel=channel,
@@ -109,37 +125,6 @@ def submit(
     _say(message, as_json=as_json)
 
 
-def reschedule(
-    message_id: MessageId,
-    send_at: SendAt = None,
-    send_in: SendIn = None,
-    zone: Zone = None,
-    fold: Fold = None,
-    on_conflict: Shift = "reject",
-    latest: Latest = None,
-    expires_at: Annotated[str | None, typer.Option(help="Another expiry.")] = None,
-    expire_after: ExpireAfter = None,
-    as_json: AsJson = False,
-) -> None:
-    """Move a scheduled message to another time; its old place is free at once.
-
-    Example: dispatcher reschedule 0199… --send-in "2 hours" --on-conflict shift
-    """
-    with Dispatcher() as dispatcher:
-        message = dispatcher.reschedule(
-            message_id,
-            send_at=send_at,
-            send_in=parse_length(send_in) if send_in is not None else None,
-            zone=zone,
-            fold=fold,
-            on_conflict=on_conflict,
-            latest=latest,
-            expires_at=expires_at,
-            expire_after=parse_length(expire_after) if expire_after is not None else None,
-        )
-    _say(message, as_json=as_json)
-
-
 def update(
     message_id: MessageId, text: Text = None, body: BodyText = None, as_json: AsJson = False
 ) -> None:
@@ -150,45 +135,50 @@ def update(
 
 
 def show_message(message_id: MessageId, as_json: AsJson = False) -> None:
-    """Tell everything about one message, its attempts included."""
+    """Tell the whole story of one message: its times, its places, each try, what comes next."""
     with Dispatcher() as dispatcher:
-        message = dispatcher.get(message_id)
-        attempts = dispatcher.attempts(message.id)
+        found = dispatcher.story(message_id)
     if as_json:
-        data = show.message_data(message)
-        show.as_json(data | {"attempts": [show.attempt_data(each) for each in attempts]})
+        show.as_json(story.story_data(found))
     else:
-        show.out.print(show.story(message, attempts))
+        story.say(found)
 
 
 def list_messages(
-    status: Annotated[Status | None, typer.Option(help="Only of this status.")] = None,
-    recipient: Annotated[str | None, typer.Option(help="Only to this recipient.")] = None,
-    channel: Annotated[str | None, typer.Option(help="Only on this channel.")] = None,
-    at_most: Annotated[int, typer.Option(help="How many, newest first.")] = 50,
-    as_json: AsJson = False,
+    wanted: Wanted = NOTHING,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", help="Read on behind this one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
     """List messages, newest first."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.find(
-            status=status, recipient=recipient, channel=channel, at_most=at_most
-        )
+        page = dispatcher.list(limit=limit, after=after, **wanted)
     if as_json:
-        show.as_json([show.message_data(message) for message in found])
-    elif found:
-        show.out.print(show.message_table(found))
+        for message in page.messages:
+            show.as_line(show.message_data(message))
+    elif page.messages:
+        show.out.print(show.message_table(page.messages))
+        if page.after is not None:
+            show.out.print(f"[dim]there are more: --after {page.after}[/]")
     else:
         show.out.print("no messages")
 
 
-def cancel(message_id: MessageId, as_json: AsJson = False) -> None:
-    """Cancel a scheduled message; its quota is free again at once."""
+def held(
+    at_most: Annotated[int, typer.Option(help="How many, oldest first.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List messages that are held, oldest first: nobody knows whether they were sent."""
     with Dispatcher() as dispatcher:
-        message = dispatcher.cancel(message_id)
+        found = dispatcher.held(at_most=at_most)
     if as_json:
-        show.as_json(show.message_data(message))
+        show.as_json([show.message_data(message) for message in found])
+    elif found:
+        show.out.print(show.held_table(found))
     else:
-        show.out.print(f"{message.id} is {show.status_text(message.status)}")
+        show.out.print("no messages are held")
 
 
 def next_slot(
@@ -226,8 +216,7 @@ def _say(message: Message, *, as_json: bool) -> None:
     if as_json:
         show.as_json(show.message_data(message))
     else:
-        show.out.print(f"{message.id} is {show.status_text(message.status)}", end=" ")
-        show.out.print(f"for {message.send_at.isoformat()}")
+        show.out.print(show.outcome_text(message, with_time=True), soft_wrap=True)
 
 
 def _scopes(counts: list[str] | None) -> dict[str, str] | None:

@@ -31,6 +31,17 @@ def as_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2))  # noqa: T201 - it is the output
 
 
+def as_line(value: Any) -> None:
+    """Write one JSON value on a line of its own to standard output."""
+    print(json.dumps(value, ensure_ascii=False))  # noqa: T201 - it is the output
+
+
+def outcome_text(message: Message, *, with_time: bool = False) -> str:
+    """Return what a message is now, in a line."""
+    text = f"{message.id} is {status_text(message.status)}"
+    return f"{text} for {message.send_at.isoformat()}" if with_time else text
+
+
 def message_data(message: Message) -> dict[str, Any]:
     """Return a message as plain JSON values, its body included."""
     return {
@@ -42,18 +53,19 @@ def message_data(message: Message) -> dict[str, Any]:
         "body": dict(message.body),
         "send_at": message.send_at.isoformat(),
         "next_attempt_at": message.next_attempt_at.isoformat(),
-        "expires_at": _iso(message.expires_at),
+        "expires_at": iso(message.expires_at),
         "attempt_count": message.attempt_count,
         "max_attempts": message.max_attempts,
         "idempotency_key": message.idempotency_key,
         "created_at": message.created_at.isoformat(),
-        "finished_at": _iso(message.finished_at),
+        "finished_at": iso(message.finished_at),
         "last_error": message.last_error,
         "scopes": dict(message.scopes) or None,
         "zone": message.zone,
         "quiet_hours": message.quiet_hours,
         "on_unknown": message.on_unknown,
         "expire_after": message.expire_after.total_seconds() if message.expire_after else None,
+        "asked_at": iso(message.asked_at),
     }
 
 
@@ -62,7 +74,7 @@ def attempt_data(attempt: Attempt) -> dict[str, Any]:
     return {
         "token": attempt.token,
         "started_at": attempt.started_at.isoformat(),
-        "finished_at": _iso(attempt.finished_at),
+        "finished_at": iso(attempt.finished_at),
         "outcome": attempt.outcome.value if attempt.outcome else None,
         "error": attempt.error,
         "receipt": attempt.receipt,
@@ -101,26 +113,9 @@ def held_table(messages: Sequence[Message]) -> Table:
     return table
 
 
-def story(message: Message, attempts: Sequence[Attempt]) -> Table:
-    """Return everything known of one message, line by line."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in message_data(message).items():
-        if value is not None:
-            text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
-            table.add_row(name, escape(text))
-    for attempt in attempts:
-        outcome = attempt.outcome.value if attempt.outcome else "under way"
-        detail = attempt.error or attempt.receipt or ""
-        text = f"{attempt.started_at.isoformat()} {outcome} {detail}"
-        table.add_row(f"attempt {attempt.token}", escape(text))
-    return table
-
-
-def status_text(status: Status) -> str:
-    """Return a status in its colour."""
-    return f"[{_STYLES[status]}]{status.value}[/]"
+def status_text(status: Status, text: str | None = None) -> str:
+    """Return a status, or a text about it, in its colour."""
+    return f"[{_STYLES[status]}]{text or status.value}[/]"
 
 
 def minute_text(instant: datetime) -> str:
@@ -128,5 +123,6 @@ def minute_text(instant: datetime) -> str:
     return instant.strftime("%Y-%m-%d %H:%M")
 
 
-def _iso(instant: datetime | None) -> str | None:
+def iso(instant: datetime | None) -> str | None:
+    """Return an instant as ISO 8601."""
     return instant.isoformat() if instant else None

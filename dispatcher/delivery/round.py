@@ -17,6 +17,7 @@ from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.senders import Senders, Sending
 from dispatcher.errors import (
     LimitersUnavailable,
+    PerhapsSent,
     PermanentFailure,
     StoreUnavailable,
     TemporaryFailure,
@@ -324,14 +325,16 @@ class Round:
             receipt = self._hands.transport.send(message)
         except PermanentFailure as error:
             return Failure(claim, Outcome.PERMANENT, _text(error), None)
+        except PerhapsSent as error:
+            return self._failure(claim, error, None, Outcome.UNKNOWN)
         except TemporaryFailure as error:
             self._close(error)
             return self._failure(claim, error, error.retry_after)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything
             log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
-            if message.on_unknown == "hold":  # it may be with the provider: a line that broke, say
-                return Failure(claim, Outcome.UNKNOWN, _text(error), None)
-            return self._failure(claim, error, None)
+            # It may be with the provider: a line that broke, say.
+            untold = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
+            return self._failure(claim, error, None, untold)
         return Result(claim, None if receipt is None else storable_text(receipt))
 
     def _close(self, error: TemporaryFailure) -> None:
@@ -348,7 +351,13 @@ class Round:
             name = self._hands.name
             log.warning("channel %s is not closed for others: %s", name, unavailable)
 
-    def _failure(self, claim: Claim, error: BaseException, retry_after: object) -> Failure:
+    def _failure(
+        self,
+        claim: Claim,
+        error: BaseException,
+        retry_after: object,
+        outcome: Outcome = Outcome.TEMPORARY,
+    ) -> Failure:
         message = claim.message
         wait = None
         if message.attempt_count < message.max_attempts:
@@ -360,7 +369,7 @@ class Round:
                 at_least=_sane(retry_after),
                 random=random.random,
             )
-        return Failure(claim, Outcome.TEMPORARY, _text(error), wait)
+        return Failure(claim, outcome, _text(error), wait)
 
 
 def _text(error: BaseException) -> str:

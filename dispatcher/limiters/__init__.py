@@ -2,8 +2,7 @@
 
 They need nothing but a client of ``redis`` or ``redis.asyncio``::
 
-    from dispatcher.limiters.decision import Decision, State
-from dispatcher.limiters import FixedWindow
+    from dispatcher.limiters import FixedWindow
 
     limiter = FixedWindow(5, "minute").on(redis.Redis())
     if limiter.acquire("ada"):
@@ -12,7 +11,8 @@ from dispatcher.limiters import FixedWindow
 A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIME``.
 ``docs/limiters.md`` says which algorithm to use when.
 
-``Permits`` are the limits that guard this package's own deliveries (``permits``, ``permit_log``).
+``Permits`` are the limits that guard this package's own deliveries (``permits``, ``permit_log``),
+``Fills`` tell how full they are.
 """
 
 from dispatcher.limiters.async_limiter import AsyncLimiter
@@ -21,6 +21,7 @@ from dispatcher.limiters.concurrency import Concurrency
 from dispatcher.limiters.cool_down import CoolDown
 from dispatcher.limiters.counter_per_key import CounterPerKey
 from dispatcher.limiters.decision import Decision, State
+from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
 from dispatcher.limiters.fixed_window import FixedWindow
 from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.groups import Request
@@ -42,12 +43,15 @@ __all__ = [
     "GCRA",
     "Algorithm",
     "AsyncLimiter",
+    "ChannelFill",
     "Concurrency",
     "CoolDown",
     "CounterPerKey",
     "Decision",
+    "Fills",
     "FixedWindow",
     "InHand",
+    "LimitFill",
     "Limiter",
     "Limits",
     "LogLimit",

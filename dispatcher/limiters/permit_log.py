@@ -27,7 +27,7 @@ from dispatcher.sendtime import to_ms
 _MILLISECOND = timedelta(milliseconds=1)
 _TRIES = 3
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
-_CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
+CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class PermitLog:
             with translated():
                 reply = self._acquire(keys=names, args=words)
             if reply and reply[0] == b"closed":
-                raise LimitersUnavailable(_CLOSED)
+                raise LimitersUnavailable(CLOSED)
             if not reply or reply[0] != b"elsewhere":
                 break
             self._ahead_ms = reply[1] - local_ms

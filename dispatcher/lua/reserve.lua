@@ -65,7 +65,15 @@ while ARGV[position] do
     if first[1] and first[2] ~= fingerprint then
       reply = {'conflict', first[1]}
     elseif first[1] then
-      id = first[1]
+      local has_place = first[1] == id
+      for place = key, key + many - 1 do
+        has_place = has_place or redis.call('ZSCORE', KEYS[place], first[1])
+      end
+      if has_place then
+        id = first[1]
+      else
+        redis.call('DEL', twins)  -- given up: its id is never stored
+      end
     end
   end
 

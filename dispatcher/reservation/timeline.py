@@ -153,7 +153,7 @@ class Timelines:
         self, contents: Contents, windows: Windows, quotas: Mapping[str, Sequence[AnyQuota]]
     ) -> None:
         self._contents = contents
-        self._windows = windows
+        self._slot_of = windows.next_slot
         self._quotas = quotas
 
     def read(self, terms: Terms, start: datetime, end: datetime, *, now: datetime) -> Timeline:
@@ -165,12 +165,19 @@ class Timelines:
             start=start,
             end=end,
             zone=terms.zone,
-            windows=tuple(self._window(scope, terms.zone, edges) for scope in terms.scopes),
+            windows=self._windows_of(terms, edges),
             quiet=_spans(quiet),
             steps=_spans(pairwise(edges)),
             slots=(),
         )
         return replace(timeline, slots=self._slots(terms, timeline, now))
+
+    def windows(self, terms: Terms, start: datetime, end: datetime) -> tuple[WindowTimeline, ...]:
+        """Return what is booked of each scope in that time, without quiet hours and slots."""
+        return self._windows_of(terms, _edges(to_ms(start), to_ms(end), terms.zone))
+
+    def _windows_of(self, terms: Terms, edges: Sequence[int]) -> tuple[WindowTimeline, ...]:
+        return tuple(self._window(scope, terms.zone, edges) for scope in terms.scopes)
 
     def _window(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
         start, end = edges[0], edges[-1]
@@ -203,7 +210,7 @@ class Timelines:
         found: list[datetime] = []
         after = max(timeline.start, now)
         while len(found) < _MOST_SLOTS:
-            slot = self._windows.next_slot(terms, after)
+            slot = self._slot_of(terms, after)
             found.append(slot)
             following = bisect_left(timeline.refused, (slot, slot))
             if slot >= timeline.end or following == len(timeline.refused):

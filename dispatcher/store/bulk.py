@@ -1,4 +1,4 @@
-"""Adding many messages with one statement."""
+"""Adding and cancelling many messages with one statement."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, insert, select
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Message
+from dispatcher.message import Message, Status
 from dispatcher.store import copied
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import IS_MESSAGE, has_status, messages
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ _ROWS_AT_ONCE = 1_000
 
 
 class BulkMessages:
-    """Stores messages by the thousand: COPY on PostgreSQL, one transaction on SQLite."""
+    """Stores messages by the thousand: COPY on PostgreSQL, one transaction elsewhere."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,7 +49,7 @@ class BulkMessages:
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
         """Tell whether messages that were added together are stored: all are, or none."""
-        query = select(messages.c.id).where(messages.c.id == message_ids[0])
+        query = select(messages.c.id).where(messages.c.id == message_ids[0], IS_MESSAGE)
         return bool(self._database.run(lambda connection: connection.execute(query).all()))
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
@@ -61,6 +62,22 @@ class BulkMessages:
             some = messages.c.idempotency_key.in_(keys[start : start + _ROWS_AT_ONCE])
             rows += self._read(query.where(some))
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
+
+    def cancel(self, message_ids: Sequence[UUID]) -> dict[UUID, Message]:
+        """Cancel those that are still scheduled; return all that are stored as they now stand."""
+        these = self._database.one_of(messages.c.id, message_ids)
+        statement = (
+            update(messages)
+            .where(these, has_status(Status.SCHEDULED))
+            .values(status=Status.CANCELLED.value, finished_at=database_now())
+        )
+        query = select(*MESSAGE_COLUMNS).where(these)
+
+        def work(connection: Connection) -> Sequence[Row[Any]]:
+            connection.execute(statement)
+            return connection.execute(query).all()
+
+        return {row.id: to_message(row) for row in self._database.run(work)}
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())

@@ -67,13 +67,18 @@ class Result:
 class Failure:
     """A hand-over that failed. ``wait`` until the next try; None when there will be none.
 
-    With an unknown outcome the message is held.
+    With an unknown outcome a message is held that says so, whatever the wait.
     """
 
     claim: Claim
     outcome: Outcome
     error: str
     wait: timedelta | None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a person is to decide about it."""
+        return self.outcome is Outcome.UNKNOWN and self.claim.message.on_unknown == "hold"
 
 
 class Claims:
@@ -188,10 +193,9 @@ class Claims:
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
             return
-        again = [each for each in failures if each.wait is not None]
-        untold = [each for each in failures if each.outcome is Outcome.UNKNOWN]
-        known = [each for each in failures if each.outcome is not Outcome.UNKNOWN]
-        ended = [each for each in known if each.wait is None]
+        again = [each for each in failures if each.wait is not None and not each.is_held]
+        untold = [each for each in failures if each.is_held]
+        ended = [each for each in failures if each.wait is None and not each.is_held]
 
         def work(connection: Connection) -> None:
             succeeded = [_key(each.claim) for each in results]

@@ -11,7 +11,7 @@ from dispatcher.message import Message, Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import IS_MESSAGE, messages
 
 _DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
 _HELD = messages.c.status == Status.HELD.value
@@ -75,7 +75,7 @@ class HeldMessages:
         return self._changed(message_id, statement)
 
     def _changed(self, message_id: UUID, statement: Update) -> Message:
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
 
         def work(connection: Connection) -> Row[tuple[object, ...]] | None:
             connection.execute(statement)

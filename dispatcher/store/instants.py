@@ -88,6 +88,12 @@ class _DatabaseNow(FunctionElement[datetime]):
     name = "database_now"
 
 
+class _MinuteOf(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "minute_of"
+
+
 class _Later(FunctionElement[datetime]):
     type = Instant()
     inherit_cache = True
@@ -103,6 +109,11 @@ def later(instant: ColumnElement[datetime], seconds: ColumnElement[float] | floa
     """Return ``instant`` moved by ``seconds``."""
     shift = literal(float(seconds)) if isinstance(seconds, int | float) else seconds
     return _Later(instant, shift)
+
+
+def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
+    """Return the beginning of the minute in which ``instant`` lies."""
+    return _MinuteOf(instant)
 
 
 @compiles(_DatabaseNow)
@@ -139,3 +150,21 @@ def _later_sqlite(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
 def _later_mysql(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
     instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"({instant} + INTERVAL ROUND({seconds} * 1000000) MICROSECOND)"
+
+
+@compiles(_MinuteOf)
+def _minute_of(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
+    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"date_trunc('minute', {instant})"
+
+
+@compiles(_MinuteOf, "sqlite")
+def _minute_of_sqlite(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
+    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"(substr({instant}, 1, 17) || '00.000')"
+
+
+@compiles(_MinuteOf, *MYSQL)
+def _minute_of_mysql(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
+    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CAST(DATE_FORMAT({instant}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))"

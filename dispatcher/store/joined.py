@@ -35,7 +35,7 @@ from dispatcher.store.database import Database, unavailable
 from dispatcher.store.identity import Identity
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
 from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import IS_MESSAGE, messages
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def _present(connection: Connection, message_ids: Sequence[UUID]) -> set[UUID]:
     found: set[UUID] = set()
     for start in range(0, len(message_ids), _IDS_AT_ONCE):
         some = messages.c.id.in_(message_ids[start : start + _IDS_AT_ONCE])
-        found.update(connection.scalars(select(messages.c.id).where(some)))
+        found.update(connection.scalars(select(messages.c.id).where(some, IS_MESSAGE)))
     return found
 
 

@@ -21,23 +21,24 @@ from dispatcher.store.database import (
     unavailable,
     worth_another_try,
 )
+from dispatcher.store.given_up import GivenUp
 from dispatcher.store.instants import database_now, to_length_ms
 from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import attempts, has_status, messages
+from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, has_status, messages
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after",
+    "expire_after", "asked_at",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
 
 
 class Messages:
-    """Messages by id, by idempotency key, and by what an operator asks for."""
+    """Messages by id and by idempotency key."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -58,8 +59,8 @@ class Messages:
 
         That is another message when its idempotency key was there before. When the line breaks
         the insert is run again, which does nothing if the first one was done; so the answer is
-        read back from state. Raises StoreUnavailable when nothing was stored, OutcomeUnknown when
-        that cannot be found out.
+        read back from state. Raises StoreUnavailable when nothing was stored, GivenUp when its
+        place was given back before, OutcomeUnknown when that cannot be found out.
         """
         unknown = False
         if self._is_postgres:
@@ -93,7 +94,7 @@ class Messages:
 
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise MessageNotFound(message_id)
@@ -106,25 +107,6 @@ class Messages:
         )
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         return (to_message(row), row.fingerprint) if row is not None else None
-
-    def find(
-        self,
-        *,
-        status: Status | None,
-        recipient: str | None,
-        channel: str | None,
-        at_most: int,
-    ) -> list[Message]:
-        """Return the messages that match, newest first."""
-        query = select(*MESSAGE_COLUMNS).order_by(messages.c.id.desc()).limit(at_most)
-        if status is not None:
-            query = query.where(messages.c.status == status.value)
-        if recipient is not None:
-            query = query.where(messages.c.recipient == recipient)
-        if channel is not None:
-            query = query.where(messages.c.channel == channel)
-        rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [to_message(row) for row in rows]
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the tries of a message, first one first."""
@@ -154,6 +136,7 @@ class Messages:
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
+        asked_at: datetime | None,
         enqueue_at: datetime,
     ) -> Message:
         """Give a message another time if it still is as ``message`` says and scheduled.
@@ -175,6 +158,7 @@ class Messages:
                 zone=zone,
                 expires_at=expires_at,
                 expire_after=expire_after,
+                asked_at=asked_at,
             )
         )
         return self._changed(message.id, statement)
@@ -193,7 +177,7 @@ class Messages:
 
     def _changed(self, message_id: UUID, statement: Update) -> Message:
         """Run a guarded statement, then read what is there: it may have been run before."""
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id)
+        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
 
         def work(connection: Connection) -> Row[Any] | None:
             connection.execute(statement)
@@ -252,6 +236,7 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
+            message.asked_at,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 
@@ -261,6 +246,8 @@ class Messages:
         if mine is None and message.idempotency_key is not None:
             key = messages.c.idempotency_key == message.idempotency_key
             mine = connection.execute(query.where(key)).one_or_none()
+        if mine is not None and mine.status == VOID:
+            raise GivenUp
         return to_message(mine) if mine is not None else None
 
 

@@ -43,6 +43,9 @@ def _one_of(column: str, values: Iterable[str]) -> str:
     return f"{column} IN ({listed})"
 
 
+VOID = "void"
+"""Status of a row that is no message: it keeps an id from being stored (``given_up.py``)."""
+
 messages = Table(
     "messages",
     metadata,
@@ -72,8 +75,9 @@ messages = Table(
     Column("quiet_hours", Text),
     Column("on_unknown", String(5), nullable=False, server_default="retry"),
     Column("expire_after", Length),
+    Column("asked_at", Instant),
     UniqueConstraint("idempotency_key"),
-    CheckConstraint(_one_of("status", Status), name="status_known"),
+    CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
     CheckConstraint(
         "(status = 'sending') = (claim_expires_at IS NOT NULL AND claimed_by IS NOT NULL)",
@@ -90,6 +94,9 @@ messages = Table(
         name="expire_after_has_expiry",
     ),
 )
+
+IS_MESSAGE = messages.c.status != VOID
+HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
 
 # What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
 # partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What

@@ -11,8 +11,8 @@ from sqlalchemy import Row, Select, and_, select, true
 
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import messages
-from dispatcher.store.upkeep import HOLDS_NO_PLACE, PLACE, Place
+from dispatcher.store.schema import HOLDS_NO_PLACE, IS_MESSAGE, messages
+from dispatcher.store.upkeep import PLACE, Place
 
 _IDS_AT_ONCE = 5_000
 
@@ -49,7 +49,7 @@ class Standings:
         found = {}
         for start in range(0, len(message_ids), _IDS_AT_ONCE):
             some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
-            for row in self._read(query.where(some)):
+            for row in self._read(query.where(some, IS_MESSAGE)):
                 found[row.id] = Standing(Place._make(row[:-2]), bool(row.holds), bool(row.frees))
         return found
 

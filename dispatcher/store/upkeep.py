@@ -30,16 +30,17 @@ from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
+from dispatcher.store import given_up
 from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
+from dispatcher.store.given_up import Settled
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import HOLDS_NO_PLACE, IS_MESSAGE, attempts, messages
 
 _UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
 PLACE: tuple[Column[Any], ...] = tuple(
     messages.c[name] for name in ("id", "scope", "send_at", "channel", "scopes")
 )
-HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
 
 
 class Due(NamedTuple):
@@ -198,10 +199,14 @@ class StoreUpkeep:
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         """Return the promised times of those of the messages that hold a reservation."""
         query = select(messages.c.id, messages.c.send_at).where(
-            self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE
+            self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE, IS_MESSAGE
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return dict(tuple(row) for row in rows)
+
+    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
+        """Let none of these messages be stored from now on, and say how they stand."""
+        return given_up.give_up(self._database, message_ids)
 
     def unreleased(self, *, at_most: int) -> list[Place]:
         """Return cancelled and expired messages whose place may still be taken."""

@@ -10,6 +10,7 @@ from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
+    NoPlace,
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
@@ -142,7 +143,7 @@ class BulkSubmission:
         now = self._clock.now()
         judge(
             cases,
-            settings=self._settings,
+            submission=self._submission,
             now=now,
             known=lambda keyed: self._store.with_keys(list(keyed)),
         )
@@ -219,12 +220,11 @@ class BulkSubmission:
         """Store one by one what could not be stored together."""
         stored = []
         for place, case in enumerate(booked):
-            booking = case.booking
             try:
-                message = self._submission.add(
-                    case.valid_draft, booking, perhaps_stored=perhaps_stored
+                message, booking = self._submission.store(
+                    case.valid_draft, case.booking, perhaps_stored=perhaps_stored
                 )
-            except IdempotencyConflict as error:
+            except (IdempotencyConflict, NoPlace) as error:
                 case.refuse(error)
                 continue
             except StoreUnavailable as error:

@@ -22,8 +22,8 @@ from dispatcher.errors import (
 from dispatcher.message import Draft, Message, Progress, Rejection, new_id
 from dispatcher.reservation import Booked, Booking, Place, Request, Submit
 from dispatcher.sendtime import from_ms, to_ms
-from dispatcher.settings import Settings
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+from dispatcher.submission.schedule import ValidDraft, judge_times
+from dispatcher.submission.submission import Submission
 
 Result = Message | Rejection
 OnProgress = Callable[[Progress], object]
@@ -93,9 +93,9 @@ def cases_of(drafts: Iterable[Draft], first: int = 0) -> list[Case]:
     return [Case(first + place, draft) for place, draft in enumerate(drafts)]
 
 
-def judge(cases: Sequence[Case], *, settings: Settings, now: datetime, known: Known) -> None:
+def judge(cases: Sequence[Case], *, submission: Submission, now: datetime, known: Known) -> None:
     """Decide the cases that need no place."""
-    _schedule(cases, settings, now)
+    _schedule(cases, submission, now)
     _find_known(cases, now, known)
 
 
@@ -234,14 +234,14 @@ class Tally:
         return results
 
 
-def _schedule(cases: Iterable[Case], settings: Settings, now: datetime) -> None:
+def _schedule(cases: Iterable[Case], submission: Submission, now: datetime) -> None:
     for case in cases:
         if not isinstance(case.draft, Draft):
             kind = type(case.draft).__name__
             case.refuse(InvalidDraft("draft", f"a {kind}", "a Draft"))
             continue
         try:
-            case.valid = schedule(case.draft, settings=settings, now=now)
+            case.valid = submission.scheduled(case.draft, now=now)
         except InvalidDraft as error:
             case.refuse(error)
 

@@ -145,7 +145,8 @@ class CatchUp:
             on_unknown=message.on_unknown,
             expire_after=message.expire_after,
         )
-        return self._changes.move(message, wanted)
+        asked_at = message.asked_at or message.send_at
+        return self._changes.move(message, wanted, asked_at=asked_at)
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon

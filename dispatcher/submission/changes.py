@@ -23,7 +23,7 @@ from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,14 @@ class Changes:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        check: Check = no_check,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._check = check
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a scheduled message and give its place back at once.
@@ -88,6 +90,8 @@ class Changes:
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
         )
+        message = self._messages.get(message_id)
+        self._check(message.channel, message.recipient, clean)
         for _ in range(_TRIES):
             message = self._messages.update(message_id, body=clean)
             if message.body == clean:
@@ -120,13 +124,17 @@ class Changes:
                 return moved
         raise StoreUnavailable("others changed the message again and again")
 
-    def move(self, message: Message, valid: ValidDraft) -> Message | None:
+    def move(
+        self, message: Message, valid: ValidDraft, *, asked_at: datetime | None = None
+    ) -> Message | None:
         """Return the moved message, or None when somebody else changed it meanwhile.
 
-        ``valid`` is what it is to be. Raises like :meth:`reschedule`.
+        ``valid`` is what it is to be, ``asked_at`` the time that somebody once asked for, where
+        that is not the time in ``valid``. Raises like :meth:`reschedule`.
         """
+        asked_at = asked_at or valid.send_at
         if (valid.send_at, valid.zone) == (message.send_at, message.zone):
-            return self._change_row(message, message.send_at, valid)
+            return self._change_row(message, message.send_at, valid, asked_at)
         started = self._clock.monotonic()
         moving = self._windows.move(
             message.id, terms=valid.terms, send_at=valid.send_at, latest=valid.latest
@@ -136,7 +144,7 @@ class Changes:
             raise ReservationsUnavailable("holding another place took too long")
         fault("reschedule.after_hold")
         try:
-            moved = self._change_row(message, moving.send_at, valid)
+            moved = self._change_row(message, moving.send_at, valid, asked_at)
         except StoreUnavailable as error:
             # Unless the database refused, the row may have changed: reconcile finds out.
             if error.refused:
@@ -159,7 +167,9 @@ class Changes:
             self.cancel(message_id)
             raise TooLate(message_id, now.status)
 
-    def _change_row(self, message: Message, send_at: datetime, valid: ValidDraft) -> Message | None:
+    def _change_row(
+        self, message: Message, send_at: datetime, valid: ValidDraft, asked_at: datetime
+    ) -> Message | None:
         expires_at = valid.expiry(send_at)
         moved = self._messages.move(
             message,
@@ -167,6 +177,7 @@ class Changes:
             zone=valid.zone,
             expires_at=expires_at,
             expire_after=valid.expire_after,
+            asked_at=asked_at if asked_at != send_at else None,
             enqueue_at=self._handover.enqueue_at(send_at),
         )
         wanted = (send_at, valid.zone, expires_at, valid.expire_after)
@@ -201,6 +212,7 @@ class Changes:
                 zone=message.zone,
                 expires_at=message.expires_at,
                 expire_after=message.expire_after,
+                asked_at=message.asked_at,
                 enqueue_at=self._handover.enqueue_at(message.send_at),
             )
             if back.send_at == message.send_at:

@@ -24,7 +24,7 @@ from dispatcher.reservation import Booking, Reserved, Upkeep, Windows
 from dispatcher.settings import Settings
 from dispatcher.store import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+from dispatcher.submission.schedule import ValidDraft, judge_times
 from dispatcher.submission.submission import Submission, repeated
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class JoinedSubmission:
         stored, and the caller's transaction is as it was before.
         """
         now = self._clock.now()
-        valid = schedule(draft, settings=self._settings, now=now)
+        valid = self._submission.scheduled(draft, now=now)
         transaction = self._store.join(session, self._settle)
         self._give_back_undone(transaction)
         known = _known(valid, transaction)
@@ -117,7 +117,7 @@ class JoinedSubmission:
             known = _known(valid, transaction)
             if known is not None:
                 return known
-        raise StoreUnavailable("the idempotency key was freed and taken again and again")
+        raise StoreUnavailable("its id, or its idempotency key, was taken again and again")
 
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)

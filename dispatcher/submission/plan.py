@@ -70,7 +70,7 @@ class Planning:
         now = self._clock.now()
         judge(
             cases,
-            settings=self._settings,
+            submission=self._submission,
             now=now,
             known=lambda keyed: self._known(keyed, copies),
         )

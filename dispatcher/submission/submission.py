@@ -19,9 +19,9 @@ from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
-from dispatcher.store import Messages
+from dispatcher.store import GivenUp, Messages
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule
+from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,14 @@ class Submission:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        check: Check = no_check,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._check = check
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -59,7 +61,7 @@ class Submission:
         OutcomeUnknown.
         """
         now = self._clock.now()
-        valid = schedule(draft, settings=self._settings, now=now)
+        valid = self.scheduled(draft, now=now)
         known = self._known(valid)
         if known is not None:
             return known
@@ -74,7 +76,7 @@ class Submission:
                 raise
             return known
         fault("submit.after_reserve")
-        message = self.add(valid, booking)
+        message, booking = self.store(valid, booking)
         fault("submit.after_commit")
         if message.id != booking.message_id:
             return message
@@ -83,6 +85,15 @@ class Submission:
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
         return message
+
+    def scheduled(self, draft: Draft, *, now: datetime) -> ValidDraft:
+        """Judge every field of ``draft``, as the transport of its channel does, too.
+
+        Raises InvalidDraft.
+        """
+        valid = schedule(draft, settings=self._settings, now=now)
+        self._check(valid.channel, valid.recipient, valid.body)
+        return valid
 
     def _known(self, draft: ValidDraft) -> Message | None:
         if draft.idempotency_key is None:
@@ -138,7 +149,23 @@ class Submission:
             quiet_hours=draft.quiet_hours,
             on_unknown=draft.on_unknown,
             expire_after=draft.expire_after,
+            asked_at=draft.send_at if draft.send_at != send_at else None,
         )
+
+    def store(
+        self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False
+    ) -> tuple[Message, Booking]:
+        """Like :meth:`add`, with another place where the sweep has given this one back.
+
+        That happens where this process stood still between the two. Return the message and its
+        place. Raises like :meth:`add` and :meth:`reserve`.
+        """
+        try:
+            return self.add(draft, booking, perhaps_stored=perhaps_stored), booking
+        except GivenUp:
+            self._free(booking)  # also what a twin may rely on: it is refused as well
+            booking = self.reserve(draft)
+            return self.add(draft, booking), booking
 
     def add(self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False) -> Message:
         """Store a booked draft and return what is stored, which may be its twin.
@@ -190,15 +217,15 @@ class Submission:
             if keep:
                 log.warning("message %s: kept without a place of its own", message.id)
             elif self._taken_back(message):
-                self._free(message, booking)
+                self._free(booking)
                 raise
 
-    def _free(self, message: Message, booking: Booking) -> None:
-        """Give back what other scopes still hold of a message that lost its place in one."""
+    def _free(self, booking: Booking) -> None:
+        """Free the places of a message that is not stored any more, or never will be."""
         try:
-            self._windows.release(message.id, booking.terms)
+            self._windows.release(booking.message_id, booking.terms)
         except ReservationsUnavailable as error:
-            log.warning("message %s: its place is freed later: %s", message.id, error)
+            log.warning("message %s: its place is freed later: %s", booking.message_id, error)
 
     def _taken_back(self, message: Message) -> bool:
         try:

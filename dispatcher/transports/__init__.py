@@ -2,12 +2,24 @@
 
 A transport has one method, ``send(message)``. It returns what the provider answered (or None)
 once the provider has the message, and raises TemporaryFailure or PermanentFailure when it knows
-why not; anything else it raises counts as temporary.
+why not, PerhapsSent when it cannot know; anything else it raises counts as temporary.
+
+``base`` says what a transport may have beside it, ``naming`` finds one by its name, ``checks`` asks
+it about drafts.
 """
 
-from dispatcher.transports.base import Transport, load
+from dispatcher.transports.base import Transport, close_all, load
+from dispatcher.transports.checks import Checks
 from dispatcher.transports.console import ConsoleTransport
 from dispatcher.transports.file import FileTransport
 from dispatcher.transports.memory import MemoryTransport
 
-__all__ = ["ConsoleTransport", "FileTransport", "MemoryTransport", "Transport", "load"]
+__all__ = [
+    "Checks",
+    "ConsoleTransport",
+    "FileTransport",
+    "MemoryTransport",
+    "Transport",
+    "close_all",
+    "load",
+]

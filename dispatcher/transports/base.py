@@ -1,10 +1,10 @@
-"""The one method of a transport, and how a channel's settings become one."""
+"""What a transport must do and may do, and how a channel's settings become one."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -12,22 +12,34 @@ from dispatcher.channel import Channel
 from dispatcher.errors import InvalidSettings
 from dispatcher.message import Message
 from dispatcher.settings import Settings
-from dispatcher.transports.console import ConsoleTransport
-from dispatcher.transports.file import FileTransport
-from dispatcher.transports.memory import MemoryTransport
+from dispatcher.transports import naming
+from dispatcher.transports.checks import check_of, takes
 
-_ACCEPTED = "console, file, memory, or package.module:attribute of a callable or a class"
+log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """Carries a channel's messages. One instance serves many threads at once."""
+    """Carries a channel's messages. One instance serves many threads at once.
+
+    Beside ``send`` a transport may have:
+
+    ``check(recipient, body)``
+        A static method or a classmethod. It is called when a message is submitted, before anything
+        is reserved, and raises InvalidDraft, naming ``recipient`` or ``body.…``, for what could
+        never be sent. It connects to nothing. With a third parameter ``options`` it is given the
+        channel's, as the submitting process knows them.
+    ``close()``
+        Called once no message is handed over any more, when a worker ends. May be called twice.
+
+    A class whose parameters have a ``timeout`` is given ``settings.transport_timeout``, in seconds.
+    """
 
     def send(self, message: Message) -> str | None:
         """Hand ``message`` over and return the provider's receipt, if it gives one.
 
         Must return within ``settings.transport_timeout``. ``message.id`` is the same on every
-        try: pass it to the provider as idempotency key. Raises TemporaryFailure or
-        PermanentFailure.
+        try: pass it to the provider as idempotency key. Raises TemporaryFailure, PermanentFailure,
+        or PerhapsSent where nobody can tell whether the provider has it.
         """
         ...
 
@@ -42,20 +54,11 @@ class _Function:
 
 def load(name: str, channel: Channel, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
-    options = dict(channel.options)
-    if channel.transport == "file":
-        options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
-    builtin: dict[str, Callable[..., Transport]] = {
-        "file": FileTransport,
-        "console": ConsoleTransport,
-        "memory": MemoryTransport,
-    }
-    if channel.transport in builtin:
-        return cast(Transport, _make(name, builtin[channel.transport], options))
-    found = _find(name, channel.transport)
+    found = naming.find(name, channel.transport)
+    check_of(name, found)
     if inspect.isclass(found):
-        found = _make(name, found, options)
-    elif options:
+        found = _make(name, found, _options(name, channel, settings, found))
+    elif channel.options:
         raise InvalidSettings(
             f"channels.{name}.options", "given for a transport that is no class", "none"
         )
@@ -63,25 +66,43 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
         return cast("Transport", found)
     if callable(found):
         return _Function(found)
-    raise InvalidSettings(
-        f"channels.{name}.transport", f"{channel.transport!r} can not be called", _ACCEPTED
-    )
+    problem = f"{channel.transport!r} can not be called"
+    raise InvalidSettings(f"channels.{name}.transport", problem, naming.accepted())
 
 
-def _find(name: str, text: str) -> Any:
-    module, separator, attribute = text.partition(":")
-    field = f"channels.{name}.transport"
-    if not separator or not module or not attribute:
-        raise InvalidSettings(field, f"there is no transport {text!r}", _ACCEPTED)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise InvalidSettings(field, f"cannot load {text!r} ({error})", _ACCEPTED) from error
+def close_all(transports: Iterable[object]) -> None:
+    """Close those that can be closed. What one of them raises keeps no other one open."""
+    for each in transports:
+        close = getattr(each, "close", None)
+        if not callable(close):
+            continue
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
+            log.warning("%s was not closed: %s", type(each).__name__, type(error).__name__)
+
+
+def _options(
+    name: str, channel: Channel, settings: Settings, factory: Callable[..., Any]
+) -> dict[str, Any]:
+    """Return the options of a channel, with what the settings say elsewhere."""
+    options = dict(channel.options)
+    if channel.transport == "file":
+        options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
+    if takes(factory, "timeout"):
+        if "timeout" in options and naming.ships(channel.transport):
+            problem = "a timeout, which is that of every transport"
+            raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
+        options.setdefault("timeout", settings.transport_timeout.total_seconds())
+    return options
 
 
 def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return factory(**options)
+    except InvalidSettings as error:  # the transport names the option itself
+        field = f"channels.{name}.options.{error.field}"
+        raise InvalidSettings(field, error.problem, error.accepted) from None
     except (TypeError, ValueError, OSError) as error:
         raise InvalidSettings(
             f"channels.{name}.options", str(error), "what the transport takes"

@@ -106,12 +106,16 @@ def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
         slot = shell.ask("next-slot", "--recipient", "cleo", "--after", gone["send_at"])
         assert slot["next_slot"] == gone["send_at"]
         shell.wait_until_sent(soon)
+        wait_until(lambda: set(shell.ask("status")["duties"]) >= {"enqueue_due", "rescue"}, 20)
+        seen = shell.ask("status")
+        assert [each["alive"] for each in (*seen["workers"], *seen["beats"])] == [True, True]
         second = shell.run("up")
         assert second.returncode == 6
         assert "another environment runs in" in second.stderr
         assert "Traceback" not in second.stderr
     with up(shell):
-        listed = {each["id"]: each["status"] for each in shell.ask("list")}
+        lines = shell.run("list", "--json").stdout.splitlines()
+        listed = {each["id"]: each["status"] for each in map(json.loads, lines)}
         assert listed == {soon["id"]: "sent", kept["id"]: "scheduled", gone["id"]: "cancelled"}
         again = ("--channel", "file", "--recipient", "ben", "--text", "again")
         refused = shell.run("submit", *again, "--send-at", kept["send_at"])

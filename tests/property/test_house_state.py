@@ -226,6 +226,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             zone=message.zone,
             expires_at=message.expires_at,
             expire_after=message.expire_after,
+            asked_at=None,
             enqueue_at=moving.send_at,
         )
         accepted.at = asked

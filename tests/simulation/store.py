@@ -15,7 +15,7 @@ from uuid import UUID
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.sendtime import to_ms
-from dispatcher.store import Claim, Due, Failure, Place, Result
+from dispatcher.store import Claim, Due, Failure, GivenUp, Place, Result, Settled
 from dispatcher.store.upkeep import Taken
 
 NAMES = tuple(field.name for field in fields(Message))
@@ -51,6 +51,7 @@ class Row:
     quiet_hours: str | None
     on_unknown: Any
     expire_after: timedelta | None
+    asked_at: datetime | None
     enqueue_at: datetime
     fingerprint: str | None
     claim_token: int = 0
@@ -92,6 +93,7 @@ class Tables:
         self.messages: dict[UUID, Row] = {}
         self.attempts: dict[UUID, dict[int, AttemptRow]] = defaultdict(dict)
         self.keys: dict[str, UUID] = {}
+        self.void: set[UUID] = set()
 
     def now(self) -> datetime:
         """Return the present by the database's clock."""
@@ -137,6 +139,8 @@ class MemoryMessages:
     ) -> Message:
         del body_json
         tables, key = self._tables, message.idempotency_key
+        if message.id in tables.void:
+            raise GivenUp
         known = message.id
         if known not in tables.messages and key is not None:
             known = tables.keys.get(key, known)
@@ -185,12 +189,14 @@ class MemoryMessages:
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
+        asked_at: datetime | None,
         enqueue_at: datetime,
     ) -> Message:
         row = self._tables.scheduled(message.id)
         if row is not None and row.send_at == cut(message.send_at):
             row.send_at = row.next_attempt_at = cut(send_at)
             row.zone, row.expire_after = zone, expire_after
+            row.asked_at = None if asked_at is None else cut(asked_at)
             row.expires_at = None if expires_at is None else cut(expires_at)
             row.enqueue_at = cut(enqueue_at)
         return self.get(message.id)
@@ -285,7 +291,7 @@ class MemoryClaims:
             row = tables.ours(failure.claim, OPEN)
             if row is not None:
                 self._failed(row, failure, enqueue_in)
-            if failure.outcome is not Outcome.UNKNOWN and failure.wait is not None:
+            if failure.wait is not None and not failure.is_held:
                 self._expired(failure.claim)
             self._outcome(failure.claim, failure.outcome, failure.error, None)
 
@@ -317,7 +323,7 @@ class MemoryClaims:
 
     def _failed(self, row: Row, failure: Failure, enqueue_in: timedelta) -> None:
         row.last_error = failure.error
-        if failure.outcome is Outcome.UNKNOWN:
+        if failure.is_held:
             row.status, row.claim_expires_at = Status.HELD, None
             row.next_attempt_at = self._tables.now()
         elif failure.wait is None:
@@ -406,6 +412,11 @@ class MemoryStoreUpkeep:
             row.end(Status.EXPIRED, now)
         else:
             row.status = Status.SCHEDULED
+
+    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
+        void = set(message_ids) - self._tables.messages.keys()
+        self._tables.void |= void
+        return Settled(self.holding(message_ids), void, set())
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)

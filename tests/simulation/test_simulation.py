@@ -15,7 +15,7 @@ from tests.simulation.runs import played, search, told
 
 FAULTS = 5_000
 """Faults of an ordinary run; ``make simulate`` has 200,000."""
-ENOUGH = 25_000
+ENOUGH = 60_000
 """Faults within which each bug is found."""
 
 

@@ -143,6 +143,7 @@ class Both:
             self.ask(
                 0, "move", message, send_at=send_at, zone=None,
                 expires_at=send_at + TTL, expire_after=TTL, enqueue_at=send_at,
+                asked_at=self.rng.choice([None, message.send_at]),
             )  # fmt: skip
             self.known.append(self.stores[0][1].get(id_))  # type: ignore[attr-defined]
         elif what == "update":
@@ -221,6 +222,6 @@ def test_the_store_in_memory_is_the_store(seed: int, sqlite_template: Path, tmp_
             both.step()
     finally:
         both.database.close()
-    assert {Status.SENT, Status.HELD, Status.EXPIRED} & {
+    assert {Status.SENT, Status.FAILED, Status.HELD, Status.EXPIRED} & {
         row.status for row in both.tables.messages.values()
     }

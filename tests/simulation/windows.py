@@ -138,11 +138,20 @@ class MemoryWindows:
         keys = self._opened(terms)
         now_ms = self._server.now_ms()
         twins = self._twins(keys, submit)
+        name, window = self._server.window_of(keys, terms.scopes[0].name)
+        if (
+            twins is not None
+            and submit is not None
+            and twins.fingerprint == submit.fingerprint
+            and twins.id != message_id
+            and twins.id.bytes not in window
+        ):  # given up: its id is never stored
+            del self._server.holds.twins[keys.twins(submit.key)]
+            twins = None
         if twins is not None and submit is not None:
             if twins.fingerprint != submit.fingerprint:
                 raise IdempotencyConflict(submit.key, twins.id)
             message_id = twins.id
-        name, window = self._server.window_of(keys, terms.scopes[0].name)
         at_ms = window.get(message_id.bytes)
         if at_ms is None:
             at_ms = self._found(terms, sorted(window.values()), send_at, latest)

@@ -136,7 +136,9 @@ class Observer:
 
     def _look(self) -> None:
         with self._stage.sql() as connection:
-            rows = connection.execute("SELECT id, status, claim_token FROM messages").fetchall()
+            rows = connection.execute(
+                "SELECT id, status, claim_token FROM messages WHERE status <> 'void'"
+            ).fetchall()
         for row in rows:
             id_, shown = str(row["id"]), (row["status"], row["claim_token"])
             if self._shown.get(id_) != shown:

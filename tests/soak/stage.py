@@ -203,7 +203,7 @@ class Stage:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Return the messages, and their attempts, as lines of a history."""
         with self.sql() as connection:
-            for row in connection.execute("SELECT * FROM messages"):
+            for row in connection.execute("SELECT * FROM messages WHERE status <> 'void'"):
                 yield {
                     "kind": "row",
                     "at": now_us(),

@@ -11,7 +11,7 @@ from dispatcher.message import Status
 from dispatcher.redis_keys import ShardKeys, shard_of
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import VOID, messages
 from tests.support.house import House
 
 Windows = dict[str, dict[bytes, int]]
@@ -41,7 +41,7 @@ def promised(house: House) -> Windows:
     """Return what the windows must hold by the store."""
     columns = (messages.c[name] for name in ("id", "scope", "channel", "scopes", "send_at"))
     query = select(*columns).where(
-        messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value])
+        messages.c.status.notin_([Status.CANCELLED.value, Status.EXPIRED.value, VOID])
     )
     found: Windows = {}
     for message_id, scope, channel, scopes, send_at in house.database.run(

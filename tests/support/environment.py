@@ -22,7 +22,7 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.quota import Quota as RollingQuota
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import IS_MESSAGE, attempts, messages
 from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.model import Quota
@@ -182,7 +182,7 @@ class Environment:
     def rows(self) -> Sequence[Any]:
         """Return all messages as they are stored."""
         with self._database.engine.connect() as connection:
-            return connection.execute(select(messages)).all()
+            return connection.execute(select(messages).where(IS_MESSAGE)).all()
 
     def windows(self) -> dict[str, dict[UUID, int]]:
         """Return what Redis holds, read past the code."""
@@ -251,7 +251,7 @@ class Environment:
 def stored_in(database: Database) -> list[Stored]:
     """Return all messages of a store with the outcomes of their attempts, read past the code."""
     with database.engine.connect() as connection:
-        rows = connection.execute(select(messages)).all()
+        rows = connection.execute(select(messages).where(IS_MESSAGE)).all()
         tries = connection.execute(select(attempts).order_by(attempts.c.token)).all()
     outcomes: dict[UUID, list[Outcome | None]] = {}
     for row in tries:

@@ -19,7 +19,7 @@ from dispatcher.clock import SystemClock
 from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
-from dispatcher.store.schema import attempts, messages
+from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, messages
 from dispatcher.transports import MemoryTransport
 from tests.support.clock import MovableClock
 from tests.support.reserving import window
@@ -132,7 +132,7 @@ class House(AbstractContextManager["House"]):
 
     def rows(self) -> list[tuple[Any, ...]]:
         """All messages as they are stored, by id."""
-        return self._all(select(messages).order_by(messages.c.id))
+        return self._all(select(messages).where(IS_MESSAGE).order_by(messages.c.id))
 
     def attempt_rows(self) -> list[tuple[Any, ...]]:
         """All attempts as they are stored."""
@@ -227,7 +227,7 @@ class House(AbstractContextManager["House"]):
     def places(self) -> dict[str, dict[UUID, int]]:
         """What the windows must hold by the store: scope, message id and promised time in ms."""
         query = select(messages.c.scope, messages.c.id, messages.c.send_at).where(
-            messages.c.status.notin_(["cancelled", "expired"])
+            messages.c.status.notin_(["cancelled", "expired", VOID])
         )
         found: dict[str, dict[UUID, int]] = {}
         for scope, message_id, send_at in self._all(query):

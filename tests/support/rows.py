@@ -9,7 +9,8 @@ from uuid import UUID
 from sqlalchemy import func, insert, select, update
 
 from dispatcher.message import Message, Status, new_id
-from dispatcher.store import Claim, Claims, Database, Messages
+from dispatcher.selection import Selection
+from dispatcher.store import Claim, Claims, Database, Listing, Messages
 from dispatcher.store.schema import attempts, messages
 
 TTL = timedelta(seconds=30)
@@ -75,6 +76,12 @@ def count(database: Database) -> int:
     """Return how many messages are stored."""
     query = select(func.count()).select_from(messages)
     return database.run(lambda connection: connection.execute(query).scalar_one())
+
+
+def listed(database: Database, *, at_most: int = 1_000, **wanted: Any) -> list[Message]:
+    """Return the messages that match, newest first."""
+    listing = Listing(database, late=SOON, put_off=TTL)
+    return [*listing.page(Selection(**wanted), after=None, at_most=at_most).messages]
 
 
 def change(database: Database, message_id: UUID, **columns: Any) -> None:

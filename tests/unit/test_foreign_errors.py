@@ -1,12 +1,16 @@
-"""Errors of redis-py, SQLAlchemy and kombu become ours in the room that talks to that thing."""
+"""Errors of others become ours in the room that talks to the thing that raised them."""
 
 from __future__ import annotations
 
+import smtplib
 import sqlite3
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h2.exceptions
+import httpcore
 import kombu.exceptions
 import psycopg
 import pymysql
@@ -15,23 +19,31 @@ import redis
 import sqlalchemy.exc as sa
 
 from dispatcher import (
+    DeliveryError,
     InvalidSettings,
     LimitersUnavailable,
+    PerhapsSent,
     QueueUnavailable,
     ReservationsUnavailable,
     Settings,
     StoreUnavailable,
+    TemporaryFailure,
 )
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.base import translated as in_limiters
+from dispatcher.liveness import translated as in_liveness
 from dispatcher.message import new_id
 from dispatcher.queue import Ticket
 from dispatcher.redis_errors import EvictingServer
 from dispatcher.reservation.answers import translated as in_reservation
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.database import translated as in_store
+from dispatcher.testing import a_message
+from dispatcher.transports.smtp.wire import Wire
+from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import NOON, MovableClock
+from tests.support.mail import ScriptedServer, an_email, smtp
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 
@@ -56,7 +68,11 @@ REDIS_ERRORS: list[redis.RedisError] = [
 @pytest.mark.parametrize("error", REDIS_ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("room", "ours"),
-    [(in_reservation, ReservationsUnavailable), (in_limiters, LimitersUnavailable)],
+    [
+        (in_reservation, ReservationsUnavailable),
+        (in_limiters, LimitersUnavailable),
+        (in_liveness, ReservationsUnavailable),
+    ],
 )
 def test_redis_errors_are_translated_without_their_text(
     room: Callable[[], Any], ours: type[Unavailable], error: redis.RedisError
@@ -189,6 +205,42 @@ def test_whatever_the_broker_raises_is_translated(
     parts.close()
 
 
+@pytest.mark.parametrize("word", ["connection", "MAIL", "message"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        smtplib.SMTPServerDisconnected(SECRET),
+        smtplib.SMTPResponseException(500, SECRET),
+        smtplib.SMTPException(SECRET),
+        ConnectionResetError(104, "Connection reset by peer"),
+        TimeoutError(SECRET),
+        ssl.SSLError(1, SECRET),
+        ssl.SSLEOFError(8, SECRET),
+        OSError(SECRET),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_smtplib_are_translated_without_their_text(
+    error: Exception, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"connection": 0, "MAIL": 2, "message": 5}[word]
+    real = Wire.getreply
+
+    def fail(wire: Wire) -> tuple[int, bytes]:
+        nonlocal answers
+        answers -= 1
+        if answers < 0:
+            raise error
+        return real(wire)
+
+    monkeypatch.setattr(Wire, "getreply", fail)
+    with ScriptedServer() as server, pytest.raises(DeliveryError) as caught:
+        smtp(f"smtp://127.0.0.1:{server.port}").send(an_email())
+    assert type(caught.value) is (PerhapsSent if word == "message" else TemporaryFailure)
+    assert caught.value.__suppress_context__
+    assert SECRET not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
@@ -212,3 +264,58 @@ def test_an_address_that_cannot_be_used_names_its_setting_and_not_its_secret(
         getattr(parts, part)
     assert caught.value.field == f"{part}_url"
     assert SECRET not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def webhook() -> WebhookTransport:
+    return WebhookTransport()
+
+
+HTTP_ERRORS: list[Exception] = [
+    httpcore.ConnectError(SECRET),
+    httpcore.ConnectTimeout(SECRET),
+    httpcore.ReadError(SECRET),
+    httpcore.ReadTimeout(SECRET),
+    httpcore.WriteError(SECRET),
+    httpcore.WriteTimeout(SECRET),
+    httpcore.LocalProtocolError(SECRET),
+    httpcore.RemoteProtocolError(SECRET),
+    httpcore.UnsupportedProtocol(SECRET),
+    h2.exceptions.ProtocolError(SECRET),
+    OSError(111, SECRET),
+    ValueError(SECRET),
+]
+
+
+@pytest.mark.parametrize("error", HTTP_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("is_written", "ours"), [(False, TemporaryFailure), (True, PerhapsSent)])
+def test_what_went_wrong_with_a_webhook_depends_on_whether_anything_was_written(
+    error: Exception,
+    is_written: bool,
+    ours: type[Exception],
+    webhook: WebhookTransport,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(connection: Any, _: object) -> None:
+        connection._network_backend.is_used = is_written
+        raise error
+
+    monkeypatch.setattr(httpcore.HTTPConnection, "handle_request", fail)
+    with pytest.raises(ours) as caught:
+        webhook.send(a_message(recipient=f"https://hooks.example/{SECRET}"))
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_request_that_the_server_did_not_look_at_is_certainly_not_sent(
+    webhook: WebhookTransport,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(connection: Any, _: object) -> None:
+        connection._network_backend.is_used = True
+        raise httpcore.ConnectionNotAvailable
+
+    monkeypatch.setattr(httpcore.HTTPConnection, "handle_request", fail)
+    with pytest.raises(TemporaryFailure):
+        webhook.send(a_message(recipient="https://hooks.example/"))

@@ -33,6 +33,11 @@ class Ran:
         """What it printed as JSON."""
         return json.loads(self.out)
 
+    @property
+    def lines(self) -> list[Any]:
+        """What it printed as JSON, a line each."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
 
 Run = Callable[..., Ran]
 

@@ -49,7 +49,18 @@ CASES: dict[str, Case] = {
     "unreadable length": (2, "cannot read 'soon'", lambda _: ["submit", *TO, "--send-in", "soon"]),
     "bad id": (2, "is no message id", lambda _: ["show", "4711"]),
     "next slot of nobody": (2, "neither recipient nor scope", lambda _: ["next-slot"]),
-    "list too many": (2, "at_most: ", lambda _: ["list", "--at-most", "0"]),
+    "list too many": (2, "limit: ", lambda _: ["list", "--limit", "0"]),
+    "list behind nothing": (2, "after: ", lambda _: ["list", "--after", "4711"]),
+    "list no time": (2, "from_at: ", lambda _: ["list", "--from", "tomorrow"]),
+    "change nothing": (2, "no message is named", lambda _: ["cancel", "--yes"]),
+    "change by both": (2, "given together with a filter", lambda _: [
+        "drop", str(new_id()), "--channel", "memory"]),
+    "change of another status": (2, "--status: no message that is sent", lambda _: [
+        "cancel", "--status", "sent"]),
+    "later and a time": (2, "later: ", lambda _: [
+        "reschedule", str(new_id()), "--later", "1 hour", "--send-in", "5"]),
+    "retry nothing": (4, "there is no message", lambda _: ["retry", str(new_id())]),
+    "retry what was sent": (5, "is already sent", lambda house: ["retry", sent(house)]),
     "quota": (3, "the next free slot is 2028-01-01T11:12:11+00:00", lambda house: (
         [submitted(house), "submit", *TO, "--send-at", "2028-01-01T11:11:12Z"][1:])),
     "show nothing": (4, "there is no message", lambda _: ["show", str(new_id())]),

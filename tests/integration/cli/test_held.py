@@ -28,7 +28,7 @@ def test_what_is_held_is_listed_oldest_first(run: Run, held: list[Message]) -> N
     assert shown.code == 0
     assert [str(each.id) in shown.out for each in held] == [True, True, False]
     assert "1 of 5" in shown.out
-    assert [each["id"] for each in run("list", "--status", "held", "--json").data] == [
+    assert [each["id"] for each in run("list", "--status", "held", "--json").lines] == [
         str(each.id) for each in reversed(held)
     ]
 
@@ -49,7 +49,7 @@ def test_several_are_decided_at_once(
     assert ran.code == 0
     assert ran.out.splitlines() == [f"{each.id} is {status}" for each in held[:2]]
     last = run(command, str(held[2].id), "--json")
-    assert [(each["id"], each["status"]) for each in last.data] == [(str(held[2].id), status)]
+    assert (last.data["id"], last.data["status"]) == (str(held[2].id), status)
     assert [house.again(each).status for each in held] == [status] * 3
 
 

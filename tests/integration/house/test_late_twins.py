@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from sqlalchemy import update
 
-from dispatcher import Message, QuotaExceeded
+from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from dispatcher.sendtime import to_ms
+from dispatcher.store.schema import messages
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
@@ -98,7 +100,9 @@ def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_place_shared_again_while_the_sweep_asks_the_store_stays(build: Build, when: str) -> None:
+def test_a_place_shared_again_while_the_sweep_gives_it_up_is_shared_by_nobody(
+    build: Build, when: str
+) -> None:
     house, second = build(), build()
     first = die_after_reserving(house)
     age_pending(house)
@@ -106,23 +110,106 @@ def test_a_place_shared_again_while_the_sweep_asks_the_store_stays(build: Build,
     between_read_and_release(house, lambda: shared.append(die_after_reserving(second)), when)
     house.parts.sweep.reconcile()
     assert shared == [first]
-    assert house.members() == {first: to_ms(SOON)}
-    assert house.pending() == {first}
+    assert house.members() == {}
+    assert house.pending() == set()
     message = keyed(second)
-    assert message.id == first
-    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+    assert message.id != first
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_place_looked_at_again_without_a_key_while_the_sweep_asks_stays(
-    house: House, when: str
+@pytest.mark.every_database
+@pytest.mark.parametrize("key", ["key", None])
+def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
+    build: Build, key: str | None
 ) -> None:
-    first = reserve(house)
+    house, second = build(), build()
+    given_up: list[UUID] = []
+
+    def sweep() -> None:
+        given_up.extend(house.members())
+        age_pending(house)
+        assert house.parts.sweep.reconcile().released == 1
+
+    second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
+    message = second.submit(send_at=SOON, idempotency_key=key)
+    assert given_up
+    assert message.id not in given_up
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert [row[0] for row in house.rows()] == [message.id]
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("key", ["key", None])
+def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_nothing(
+    build: Build, key: str | None
+) -> None:
+    """Nobody would look again whether its place is still there."""
+    house, second = build(), build()
+    taken: list[Message] = []
+
+    def sweep() -> None:
+        age_pending(house)
+        house.parts.sweep.reconcile()
+        taken.append(house.submit(send_at=SOON))
+
+    hooks: Any = {"before": {"add": once(sweep)}, "after": {"add": raising(Died())}}
+    second.swap("messages", Between(second.parts.messages, **hooks))
+    with pytest.raises(QuotaExceeded):
+        second.submit(send_at=SOON, idempotency_key=key)
+    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+
+
+@pytest.mark.every_database
+def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
+    build: Build,
+) -> None:
+    house, second = build(), build()
+    given_up: list[UUID] = []
+
+    def sweep() -> None:
+        given_up.extend(house.members())
+        age_pending(house)
+        house.parts.sweep.reconcile()
+
+    bulk = vars(second.parts.bulk)
+    bulk["_store"] = Between(bulk["_store"], before={"add": once(sweep)})
+    minutes = [timedelta(minutes=n) for n in range(3)]
+    drafts = [
+        Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes
+    ]
+    results = second.dispatcher.submit_many(drafts)
+    ids = [each.id for each in results if isinstance(each, Message)]
+    assert len(ids) == len(given_up) == 3
+    assert not {*ids} & {*given_up}
+    assert house.places() == house.all_members()
+    assert house.members() == dict(zip(ids, (to_ms(SOON + each) for each in minutes), strict=True))
+
+
+def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
+    house = build()
+    first = die_after_reserving(house)
     age_pending(house)
-    between_read_and_release(house, lambda: reserve(house, message_id=first), when)
     house.parts.sweep.reconcile()
-    assert house.members() == {first: to_ms(SOON)}
-    assert house.pending() == {first}
+    assert house.dispatcher.find() == []
+    for ask in (house.dispatcher.get, house.dispatcher.cancel, house.dispatcher.release):
+        with pytest.raises(MessageNotFound):
+            ask(first)
+    assert house.dispatcher.verify_windows().equal
+    assert len(house.sql("SELECT 1 FROM messages")) == 1
+    assert house.parts.sweep.prune() == 0
+    long_ago = house.database_time() - house.settings.retention - SECOND
+    house.database.run(lambda each: each.execute(update(messages).values(finished_at=long_ago)))
+    assert house.parts.sweep.prune() == 1
+
+
+def test_a_place_looked_at_again_after_the_sweep_looked_is_confirmed(house: House) -> None:
+    message = house.submit(send_at=SOON)
+    age_pending(house)
+    again = once(lambda: reserve(house, message_id=message.id))
+    between_read_and_release(house, again, "after")
+    house.parts.sweep.reconcile()
+    assert house.members() == {message.id: to_ms(SOON)}
+    assert house.pending() == {message.id}
 
 
 def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) -> None:
@@ -142,7 +229,7 @@ def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
     first = die_after_reserving(house)
     for scope in ("ada", "ben"):
         age_pending(house, scope)
-    between_read_and_release(house, lambda: die_after_reserving(second), "after")
+    between_read_and_release(house, lambda: keyed(second), "after")
     house.parts.sweep.reconcile()
     assert house.all_members() == {"ada": {first: to_ms(SOON)}}
     assert orphan not in house.pending()

@@ -291,6 +291,9 @@ def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
     tries: list[None] = []
 
     class Interrupted:
+        def get(self, message_id: UUID) -> Message:
+            return real.get(message_id)
+
         def update(self, message_id: UUID, *, body: Any) -> Message:
             tries.append(None)
             return real.update(message_id, body=body) if len(tries) > 1 else message

@@ -369,6 +369,8 @@ LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]]
     "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(at_most=9))),
     "expire": (_overdue, lambda database: _catching_up(database, expire=["sms"]).expire(at_most=9)),
     "take": (_overdue, _taken),
+    "overdue": (_overdue, lambda database: len(rows.listed(database, overdue=True))),
+    "listed": (_held, lambda database: len(rows.listed(database, at_most=9, status=Status.HELD))),
     "held": (_held, lambda database: len(HeldMessages(database).find(at_most=9))),
 }
 

@@ -25,6 +25,7 @@ def test_what_was_added_is_read_back_the_same(database: Database) -> None:
         recipient="利用者",
         on_unknown="hold",
         expire_after=timedelta(days=1, milliseconds=1),
+        asked_at=rows.now() - timedelta(hours=1),
     )
     store = Messages(database)
     assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message
@@ -76,23 +77,6 @@ def test_an_unknown_message_is_not_found(database: Database) -> None:
         with pytest.raises(MessageNotFound) as missing:
             call(unknown)
         assert missing.value.message_id == unknown
-
-
-def test_messages_are_found_newest_first_and_only_so_many(database: Database) -> None:
-    sms = [rows.add(database, recipient="ann") for _ in range(3)]
-    mail = rows.add(database, channel="email", recipient="ann")
-    other = rows.add(database, recipient="bob")
-    Messages(database).cancel(sms[0].id)
-
-    def find(at_most: int = 10, **by: Any) -> list[Any]:
-        asked: dict[str, Any] = {"status": None, "recipient": None, "channel": None} | by
-        return [each.id for each in Messages(database).find(**asked, at_most=at_most)]
-
-    assert find() == [other.id, mail.id, sms[2].id, sms[1].id, sms[0].id]
-    assert find(at_most=2) == [other.id, mail.id]
-    assert find(recipient="ann", channel="sms") == [sms[2].id, sms[1].id, sms[0].id]
-    assert find(status=Status.CANCELLED) == [sms[0].id]
-    assert find(channel="fax") == []
 
 
 def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -> None:
@@ -191,8 +175,7 @@ def test_keys_that_look_alike_are_different(database: Database) -> None:
         found = Messages(database).with_key(key)
         assert found is not None
         assert found[0] == message
-        alike = Messages(database).find(status=None, recipient=key, channel=None, at_most=99)
-        assert alike == [message]
+        assert rows.listed(database, recipient=key) == [message]
     assert len(BulkMessages(database).with_keys(LOOK_ALIKE)) == len(LOOK_ALIKE)
 
 

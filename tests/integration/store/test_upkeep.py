@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import event, select
 
-from dispatcher.message import Message, Outcome, Status
+from dispatcher.message import Outcome, Status
 from dispatcher.store import Claims, Database, Messages, Place, Result, StoreUpkeep
 from dispatcher.store.instants import database_now, later
 from tests.support import rows
@@ -143,7 +143,7 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
     upkeep = StoreUpkeep(database)
     assert [upkeep.prune(older_than=30 * DAY, at_most=2) for _ in range(4)] == [2, 2, 1, 0]
     assert rows.count(database) == 2
-    assert {each.id for each in _all(database)} == {recent, waiting.id}
+    assert {each.id for each in rows.listed(database)} == {recent, waiting.id}
     assert all(Messages(database).attempts(each) == [] for each in old)
 
 
@@ -232,10 +232,6 @@ def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
     now, *found = database.run(lambda connection: connection.execute(query).one())
     assert [each - now for each in found] == [timedelta(seconds=each) for each in lengths]
     assert abs(now - rows.now()) < timedelta(seconds=5)
-
-
-def _all(database: Database) -> list[Message]:
-    return list(Messages(database).find(status=None, recipient=None, channel=None, at_most=100))
 
 
 def test_what_was_rescued_is_told_from_what_was_never_tried(database: Database) -> None:

@@ -1,0 +1,121 @@
+"""The whole story of one message, as lines for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+
+from dispatcher.cli import show
+from dispatcher.message import Attempt, Outcome, Status
+from dispatcher.submission import Story
+
+_OUTCOMES = {
+    Outcome.SENT: "green",
+    Outcome.TEMPORARY: "yellow",
+    Outcome.PERMANENT: "red",
+    Outcome.UNKNOWN: "magenta",
+}
+
+
+class _Event(NamedTuple):
+    at: datetime | None
+    what: str
+    detail: str = ""
+
+
+def say(story: Story) -> None:
+    """Print what is known of a message, then what happened to it, then what comes next."""
+    facts = Table(box=None, show_header=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, value in show.message_data(story.message).items():
+        if value is not None:
+            text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
+            style = show.status_text(story.message.status)
+            facts.add_row(name, style if name == "status" else escape(text))
+    show.out.print(facts)
+    events = Table(title="\nwhat happened", title_justify="left", box=None, show_header=False)
+    events.add_column(no_wrap=True, style="dim")
+    events.add_column(no_wrap=True)
+    events.add_column(overflow="fold")
+    for event in _events(story):
+        events.add_row(_moment(event.at), event.what, escape(event.detail))
+    show.out.print(events)
+    what, at = coming(story)
+    show.out.print(f"\n[bold]next:[/] {escape(what)}", soft_wrap=True, end="")
+    show.out.print(f" [dim]{_moment(at)}[/]" if at else "")
+
+
+def story_data(story: Story) -> dict[str, Any]:
+    """Return a story as plain JSON values: those of the message, and what belongs to it."""
+    what, at = coming(story)
+    places = story.reservations
+    return show.message_data(story.message) | {
+        "attempts": [show.attempt_data(each) for each in story.attempts],
+        "reservations": None
+        if places is None
+        else [{"scope": each.scope, "at": show.iso(each.at)} for each in places],
+        "next": {"what": what, "at": show.iso(at)},
+    }
+
+
+def coming(story: Story) -> tuple[str, datetime | None]:
+    """Return what becomes of a message next, and when, where that is known."""
+    message = story.message
+    match message.status:
+        case Status.SCHEDULED if story.is_enqueued:
+            return "Celery has it; it is due at", message.next_attempt_at
+        case Status.SCHEDULED:
+            return "the sweep gives it to Celery at", story.enqueue_at
+        case Status.SENDING:
+            then = "is held" if message.on_unknown == "hold" else "is tried again"
+            return f"a worker has it; it {then} if nobody tells until", story.claim_expires_at
+        case Status.HELD:
+            return "a person decides: dispatcher release or dispatcher drop", None
+        case Status.FAILED:
+            return "dispatcher retry gives it another round; else it is deleted after", (
+                story.deleted_at
+            )
+        case _:
+            return "it is deleted after", story.deleted_at
+
+
+def _events(story: Story) -> list[_Event]:
+    message = story.message
+    asked = message.asked_at
+    events = [_Event(message.created_at, "submitted", f"for {_moment(asked or message.send_at)}")]
+    if asked is not None:
+        events.append(
+            _Event(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
+        )
+    if story.reservations is None:
+        events.append(_Event(None, "[yellow]reserved[/]", "Redis does not tell"))
+    for each in story.reservations or ():
+        if each.at is not None:
+            events.append(_Event(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
+        elif message.status not in (Status.CANCELLED, Status.EXPIRED):
+            events.append(_Event(None, "[dim]no place[/]", f"of {each.scope} any more"))
+    for number, attempt in enumerate(story.attempts, start=1):
+        events += _of_attempt(number, attempt)
+    last = story.attempts[-1].outcome if story.attempts else None
+    if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
+        events.append(_Event(message.finished_at, show.status_text(message.status)))
+    return events
+
+
+def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:
+    began = _Event(attempt.started_at, f"try {number}", "handed to a worker")
+    if attempt.outcome is None:
+        return [began, _Event(None, "[blue]under way[/]")]
+    word = f"[{_OUTCOMES[attempt.outcome]}]{attempt.outcome.value}[/]"
+    return [began, _Event(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
+
+
+def _moment(instant: datetime | None) -> str:
+    if instant is None:
+        return ""
+    return f"{instant:%Y-%m-%d %H:%M:%S}.{instant.microsecond // 1_000:03} UTC"

@@ -1,0 +1,53 @@
+"""What every side of the front door stands on: settings, parts, and an end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from dispatcher.bootstrap import Parts
+from dispatcher.clock import Clock
+from dispatcher.errors import InvalidDraft
+from dispatcher.settings import Settings
+
+_MOST_FOUND = 10_000
+
+
+class Base:
+    """The settings and the parts, built when first asked for, and closed at the end."""
+
+    def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
+        self.settings = settings if settings is not None else Settings.load()
+        self._parts = Parts(self.settings, clock)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_at_most(at_most: object, field: str = "at_most") -> None:
+    """Raise InvalidDraft unless so many messages can be returned at once."""
+    if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
+        raise InvalidDraft(field, repr(at_most), f"1 to {_MOST_FOUND}")
+
+
+def id_of(value: UUID | str, field: str = "id") -> UUID:
+    """Return a message id. Raises InvalidDraft."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidDraft(field, f"{str(value)[:40]!r} is no message id", "a UUID") from None

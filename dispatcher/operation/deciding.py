@@ -1,0 +1,71 @@
+"""What operators decide about messages that were accepted, and about the windows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from dispatcher.errors import DispatcherError
+from dispatcher.message import Message
+from dispatcher.operation.base import Base, id_of
+from dispatcher.sweep import OnRows
+from dispatcher.verification import Verified
+
+
+class Deciding(Base):
+    """Changes what was accepted. The row decides every race."""
+
+    def cancel_many(self, message_ids: Sequence[UUID | str]) -> list[Message | DispatcherError]:
+        """Cancel what of these is still scheduled; all of their quotas are free again at once.
+
+        Return for each the cancelled message, or the error that :meth:`cancel` would raise. Raises
+        InvalidDraft for what is no id; StoreUnavailable: some are cancelled then, and cancelling
+        again is fine.
+        """
+        return self._parts.cancelling.cancel([id_of(each) for each in message_ids])
+
+    def retry(self, message_id: UUID | str, *, perhaps_sent: bool = False) -> Message:
+        """Give a failed message another round of tries, as many as its channel says. Return it.
+
+        It is due at once; it has kept its place, and the limits guard it as ever. Where nobody
+        knows what came of its last try and its ``on_unknown`` is ``hold``, ``perhaps_sent`` must
+        say that it may go out twice. Raises MessageNotFound, InvalidValue, UnknownChannel, and
+        TooLate where it has not failed, or is past its expiry.
+        """
+        return self._parts.failed.retry(id_of(message_id), perhaps_sent=perhaps_sent)
+
+    def release(self, message_id: UUID | str) -> Message:
+        """Let a held message be sent, perhaps once more. Return it, due at once.
+
+        One more try is allowed where its tries were used up. Past its expiry it ends as expired.
+        Raises MessageNotFound, and TooLate where it is not held.
+        """
+        return self._parts.held.release(id_of(message_id))
+
+    def drop(self, message_id: UUID | str) -> Message:
+        """Give a held message up. Return it: it ends as failed.
+
+        It keeps its place in the windows, because it may have been sent. Raises MessageNotFound,
+        and TooLate where it is not held.
+        """
+        return self._parts.held.drop(id_of(message_id))
+
+    def verify_windows(self) -> Verified:
+        """Compare the windows in Redis with the store; return every difference.
+
+        Submits may go on meanwhile. Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        return self._parts.verification.verify()
+
+    def rebuild_windows(
+        self, shards: Collection[int] | None = None, *, progress: OnRows | None = None
+    ) -> tuple[int, ...]:
+        """Close shards of the windows (default: all) and fill them again from the store.
+
+        A few at a time; while one is closed, submits to it raise ReservationsUnavailable with
+        ``retry_after``. ``progress`` is called with how many rows have been read and how many
+        there are to read. Return the shards that were rebuilt; those missing are being rebuilt by
+        another process. Raises InvalidValue, ReservationsUnavailable and StoreUnavailable; then
+        the sweep rebuilds what is still closed.
+        """
+        return self._parts.sweep.rebuild(shards, progress=progress)

@@ -1,0 +1,100 @@
+"""Which messages are meant, by what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self, TypedDict
+from uuid import UUID
+
+from dispatcher import sendtime
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import Message, Status, check_text
+
+
+class Wanted(TypedDict, total=False):
+    """What may be said of messages; those are meant that match all of it.
+
+    ``from_at`` and ``until_at`` bound the promised time, the latter is left out; they are given as
+    ``send_at`` of a submit is, with ``zone`` for local times. ``overdue`` messages are scheduled,
+    and were due longer than ``enqueue_grace`` ago.
+    """
+
+    status: Status | str | None
+    channel: str | None
+    recipient: str | None
+    scope: str | None
+    idempotency_key: str | None
+    from_at: datetime | str | None
+    until_at: datetime | str | None
+    zone: str | None
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What is said of messages, judged. None says nothing."""
+
+    status: Status | None = None
+    channel: str | None = None
+    recipient: str | None = None
+    scope: str | None = None
+    idempotency_key: str | None = None
+    from_at: datetime | None = None
+    until_at: datetime | None = None
+    overdue: bool = False
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> Self:
+        """Judge what a caller said. Raises InvalidDraft."""
+        status, zone = wanted.get("status"), wanted.get("zone")
+        texts = {
+            "channel": wanted.get("channel"),
+            "recipient": wanted.get("recipient"),
+            "scope": wanted.get("scope"),
+            "idempotency_key": wanted.get("idempotency_key"),
+        }
+        for name, text in texts.items():
+            if text is not None:
+                check_text(name, text)
+        overdue = wanted.get("overdue", False)
+        if not isinstance(overdue, bool):
+            raise InvalidDraft("overdue", f"a {type(overdue).__name__}", "True or False")
+        chosen = cls(
+            status=None if status is None else read_status(status),
+            from_at=_instant("from_at", wanted.get("from_at"), zone),
+            until_at=_instant("until_at", wanted.get("until_at"), zone),
+            overdue=overdue,
+            **texts,
+        )
+        if chosen.from_at and chosen.until_at and chosen.from_at >= chosen.until_at:
+            raise InvalidDraft("until_at", "is not later than from_at", "a later time")
+        if overdue and chosen.status not in (None, Status.SCHEDULED):
+            raise InvalidDraft("overdue", f"given with status {chosen.status}", "one of them")
+        return chosen
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing is said, so that all messages are meant."""
+        return self == Selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some messages, newest first. ``after`` is what reads on behind them, None at the end."""
+
+    messages: tuple[Message, ...]
+    after: UUID | None
+
+
+def read_status(status: Status | str) -> Status:
+    """Return the status of that name. Raises InvalidDraft."""
+    try:
+        return Status(status)
+    except ValueError:
+        known = ", ".join(Status)
+        raise InvalidDraft("status", f"there is no status {status!r}", known) from None
+
+
+def _instant(field: str, given: datetime | str | None, zone: str | None) -> datetime | None:
+    return None if given is None else sendtime.parse(given, zone=zone, field=field)

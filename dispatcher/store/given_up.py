@@ -1,0 +1,109 @@
+"""Making sure that a message whose place is given back is not stored afterwards.
+
+Its submit may be frozen between reservation and INSERT. So the id is taken first, by a row that is
+no message: the primary key then refuses the late INSERT, on whatever way it comes. Where an INSERT
+is under way the database waits for its end, and the message is found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, Insert, select
+
+from dispatcher.errors import StoreUnavailable
+from dispatcher.store.columns import MYSQL
+from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now
+from dispatcher.store.once import insert_once, unless_there
+from dispatcher.store.schema import HOLDS_NO_PLACE, VOID, messages
+
+log = logging.getLogger(__name__)
+
+
+class GivenUp(StoreUnavailable):
+    """The place was given back before the message was stored, which nobody can do any more."""
+
+    def __init__(self) -> None:
+        super().__init__("storing it took longer than its place was kept", refused=True)
+
+
+_NOW = database_now()
+_NOTHING: dict[str, Any] = {
+    "channel": "", "recipient": "", "scope": "", "body": {}, "status": VOID, "reserved": False,
+    "send_at": _NOW, "next_attempt_at": _NOW, "enqueue_at": _NOW, "created_at": _NOW,
+    "finished_at": _NOW, "attempt_count": 0, "max_attempts": 1, "claim_token": 0,
+}  # fmt: skip
+
+
+class Settled(NamedTuple):
+    """What came of it.
+
+    ``holding``: messages that hold a place, with their times. ``void``: what is never stored.
+    ``under_way``: what some transaction is still storing.
+    """
+
+    holding: dict[UUID, datetime]
+    void: set[UUID]
+    under_way: set[UUID]
+
+
+def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
+    """Let none of these be stored from now on, and say how they stand. Raises StoreUnavailable."""
+    ordered = sorted(message_ids)  # as others take them, so that no two wait for each other
+    try:
+        database.transact(lambda connection: _take(connection, ordered))
+    except StoreUnavailable as error:
+        log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
+        if database.url.get_backend_name() != "sqlite":  # there one writer keeps out all others
+            for message_id in ordered:
+                _try_to_take(database, message_id)
+    columns = (messages.c.id, messages.c.send_at, messages.c.status, HOLDS_NO_PLACE.label("ended"))
+    query = select(*columns).where(database.one_of(messages.c.id, ordered))
+    rows = database.run(lambda connection: connection.execute(query).all())
+    void = {row.id for row in rows if row.status == VOID}
+    holding = {row.id: row.send_at for row in rows if not row.ended and row.id not in void}
+    return Settled(holding, void, set(ordered) - {row.id for row in rows})
+
+
+def _try_to_take(database: Database, message_id: UUID) -> None:
+    try:
+        database.transact(partial(_take, message_ids=[message_id]))
+    except StoreUnavailable as error:
+        log.warning("message %s: it is perhaps being stored: %s", message_id, error)
+
+
+def _take(connection: Connection, message_ids: Sequence[UUID]) -> None:
+    insert = insert_once(connection.dialect.name).values(_NOTHING)
+    with _impatience(connection):
+        for message_id in message_ids:
+            unless_there(partial(_insert, connection, insert, message_id))
+
+
+@contextmanager
+def _impatience(connection: Connection) -> Iterator[None]:
+    """Wait for no transaction for long: the sweep comes again. SQLite lets nobody in at all."""
+    dialect = connection.dialect
+    if dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 200")
+    if dialect.name not in MYSQL:
+        yield
+        return
+    usual = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
+    shortest = 0 if getattr(dialect, "is_mariadb", False) else 1
+    connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {shortest}")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {usual}")
+
+
+def _insert(connection: Connection, insert: Insert, message_id: UUID) -> bool:
+    return connection.execute(insert, {"id": message_id}).rowcount > 0

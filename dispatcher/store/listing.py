@@ -1,0 +1,228 @@
+"""Messages by what operators say of them, in pages, however many are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, bindparam, func, select
+
+from dispatcher.errors import MessageNotFound
+from dispatcher.message import Attempt, Message, Status
+from dispatcher.selection import Page, Selection
+from dispatcher.sendtime import from_ms
+from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now, later
+from dispatcher.store.messages import MESSAGE_COLUMNS, to_attempt, to_message
+from dispatcher.store.schema import IS_MESSAGE, attempts, messages
+
+_EXAMINED = 5_000
+"""How many messages one statement looks at, where no index leads to those that match."""
+_COUNTED = 50_000
+_FEW = frozenset({Status.SENDING, Status.HELD})
+
+
+class Traced(NamedTuple):
+    """A message, when the sweep is to hand it over, until when a worker has it, and its tries."""
+
+    message: Message
+    enqueue_at: datetime
+    claim_expires_at: datetime | None
+    attempts: list[Attempt]
+
+
+class Listing:
+    """Reads what is selected, by the ids, which are in the order in which messages were made.
+
+    Where an index leads to what matches (a recipient, an idempotency key, what is held, being sent
+    or overdue) a page is one statement. Otherwise each statement looks at the next 5,000 messages
+    by the primary key, so that none takes long, however rare the matches are.
+
+    ``late`` is how long after its time a message is overdue, ``put_off`` how much later than that
+    the sweep may look at it again.
+    """
+
+    def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
+        self._database = database
+        self._late = late.total_seconds()
+        self._put_off = put_off.total_seconds()
+
+    def pages(
+        self,
+        wanted: Selection,
+        *,
+        size: int,
+        after: UUID | None = None,
+        before: UUID | None = None,
+        oldest_first: bool = False,
+    ) -> Iterator[list[Message]]:
+        """Yield what is selected, newest first, in pages of at most ``size``; some may be empty.
+
+        Only ids behind ``after`` in that order, and smaller than ``before``.
+        """
+        where = self._conditions(wanted)
+        if before is not None:
+            where.append(messages.c.id < before)
+        found_by_index = _is_found_by_index(wanted)
+        by: ColumnElement[UUID] = messages.c.id
+        if found_by_index and wanted.status is not Status.HELD:
+            # By an expression, or the primary key would be read in its order until enough is found.
+            by = func.coalesce(messages.c.id, messages.c.id)
+        place, end, is_last = after, None, found_by_index
+        while True:
+            if end is None and not is_last:
+                end = self._edge(place, before, oldest_first=oldest_first, many=_EXAMINED)
+                is_last = end is None
+            stretch = _between(place, end, oldest_first=oldest_first)
+            first = (
+                select(messages.c.id)
+                .where(*where, *stretch)
+                .order_by(_order(by=by, oldest_first=oldest_first))
+                .limit(size)
+                .subquery()
+            )
+            query = (
+                select(*MESSAGE_COLUMNS)
+                .join(first, first.c.id == messages.c.id)
+                .order_by(_order(oldest_first=oldest_first))
+            )
+            found = [to_message(row) for row in self._read(query)]
+            yield found
+            if len(found) == size:
+                place = found[-1].id
+            elif end is None:
+                return
+            else:
+                place, end = end, None
+
+    def page(self, wanted: Selection, *, after: UUID | None, at_most: int) -> Page:
+        """Return at most so many of what is selected, newest first, from behind ``after`` on."""
+        found: list[Message] = []
+        for some in self.pages(wanted, size=at_most + 1, after=after):
+            found += some
+            if len(found) > at_most:
+                return Page(messages=tuple(found[:at_most]), after=found[at_most - 1].id)
+        return Page(messages=tuple(found), after=None)
+
+    def count(self, wanted: Selection) -> int:
+        """Return how many messages are selected; what changes meanwhile may be missed."""
+        where = self._conditions(wanted)
+        counted = select(func.count()).select_from(messages)
+        if _is_found_by_index(wanted):
+            return int(self._read(counted.where(*where))[0][0])
+        total, place = 0, None
+        while True:
+            end = self._edge(place, None, oldest_first=True, many=_COUNTED)
+            stretch = _between(place, end, oldest_first=True)
+            total += int(self._read(counted.where(*where, *stretch))[0][0])
+            if end is None:
+                return total
+            place = end
+
+    def traced(self, message_id: UUID) -> Traced:
+        """Return a message, its tries, and who has it. Raises MessageNotFound."""
+        query = select(*MESSAGE_COLUMNS, messages.c.enqueue_at, messages.c.claim_expires_at).where(
+            messages.c.id == message_id, IS_MESSAGE
+        )
+        tried = (
+            select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
+        )
+        rows = self._read(query)
+        if not rows:
+            raise MessageNotFound(message_id)
+        [row] = rows
+        return Traced(
+            to_message(row),
+            row.enqueue_at,
+            row.claim_expires_at,
+            [to_attempt(each) for each in self._read(tried)],
+        )
+
+    def _edge(
+        self, place: UUID | None, before: UUID | None, *, oldest_first: bool, many: int
+    ) -> UUID | None:
+        """Return the id so many messages further on; None where there are not so many."""
+        query = (
+            select(messages.c.id)
+            .where(*_between(place, None, oldest_first=oldest_first))
+            .order_by(_order(oldest_first=oldest_first))
+            .offset(many - 1)
+            .limit(1)
+        )
+        if before is not None:
+            query = query.where(messages.c.id < before)
+        rows = self._read(query)
+        return rows[0].id if rows else None
+
+    def _conditions(self, wanted: Selection) -> list[ColumnElement[bool]]:
+        named = {
+            messages.c.channel: wanted.channel,
+            messages.c.recipient: wanted.recipient,
+            messages.c.scope: wanted.scope,
+            messages.c.idempotency_key: wanted.idempotency_key,
+        }
+        where: list[ColumnElement[bool]] = [IS_MESSAGE]
+        where += [column == value for column, value in named.items() if value is not None]
+        if wanted.from_at is not None:
+            where.append(messages.c.send_at >= wanted.from_at)
+        if wanted.until_at is not None:
+            where.append(messages.c.send_at < wanted.until_at)
+        status = Status.SCHEDULED if wanted.overdue else wanted.status
+        if status is not None:
+            where.append(is_plainly(status))
+        # Said twice, so that the index of claims is found: what is being sent has one, and what is
+        # held has none, by which MariaDB and MySQL find it.
+        if wanted.status is Status.SENDING:
+            where.append(messages.c.claim_expires_at > from_ms(0))
+        if wanted.status is Status.HELD:
+            where.append(messages.c.claim_expires_at.is_(None))
+        if wanted.overdue:
+            where += overdue_since(self._late, self._put_off)
+        return where
+
+    def _read(self, query: Select[Any]) -> Any:
+        return self._database.run(lambda connection: connection.execute(query).all())
+
+
+def is_plainly(status: Status) -> ColumnElement[bool]:
+    """Return the condition that a row has this status, written out, so that its index is found.
+
+    SQLite takes a partial index only where it sees the value.
+    """
+    return messages.c.status == bindparam(None, status.value, literal_execute=True)
+
+
+def overdue_since(late: float, put_off: float) -> list[ColumnElement[bool]]:
+    """Return the conditions that what is scheduled was due ``late`` seconds ago.
+
+    The sweep looks at nothing that is due later than ``put_off`` seconds from now: that is for
+    the index.
+    """
+    now = database_now()
+    return [
+        messages.c.next_attempt_at <= later(now, -late),
+        messages.c.enqueue_at <= later(now, put_off),
+    ]
+
+
+def _is_found_by_index(wanted: Selection) -> bool:
+    named = wanted.recipient is not None or wanted.idempotency_key is not None
+    return named or wanted.overdue or wanted.status in _FEW
+
+
+def _order(*, oldest_first: bool, by: ColumnElement[UUID] = messages.c.id) -> ColumnElement[Any]:
+    return by.asc() if oldest_first else by.desc()
+
+
+def _between(
+    place: UUID | None, end: UUID | None, *, oldest_first: bool
+) -> list[ColumnElement[bool]]:
+    """Return the conditions that an id lies behind ``place``, and not behind ``end``."""
+    found = []
+    if place is not None:
+        found.append(messages.c.id > place if oldest_first else messages.c.id < place)
+    if end is not None:
+        found.append(messages.c.id <= end if oldest_first else messages.c.id >= end)
+    return found

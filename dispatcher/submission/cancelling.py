@@ -1,0 +1,69 @@
+"""Cancel many messages in a few round trips."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from uuid import UUID
+
+from dispatcher.errors import (
+    DispatcherError,
+    MessageNotFound,
+    ReservationsUnavailable,
+    TooLate,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Message, Status
+from dispatcher.reservation import Bulk, Request, Terms
+from dispatcher.scope import counted
+from dispatcher.sendtime import to_ms
+from dispatcher.settings import Settings
+from dispatcher.store import BulkMessages
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 500
+
+
+class Cancelling:
+    """What ``Changes.cancel`` does, for a batch at a time."""
+
+    def __init__(self, *, settings: Settings, bulk: Bulk, store: BulkMessages) -> None:
+        self._settings = settings
+        self._bulk = bulk
+        self._store = store
+
+    def cancel(self, message_ids: Sequence[UUID]) -> list[Message | DispatcherError]:
+        """Cancel what is still scheduled, and give the places back at once.
+
+        Return for each id the cancelled message, or the error that cancelling it alone would
+        raise. Raises StoreUnavailable: some are cancelled then, and cancelling again tells.
+        """
+        answers: list[Message | DispatcherError] = []
+        for start in range(0, len(message_ids), _AT_ONCE):
+            some = message_ids[start : start + _AT_ONCE]
+            found = self._store.cancel(some)
+            fault("cancel_many.after_rows")
+            self._release([each for each in found.values() if each.status is Status.CANCELLED])
+            answers += [_answer(each, found.get(each)) for each in some]
+        return answers
+
+    def _release(self, cancelled: Sequence[Message]) -> None:
+        kinds = self._settings.quotas_of
+        requests = []
+        for each in cancelled:
+            scopes = counted(kinds, scope=each.scope, channel=each.channel, scopes=each.scopes)
+            at_ms = to_ms(each.send_at)
+            requests.append(Request(each.id, Terms(scopes), at_ms, at_ms))
+        try:
+            self._bulk.withdraw(requests)
+        except ReservationsUnavailable as error:
+            log.warning("the places of %d messages are freed later: %s", len(requests), error)
+
+
+def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:
+    if found is None:
+        return MessageNotFound(message_id)
+    if found.status is not Status.CANCELLED:
+        return TooLate(message_id, found.status)
+    return found

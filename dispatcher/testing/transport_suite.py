@@ -1,0 +1,232 @@
+"""What every transport must keep, as tests: make a subclass that says how to make yours.
+
+::
+
+    class TestPigeons(TransportSuite):
+        recipient = "loft 7"
+        secrets = ("the code of the gate",)
+
+        def make_transport(self):
+            return Pigeons(code="the code of the gate")
+
+pytest finds the subclass, since its name begins with ``Test``; with another framework call
+:meth:`TransportSuite.run`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dispatcher.errors import DeliveryError, InvalidValue
+from dispatcher.message import Message
+from dispatcher.testing.messages import a_message
+from dispatcher.transports.base import Transport
+from dispatcher.transports.checks import takes
+
+_Check = Callable[..., object]
+
+_THREADS = 8
+_EACH = 5
+_GRACE_SECONDS = 1.0
+_LONGEST_RECEIPT = 500
+
+
+class TransportSuite:
+    """Tests of one transport. Only :meth:`make_transport` must be written.
+
+    ``recipient`` and ``body`` are of a message that the transport can send; ``secrets`` are texts
+    of its options that nobody may see. The other hooks return nothing by default, and what they
+    would prove is then not looked at.
+    """
+
+    recipient: str = "ada"
+    body: Mapping[str, Any] = {"text": "hello"}
+    secrets: Sequence[str] = ()
+    options: Mapping[str, Any] = {}
+    """What a check that has a parameter ``options`` is given."""
+
+    def make_transport(self) -> Transport:
+        """Return a transport whose provider takes everything."""
+        raise NotImplementedError
+
+    def make_failing(self) -> Iterable[Transport]:
+        """Return transports whose providers refuse, cut the line, or are not there."""
+        return ()
+
+    def make_silent(self) -> tuple[Transport, float] | None:
+        """Return a transport whose provider never answers, and its timeout in seconds."""
+        return None
+
+    def unsendable(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Return recipients and bodies that ``check`` must refuse."""
+        return ()
+
+    def keys_seen(self, transport: Transport) -> Sequence[str] | None:
+        """Return what the provider was given to tell a repeated message by, a text for each try."""
+        del transport
+        return None
+
+    def a_message(self, **fields: Any) -> Message:
+        """Return a message that the transport can send."""
+        return a_message(**{"recipient": self.recipient, "body": self.body} | fields)
+
+    def test_it_answers_with_a_text_or_nothing(self) -> None:
+        """A receipt is short text, or None."""
+        receipt = self._used(lambda transport: transport.send(self.a_message()))
+        _see(receipt is None or isinstance(receipt, str), f"a {type(receipt).__name__} as receipt")
+        _see(len(receipt or "") <= _LONGEST_RECEIPT, "a receipt that will be cut")
+
+    def test_many_threads_share_it(self) -> None:
+        """One instance is called by all senders of a channel at once."""
+
+        def send_at_once(transport: Transport) -> list[str | None]:
+            gate = threading.Barrier(_THREADS)
+
+            def send(_: int) -> list[str | None]:
+                gate.wait(30)
+                return [transport.send(self.a_message()) for _ in range(_EACH)]
+
+            with ThreadPoolExecutor(_THREADS) as pool:
+                return [each for some in pool.map(send, range(_THREADS)) for each in some]
+
+        receipts = self._used(send_at_once)
+        _see(len(receipts) == _THREADS * _EACH, "messages that were not answered")
+
+    def test_a_repeated_message_can_be_told_by_its_key(self) -> None:
+        """Each try gives the provider the same key, and no other message has it."""
+
+        def send_again(transport: Transport) -> Sequence[str] | None:
+            first = self.a_message()
+            transport.send(first)
+            transport.send(replace(first, attempt_count=2))
+            transport.send(self.a_message())
+            return self.keys_seen(transport)
+
+        keys = self._used(send_again)
+        if keys is None:
+            return
+        _see(len(keys) == len("123"), f"{len(keys)} keys for three hand-overs")
+        _see(keys[0] == keys[1], "another key on the second try")
+        _see(keys[0] != keys[2], "the same key for another message")
+
+    def test_a_failure_has_a_name_and_tells_no_secret(self) -> None:
+        """Only DeliveryErrors are raised, and their texts quote neither body nor secrets."""
+        for transport in self.make_failing():
+            error = _raised(transport.send, self.a_message())
+            _close(transport)
+            _see(error is not None, "a failing provider, and nothing was raised")
+            kind = type(error).__name__
+            _see(isinstance(error, DeliveryError), f"{kind} was raised, which is no DeliveryError")
+            self._see_no_secret(f"{error!s} {error!r}", kind)
+
+    def test_a_silent_provider_is_left_in_time(self) -> None:
+        """A hand-over ends by the timeout, whatever the provider does."""
+        made = self.make_silent()
+        if made is None:
+            return
+        transport, timeout = made
+        began = time.monotonic()
+        error = _raised(transport.send, self.a_message())
+        took = time.monotonic() - began
+        _close(transport)
+        _see(isinstance(error, DeliveryError), f"{error!r} from a provider that never answers")
+        _see(took <= timeout + _GRACE_SECONDS, f"{took:.1f} s with a timeout of {timeout:g} s")
+
+    def test_what_can_be_sent_is_accepted(self) -> None:
+        """The check lets through what the transport sends."""
+        check = self._check()
+        if check is not None:
+            check(self.recipient, self.body)
+
+    def test_what_can_never_be_sent_is_refused_when_it_is_submitted(self) -> None:
+        """The check names the field that it refuses, and quotes nothing."""
+        cases, check = list(self.unsendable()), self._check()
+        if check is None:
+            _see(not cases, "there is no check")
+            return
+        for recipient, body in cases:
+            error = _raised(check, recipient, body)
+            _see(error is not None, f"accepted: {recipient!r}, {body!r}")
+            kind = type(error).__name__
+            _see(isinstance(error, InvalidValue), f"{kind} instead of an InvalidDraft")
+            field = getattr(error, "field", "")
+            _see(field.split(".")[0] in ("recipient", "body"), f"the field {field!r}")
+            _see(bool(getattr(error, "accepted", "")), "not said what would be accepted")
+
+    def test_it_can_be_closed_twice(self) -> None:
+        """A worker that ends closes its transports, perhaps more than once."""
+        transport = self.make_transport()
+        transport.send(self.a_message())
+        _close(transport)
+        _close(transport)
+
+    def test_it_shows_no_secret(self) -> None:
+        """Neither its repr nor that of what it holds may reach a log with a secret in it."""
+        transport = self.make_transport()
+        self._see_no_secret(f"{transport!r} {transport!s}", "its repr")
+        _close(transport)
+
+    @classmethod
+    def run(cls) -> None:
+        """Run all tests. Raises what the first one that fails raises."""
+        for name in dir(cls):
+            if name.startswith("test_"):
+                getattr(cls(), name)()
+
+    def _used(self, act: Callable[[Transport], Any]) -> Any:
+        transport = self.make_transport()
+        try:
+            return act(transport)
+        finally:
+            _close(transport)
+
+    def _check(self) -> _Check | None:
+        transport = self.make_transport()
+        _close(transport)
+        check: _Check | None = getattr(type(transport), "check", None)
+        if check is None:
+            return None
+        raw = inspect.getattr_static(type(transport), "check")
+        _see(isinstance(raw, staticmethod | classmethod), "the check needs an instance")
+        return partial(check, options=self.options) if takes(check, "options") else check
+
+    def _see_no_secret(self, text: str, where: str) -> None:
+        shown = [each for each in (*self.secrets, *_texts(self.body)) if each and each in text]
+        _see(not shown, f"{where} shows {shown}")
+
+
+def _texts(value: object) -> list[str]:
+    """Return the texts of a body that are long enough to be known again."""
+    if isinstance(value, str):
+        return [value] if len(value) >= len("hello") else []
+    if isinstance(value, Mapping):
+        return [text for each in value.values() for text in _texts(each)]
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in _texts(each)]
+    return []
+
+
+def _raised(act: Callable[..., object], *given: object) -> BaseException | None:
+    try:
+        act(*given)
+    except Exception as error:  # noqa: BLE001 - it is looked at
+        return error
+    return None
+
+
+def _close(transport: object) -> None:
+    close = getattr(transport, "close", None)
+    if callable(close):
+        close()
+
+
+def _see(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)

@@ -1,0 +1,195 @@
+"""Hands messages to the services that Apprise knows: Slack, Telegram, Twilio, SES and others."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+from apprise import Apprise, AppriseAsset, NotifyBase
+from apprise.result import AppriseResult, AppriseResultStatus
+
+from dispatcher.errors import (
+    InvalidDraft,
+    InvalidSettings,
+    PerhapsSent,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from dispatcher.message import Body, Message, check_text
+from dispatcher.transports.quiet import quiet, silence
+
+PLACEHOLDER: Final = "{recipient}"
+_AUTHORITY = re.compile(r"[a-z0-9]+://[^/?#]*", re.IGNORECASE)
+_RECIPIENT = re.compile(r"(?=.*[A-Za-z0-9])(?!.*\.\.)[A-Za-z0-9@._+#:!=-]+")
+_RECIPIENT_ACCEPTED = "letters, digits and @ . _ + # : ! = -, without two dots in a row"
+_NEUTRAL = "4915112345678"
+_KEYS = {"text", "title"}
+_MOST_LEFT = 64
+"""How many hand-overs that did not end may be left to themselves before no other is begun."""
+_SHARE_OF_TIMEOUT = 0.95
+_LIBRARIES = (
+    "apprise", "gntp", "oauthlib", "paho", "pika", "requests", "requests_oauthlib", "slixmpp",
+    "smpplib", "urllib3",
+)  # fmt: skip
+
+Format = Literal["text", "markdown", "html"]
+
+
+class AppriseTransport:
+    """Gives each message to the services that the settings name by their Apprise URLs.
+
+    ``urls``: one or more; they hold secrets, so no error and no log shows them. ``{recipient}`` in
+    one, behind its host, is where the recipient of a message is written; without it all messages
+    go to the same place. ``format``: what the text is written in. ``timeout``: seconds for all of a
+    hand-over. Raises InvalidSettings.
+
+    A body is ``{"text": …}`` or ``{"title": …, "text": …}``; there are no attachments.
+    """
+
+    def __init__(
+        self,
+        *,
+        urls: Sequence[str],
+        format: Format = "text",  # noqa: A002 - a user's word
+        timeout: float = 10.0,
+    ) -> None:
+        if isinstance(urls, str) or not isinstance(urls, list | tuple) or not urls:
+            raise InvalidSettings("urls", "no list of URLs", "a list of one Apprise URL or more")
+        if format not in ("text", "markdown", "html"):
+            raise InvalidSettings("format", f"{format!r}", "text, markdown or html")
+        self._format = format
+        self._seconds = timeout * _SHARE_OF_TIMEOUT
+        self._left = threading.BoundedSemaphore(_MOST_LEFT)
+        self._asset = AppriseAsset(
+            allow_templates=False,
+            async_mode=False,
+            http_redirects=False,
+            pem_autogen=False,
+            pgp_autogen=False,
+            secure_logging=True,
+            service_timeout=0,  # ours holds for all of a hand-over
+            storage_mode="memory",
+        )
+        silence(*_LIBRARIES)
+        self._urls = [self._checked(number, each) for number, each in enumerate(urls)]
+
+    @classmethod
+    def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
+        """Refuse a body with other keys or without a text, and a recipient that fits no URL.
+
+        Raises InvalidDraft.
+        """
+        _title_and_text(body)
+        urls = (options or {}).get("urls")
+        if isinstance(urls, list | tuple) and any(PLACEHOLDER in str(each) for each in urls):
+            _check_recipient(recipient)
+
+    def send(self, message: Message) -> str | None:
+        """Give ``message`` to every service; return which they are.
+
+        Raises PerhapsSent when some took it and others did not, when they did not end in time,
+        and for a message to be held when they refused: Apprise does not tell a refusal from a line
+        that broke. Otherwise a refusal is a TemporaryFailure.
+        """
+        try:
+            title, text = _title_and_text(message.body)
+            if any(PLACEHOLDER in each for each in self._urls):
+                _check_recipient(message.recipient)
+        except InvalidDraft as refused:
+            raise PermanentFailure(str(refused)) from None
+        result = self._in_time(lambda: self._notify(message.recipient, title, text))
+        if result.status is AppriseResultStatus.SUCCESS:
+            return ", ".join(each.name for each in result)
+        took = f"{result.success_count} of {len(self._urls)} services took it"
+        if result.success_count or message.on_unknown == "hold":
+            raise PerhapsSent(took)
+        raise TemporaryFailure(took)
+
+    def _notify(self, recipient: str, title: str, text: str) -> AppriseResult:
+        """Notify with services of its own: Apprise's keep threads from using one together."""
+        services = [self._service(each, recipient) for each in self._urls]
+        known = [each for each in services if each is not None]
+        if len(known) < len(services):
+            raise PermanentFailure("a service does not take this recipient")
+        return Apprise(known, asset=self._asset).notify(
+            body=text, title=title, body_format=self._format
+        )
+
+    def _service(self, url: str, recipient: str) -> NotifyBase | None:
+        filled = url.replace(PLACEHOLDER, quote(recipient, safe=""))
+        service = Apprise.instantiate(filled, asset=self._asset)
+        if service is not None:
+            longest = self._seconds
+            service.socket_connect_timeout = min(service.socket_connect_timeout, longest)
+            service.socket_read_timeout = min(service.socket_read_timeout, longest)
+        return service
+
+    def _checked(self, number: int, url: object) -> str:
+        """Return a URL that Apprise can read. No error quotes it: it holds a secret."""
+        field = f"urls.{number}"
+        if not isinstance(url, str):
+            raise InvalidSettings(field, f"a {type(url).__name__}", "an Apprise URL")
+        authority = _AUTHORITY.match(url)
+        if authority is None or PLACEHOLDER in authority[0]:
+            accepted = f"schema://host/…, with {PLACEHOLDER} behind the host only"
+            raise InvalidSettings(field, "its host is not clear", accepted)
+        with quiet():
+            service = self._service(url, _NEUTRAL)
+        if service is None:
+            raise InvalidSettings(field, "Apprise cannot use it", "a URL of one of its services")
+        return url
+
+    def _in_time(self, notify: Callable[[], AppriseResult]) -> AppriseResult:
+        """Call ``notify`` in a thread that is left to itself when it does not end in time.
+
+        Its sockets have timeouts, but each for one read: a service that drips ends never.
+        """
+        if not self._left.acquire(blocking=False):
+            raise TemporaryFailure(f"{_MOST_LEFT} earlier hand-overs have not ended")
+        ended: list[AppriseResult | Exception] = []
+
+        def work() -> None:
+            try:
+                silence(*_LIBRARIES)
+                with quiet():
+                    ended.append(notify())
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+                ended.append(error)
+            finally:
+                self._left.release()
+
+        thread = threading.Thread(target=work, name="dispatcher-apprise", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._left.release()
+            raise TemporaryFailure("the system gives no more threads") from None
+        thread.join(self._seconds)
+        if not ended:
+            raise PerhapsSent("the services did not end in time")
+        [end] = ended
+        if isinstance(end, PermanentFailure):
+            raise end
+        if isinstance(end, Exception):  # its text may quote anything
+            raise PerhapsSent(f"Apprise raised {type(end).__name__}") from None
+        return end
+
+
+def _title_and_text(body: Body) -> tuple[str, str]:
+    accepted = 'an object with "text" and, if need be, "title"'
+    others = sorted(body.keys() - _KEYS)
+    if others:
+        raise InvalidDraft(f"body.{others[0]}", "not known here", accepted)
+    title, text = body.get("title", ""), body.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidDraft("body.text", "no text", accepted)
+    return check_text("body.title", title) if title != "" else "", text
+
+
+def _check_recipient(recipient: str) -> None:
+    """Refuse what could become several recipients, or another path of the service's."""
+    if not _RECIPIENT.fullmatch(recipient):
+        raise InvalidDraft("recipient", "characters that separate", _RECIPIENT_ACCEPTED)

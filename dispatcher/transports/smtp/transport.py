@@ -1,0 +1,118 @@
+"""Sends each message as an e-mail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dispatcher.clock import Clock, SystemClock
+from dispatcher.errors import (
+    DeliveryError,
+    InvalidDraft,
+    InvalidSettings,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from dispatcher.message import Message
+from dispatcher.transports.smtp.line import Line
+from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_sender
+from dispatcher.transports.smtp.pool import Pool
+from dispatcher.transports.smtp.server import read_server
+from dispatcher.transports.smtp.wire import Broke, Deadline
+
+_OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds"
+_LONGEST_SECONDS = 86_400.0
+
+
+class SmtpTransport:
+    """Hands messages to the mail server ``url``; see docs/transports.md.
+
+    The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
+    or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
+    ``url`` and ``from``; ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we
+    call ourselves); ``idle_seconds`` (how long a line is kept for the next message). ``timeout``
+    bounds a hand-over from the first look for a line to the answer, in seconds.
+
+    Nothing connects before the first message. Raises InvalidSettings.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        timeout: float = 10.0,
+        ca_file: str | Path | None = None,
+        plaintext: bool = False,
+        name: str | None = None,
+        idle_seconds: float = 60.0,
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> None:
+        if "from" not in options:
+            raise InvalidSettings("from", "not given", "the address that mail comes from")
+        try:
+            self._sender = read_sender(options.pop("from"))
+        except InvalidDraft as refused:
+            raise InvalidSettings("from", refused.problem, refused.accepted) from None
+        if options:
+            raise InvalidSettings(min(options), "unknown", _OPTIONS)
+        self._clock = clock or SystemClock()
+        self._timeout = _seconds("timeout", timeout)
+        self._server = read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
+        self._pool = Pool(self._clock, idle_seconds=_seconds("idle_seconds", idle_seconds))
+
+    def __repr__(self) -> str:
+        """Show no credentials."""
+        return f"SmtpTransport({self._server})"
+
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        """Raise InvalidDraft for what could never be sent as an e-mail."""
+        check_mail(recipient, body)
+
+    def send(self, message: Message) -> str | None:
+        """Hand ``message`` over; return the server's answer.
+
+        Raises TemporaryFailure and PermanentFailure where the server does not have it, PerhapsSent
+        where its answer to the whole message was lost.
+        """
+        try:
+            mail = compose(message, sender=self._sender, now=self._clock.now())
+        except InvalidDraft as refused:
+            raise PermanentFailure(str(refused)) from None
+        deadline = Deadline(self._clock, self._timeout)
+        line = self._pool.take()
+        if line is not None:
+            try:
+                return self._deliver(line, mail, deadline)
+            except Broke:
+                pass  # it was closed while nobody used it, and has seen nothing of the message
+        line = Line.open(self._server, deadline)
+        try:
+            return self._deliver(line, mail, deadline)
+        except Broke as broke:
+            raise TemporaryFailure(f"{self._server}: {broke}") from None
+
+    def _deliver(self, line: Line, mail: Mail, deadline: Deadline) -> str:
+        try:
+            return str(line.deliver(mail, deadline))
+        except (Broke, DeliveryError):
+            raise
+        except BaseException:
+            line.break_off()  # nobody knows where it stands
+            raise
+        finally:
+            self._pool.give(line)
+
+    def close(self) -> None:
+        """Close the lines that are idle; those in use are closed after their message."""
+        self._pool.close()
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+        if 0 < seconds <= _LONGEST_SECONDS:
+            return seconds
+    raise InvalidSettings(name, "no such length", "seconds, above 0 and at most a day")

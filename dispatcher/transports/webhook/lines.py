@@ -1,0 +1,212 @@
+"""Connections of a process to the hosts of webhooks: kept for a moment, one request at a time."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Lock
+
+import certifi
+import httpcore
+
+from dispatcher.clock import Clock
+from dispatcher.transports.quiet import quiet, silence
+from dispatcher.transports.webhook.addresses import Addresses
+from dispatcher.transports.webhook.target import Target
+from dispatcher.transports.webhook.wire import Resolve, Wire, resolve
+
+_KEEP_SECONDS = 4.0
+"""How long an idle connection is kept: less than the 5 s after which many servers end theirs."""
+_KEEP = 64
+_ANSWER_BYTES = 16 * 1024
+"""How much of an answer's body is read, so that its connection can be used again."""
+_ANSWER_SECONDS = 0.5
+_TALKATIVE = ("httpcore", "hpack")
+"""Libraries that write hosts, paths and headers at DEBUG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said: its status, and its headers with names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    key: tuple[str, str, int]
+    wire: Wire
+    connection: httpcore.HTTPConnection
+    idle_since: float = 0.0
+
+
+class Lines:
+    """Posts to any number of hosts, from any number of threads.
+
+    A connection has one request at a time, with HTTP/2, too: requests that share one would share
+    its end, and leave as many messages with an unknown outcome as were under way.
+    """
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        clock: Clock,
+        *,
+        tls: ssl.SSLContext,
+        http2: bool,
+        resolver: Resolve = resolve,
+    ) -> None:
+        self._addresses = addresses
+        self._clock = clock
+        self._tls = tls
+        self._http2 = http2
+        self._resolver = resolver
+        self._lock = Lock()
+        self._idle: list[_Line] = []
+        silence(*_TALKATIVE)
+
+    def post(
+        self, target: Target, headers: Mapping[str, str], content: bytes, *, seconds: float
+    ) -> Answer:
+        """Post ``content`` and return the answer, in ``seconds`` at most, names resolved included.
+
+        Raises what :mod:`httpcore` and :mod:`dispatcher.transports.webhook.wire` raise, inside
+        :class:`Broken` where something was written by then.
+        """
+        line = self._take(target)
+        started = self._clock.monotonic()
+        line.wire.deadline = started + seconds
+        line.wire.is_used = False
+        request = httpcore.Request(
+            "POST",
+            httpcore.URL(
+                scheme=target.scheme, host=target.host, port=target.port, target=target.path
+            ),
+            headers=[("Host", target.authority), *headers.items()],
+            content=content,
+        )
+        is_kept = False
+        try:
+            with quiet():
+                with _told(line.wire):
+                    response = line.connection.handle_request(request)
+                is_kept = self._finish(line, response)
+        finally:
+            if is_kept:
+                self._keep(line)
+            else:
+                _end(line)
+        named = {name.decode("latin-1").lower(): value for name, value in response.headers}
+        return Answer(
+            response.status, {name: value.decode("latin-1") for name, value in named.items()}
+        )
+
+    def close(self) -> None:
+        """End the connections that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for line in idle:
+            _end(line)
+
+    def _take(self, target: Target) -> _Line:
+        """Return a connection that the caller has to itself: a kept one or a new one."""
+        key = (target.scheme, target.host, target.port)
+        while True:
+            with self._lock:
+                line = next((each for each in reversed(self._idle) if each.key == key), None)
+                if line is None:
+                    break
+                self._idle.remove(line)
+            is_fresh = self._clock.monotonic() - line.idle_since < _KEEP_SECONDS
+            if is_fresh and line.connection.is_idle() and not line.wire.is_readable():
+                return line
+            _end(line)
+        wire = Wire(self._addresses, self._clock, self._resolver)
+        connection = httpcore.HTTPConnection(
+            httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port),
+            ssl_context=self._tls,
+            http2=self._http2,
+            network_backend=wire,
+        )
+        return _Line(key, wire, connection)
+
+    def _keep(self, line: _Line) -> None:
+        now = line.idle_since = self._clock.monotonic()
+        with self._lock:
+            self._idle.append(line)  # so the oldest are first
+            expired = sum(now - each.idle_since >= _KEEP_SECONDS for each in self._idle)
+            cut = max(expired, len(self._idle) - _KEEP)
+            old, self._idle = self._idle[:cut], self._idle[cut:]
+        for each in old:
+            _end(each)
+
+    def _finish(self, line: _Line, response: httpcore.Response) -> bool:
+        """Read the rest of a short answer; tell whether its connection can be used again.
+
+        The answer's status has decided by now, so whatever goes wrong here changes nothing.
+        """
+        soon = self._clock.monotonic() + _ANSWER_SECONDS
+        line.wire.deadline = min(line.wire.deadline, soon)
+        read = 0
+        try:
+            for chunk in response.iter_stream():
+                read += len(chunk)
+                if read > _ANSWER_BYTES:
+                    return False
+            response.close()
+        except Exception:  # noqa: BLE001 - h2 and h11 raise errors of their own for odd bytes
+            return False
+        return line.connection.is_idle()
+
+
+class Broken(Exception):
+    """A request was written, in part or whole, and no answer came. ``__cause__`` says why."""
+
+
+@contextmanager
+def _told(wire: Wire) -> Iterator[None]:
+    """Raise Broken for what went wrong after something was written."""
+    try:
+        yield
+    except httpcore.ConnectionNotAvailable:
+        raise  # the server said that it has not looked at it
+    except Exception as error:
+        if wire.is_used:
+            raise Broken from error
+        raise
+
+
+def _end(line: _Line) -> None:
+    with suppress(Exception):  # it is gone in any case
+        line.connection.close()
+    if line.wire.socket is not None:
+        line.wire.socket.close()
+
+
+class _Tls(ssl.SSLContext):
+    """A context whose ALPN is set once.
+
+    httpcore sets it with each connection, which frees what a handshake in another thread reads.
+    """
+
+    def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
+        """Leave it as it is."""
+
+
+def tls_context(ca_file: str | None, *, http2: bool) -> ssl.SSLContext:
+    """Return what verifies servers: by ``ca_file`` alone, else by the authorities known here.
+
+    Those are the system's and certifi's. Raises OSError.
+    """
+    context = _Tls(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca_file is None:
+        context.load_default_certs()
+        context.load_verify_locations(certifi.where())
+    else:
+        context.load_verify_locations(ca_file)
+    ssl.SSLContext.set_alpn_protocols(context, ["h2", "http/1.1"] if http2 else ["http/1.1"])
+    return context

@@ -1,0 +1,44 @@
+"""A worker that ends says good-bye to its providers."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment import CHANNEL, SERVICES, Maker
+from tests.support.ledger import Ledger, read
+
+STOP_SECONDS = 15.0
+
+
+class Closing(Ledger):
+    """A ledger that notes which processes closed it, and how many hand-overs it had by then."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._closed = Path(f"{path}.closed")
+        self._written = Path(path)
+
+    def close(self) -> None:
+        with self._closed.open("a") as file:
+            file.write(f"{os.getpid()} {len(read(self._written))}\n")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_worker_that_ends_closes_its_transports_after_its_hand_overs(
+    environment: Maker, folder: Path
+) -> None:
+    options = {"path": str(folder / "ledger")}
+    channels = {CHANNEL: {"transport": f"{__name__}:Closing", "options": options}}
+    running = environment(
+        services={"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]}, channels=channels
+    )
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    running.dispatcher.submit(channel=CHANNEL, recipient="ada", body={}, send_at=at)
+    running.wait_until_ended(20)
+    running.stop("worker", STOP_SECONDS)
+    [closed] = (folder / "ledger.closed").read_text().splitlines()[-1:]
+    assert closed.split()[1] == "2", "a hand-over begun and ended"

@@ -1,0 +1,97 @@
+"""``dispatcher show`` tells the whole story, at each point of a message's way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import Message, PermanentFailure, TemporaryFailure
+from tests.integration.cli.conftest import Run
+from tests.support.house import House
+
+HOUR = timedelta(hours=1)
+
+
+def told(run: Run, message: Message) -> str:
+    ran = run("show", str(message.id))
+    assert (ran.code, ran.err) == (0, "")
+    return ran.out
+
+
+def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
+    house: House, run: Run
+) -> None:
+    first = house.submit(send_in=HOUR)
+    shifted = house.submit(send_at=first.send_at, on_conflict="shift")
+    out = told(run, shifted)
+    asked, booked = (f"{each:%Y-%m-%d %H:%M:%S}" for each in (first.send_at, shifted.send_at))
+    assert f"submitted  for {asked}" in out
+    assert f"from {asked}" in out.split("shifted", 1)[1].splitlines()[0]
+    assert "of ada" in out
+    assert f"next: the sweep gives it to Celery at {booked[:-5]}" in out
+    data = run("show", str(shifted.id), "--json").data
+    assert data["asked_at"] == first.send_at.isoformat()
+    assert data["reservations"] == [{"scope": "ada", "at": shifted.send_at.isoformat()}]
+    assert data["next"]["at"] == (shifted.send_at - house.settings.horizon).isoformat()
+
+
+def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House, run: Run) -> None:
+    def busy(_: Message) -> None:
+        raise TemporaryFailure("the provider is busy", retry_after=timedelta(0))
+
+    def refuse(_: Message) -> None:
+        raise PermanentFailure("no such [red]number")
+
+    message = house.submit()
+    assert "next: Celery has it; it is due at" in told(run, message)
+    house.memory.before = busy
+    house.deliver(message)
+    house.redis.delete(*house.redis.keys("*permits}:log*"))
+    house.change([message], next_attempt_at=house.database_time())
+    house.memory.before = refuse
+    house.deliver(message)
+    out = told(run, message)
+    lines = [line.split(maxsplit=3)[3] for line in out.splitlines() if " UTC " in line]
+    assert "try 1" in out
+    assert any(line.startswith("temporary") and "is busy" in line for line in lines)
+    assert any(line.startswith("permanent") and "no such [red]number" in line for line in lines)
+    assert "next: dispatcher retry gives it another round" in out
+
+
+def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
+    message = house.submit(on_unknown="hold")
+    house.parts.delivery._claims.claim([message.id])
+    out = told(run, message)
+    assert "under way" in out
+    assert "a worker has it; it is held if nobody tells until" in out
+    house.end_claims(message)
+    house.parts.sweep.rescue()
+    out = told(run, message)
+    assert "unknown" in out
+    assert "next: a person decides" in out
+    other = house.submit("ben", send_in=HOUR)
+    house.dispatcher.cancel(other.id)
+    out = told(run, other)
+    assert "no place" not in out
+    data = run("show", str(other.id), "--json").data
+    assert data["reservations"] == [{"scope": "ben", "at": None}]
+    assert data["next"]["what"] == "it is deleted after"
+    house.deliver(house.submit("cyd"))
+    [sent] = house.dispatcher.find(recipient="cyd")
+    assert told(run, sent).count("sent ") == 2, "its status, and its only try"
+
+
+def test_without_redis_the_rest_is_told(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = house.submit(send_in=HOUR)
+    monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1")
+    assert "Redis does not tell" in told(run, message)
+    assert run("show", str(message.id), "--json").data["reservations"] is None
+
+
+def test_a_place_that_was_lost_is_told(house: House, run: Run) -> None:
+    message = house.submit(send_in=HOUR)
+    house.redis.delete(house.keys("ada").window("ada"))
+    assert "no place   of ada any more" in told(run, message)

@@ -1,0 +1,192 @@
+"""What operators ask for is found, in pages, by statements that look at few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import Connection, event
+
+from dispatcher import InvalidDraft, Message, Status
+from dispatcher.message import new_id
+from dispatcher.selection import Selection, Wanted
+from dispatcher.store import Database, Listing, Messages
+from dispatcher.store import listing as listing_module
+from tests.support import rows
+
+pytestmark = pytest.mark.every_database
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def listing(database: Database, monkeypatch: pytest.MonkeyPatch) -> Listing:
+    """Give what reads; a statement looks at three rows, so that pages cross many edges."""
+    monkeypatch.setattr(listing_module, "_EXAMINED", 3)
+    monkeypatch.setattr(listing_module, "_COUNTED", 3)
+    return Listing(database, late=rows.SOON, put_off=rows.TTL)
+
+
+@pytest.fixture
+def stored(database: Database) -> list[Message]:
+    """Give ten messages on three channels, oldest first; each third one is cancelled."""
+    found = []
+    for number in range(10):
+        message = rows.add(
+            database,
+            channel=("sms", "mail", "fax")[number % 3],
+            recipient=f"r{number % 2}",
+            scope=f"s{number % 4}",
+            send_at=rows.now() + number * HOUR,
+            idempotency_key=f"key {number}",
+        )
+        if number % 3 == 0:
+            message = Messages(database).cancel(message.id)
+        found.append(message)
+    return found
+
+
+def chosen(**wanted: Any) -> Selection:
+    return Selection.of(cast("Wanted", wanted))
+
+
+CASES: list[tuple[dict[str, Any], Any]] = [
+    ({}, lambda _: True),
+    ({"status": "cancelled"}, lambda each: each.status is Status.CANCELLED),
+    ({"channel": "mail"}, lambda each: each.channel == "mail"),
+    ({"channel": "telex"}, lambda _: False),
+    ({"recipient": "r1"}, lambda each: each.recipient == "r1"),
+    ({"recipient": "r1", "channel": "sms"}, lambda each: each.recipient == "r1"
+     and each.channel == "sms"),
+    ({"scope": "s2"}, lambda each: each.scope == "s2"),
+    ({"idempotency_key": "key 7"}, lambda each: each.idempotency_key == "key 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "matches"), CASES, ids=[str(wanted) for wanted, _ in CASES])
+def test_what_matches_is_found_counted_and_paged(
+    listing: Listing, stored: list[Message], wanted: dict[str, Any], matches: Any
+) -> None:
+    expected = [each for each in stored if matches(each)]
+    selection = chosen(**wanted)
+    assert listing.count(selection) == len(expected)
+    oldest = listing.pages(selection, size=4, oldest_first=True)
+    assert [each for page in oldest for each in page] == expected
+    for limit in (1, 2, 3, 50):
+        found: list[Message] = []
+        after = None
+        while True:
+            page = listing.page(selection, after=after, at_most=limit)
+            assert len(page.messages) <= limit
+            found += page.messages
+            after = page.after
+            if after is None:
+                break
+            assert len(page.messages) == limit, "a page that is not the last one is full"
+        assert found == expected[::-1]
+
+
+def test_times_bound_the_promised_time(listing: Listing, stored: list[Message]) -> None:
+    start, end = stored[3].send_at, stored[6].send_at
+    page = listing.page(chosen(from_at=start, until_at=end), after=None, at_most=50)
+    assert [*page.messages] == [stored[5], stored[4], stored[3]]
+    assert listing.count(chosen(from_at=end)) == 4
+
+
+def test_what_is_made_later_is_left_out(database: Database, listing: Listing) -> None:
+    first = rows.add(database)
+    before = new_id()
+    rows.add(database)
+    pages = listing.pages(chosen(), size=9, before=before, oldest_first=True)
+    assert [each for page in pages for each in page] == [first]
+
+
+def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
+    database: Database, listing: Listing
+) -> None:
+    late = rows.add_due(database)
+    retried = rows.add_due(database)
+    rows.change(database, retried.id, enqueue_at=rows.now() + timedelta(seconds=3))
+    rows.add(database, send_at=rows.now() - timedelta(seconds=1))
+    rows.add(database)
+    rows.claimed(database)
+    Messages(database).cancel(rows.add_due(database).id)
+    page = listing.page(chosen(overdue=True), after=None, at_most=9)
+    assert [each.id for each in page.messages] == [retried.id, late.id]
+    assert listing.count(chosen(overdue=True)) == 2
+    assert listing.count(chosen(overdue=True, channel="fax")) == 0
+
+
+def test_a_message_is_traced_with_its_tries(database: Database, listing: Listing) -> None:
+    claim = rows.claimed(database)
+    found = listing.traced(claim.message.id)
+    assert found.message.status is Status.SENDING
+    assert found.claim_expires_at is not None
+    assert [each.token for each in found.attempts] == [claim.token]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        ({"status": "held"}, "ix_messages_held"),
+        ({"status": "sending"}, "ix_messages_claim_expires_at"),
+        ({"overdue": True}, "ix_messages_enqueue_at"),
+        ({"recipient": "ada"}, "ix_messages_recipient"),
+        ({"idempotency_key": "k"}, "idempotency_key=?"),
+        ({"channel": "sms"}, "id>? AND id<?"),
+    ],
+)
+def test_an_index_leads_to_what_matches(
+    database: Database, listing: Listing, stored: list[Message], wanted: Any, index: str
+) -> None:
+    del stored
+    plans = [plan for plan in _plans(database, listing, chosen(**wanted)) if "messages" in plan]
+    assert any(index in plan for plan in plans)
+    assert not any("SCAN messages" in each and "INDEX" not in each for each in plans)
+
+
+def _plans(database: Database, listing: Listing, selection: Selection) -> Iterator[str]:
+    asked: list[tuple[str, Any]] = []
+
+    def note(_: Connection, __: object, statement: str, parameters: Any, *___: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    listing.page(selection, after=None, at_most=2)
+    event.remove(database.engine, "before_cursor_execute", note)
+    for statement, parameters in asked:
+
+        def explain(
+            connection: Connection, text: str = statement, values: Any = parameters
+        ) -> list[str]:
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
+            return [str(row[-1]) for row in rows]
+
+        yield from database.run(explain)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"status": "lost"}, "status"),
+        ({"channel": "a\nb"}, "channel"),
+        ({"recipient": ""}, "recipient"),
+        ({"from_at": "tomorrow"}, "from_at"),
+        ({"until_at": "2030-01-01T00:00"}, "until_at"),
+        ({"from_at": "2030-01-02T00:00Z", "until_at": "2030-01-01T00:00Z"}, "until_at"),
+        ({"overdue": True, "status": "sent"}, "overdue"),
+        ({"overdue": "yes"}, "overdue"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(wanted: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidDraft) as refused:
+        chosen(**wanted)
+    assert refused.value.field == field
+
+
+def test_ids_are_in_the_order_in_which_messages_were_made(stored: list[Message]) -> None:
+    assert all(older.id < newer.id for older, newer in pairwise(stored))

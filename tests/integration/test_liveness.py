@@ -1,0 +1,100 @@
+"""Signs of life: who is at work, since when not, and when each duty was last done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import redis
+
+from dispatcher.clock import SystemClock
+from dispatcher.errors import ReservationsUnavailable
+from dispatcher.liveness import LOST_AFTER, Kind, Pulse, Signs
+from dispatcher.redis_keys import SignKeys, all_of
+from tests.support.clock import MovableClock
+from tests.support.waiting import wait_until
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def signs(redis_client: redis.Redis) -> Signs:
+    return Signs(redis_client, namespace="signs")
+
+
+@pytest.fixture
+def pulse(signs: Signs) -> Iterator[Pulse]:
+    """Give the pulse of this process."""
+    pulse = Pulse(lambda: signs, clock=SystemClock())
+    yield pulse
+    pulse.stop()
+
+
+def test_a_process_is_alive_for_a_while_after_its_last_sign(signs: Signs) -> None:
+    signs.note(Kind.WORKER, {"here": 0 * SECOND, "there": LOST_AFTER + SECOND})
+    here, there = signs.read()[Kind.WORKER]
+    assert (here.name, here.is_alive) == ("here", True)
+    assert (there.name, there.is_alive) == ("there", False)
+    assert there.age >= LOST_AFTER
+    assert signs.read()[Kind.BEAT] == ()
+
+
+def test_the_latest_sign_holds_and_very_old_ones_are_forgotten(signs: Signs) -> None:
+    signs.note(Kind.DUTY, {"rescue": 5 * SECOND})
+    signs.note(Kind.DUTY, {"rescue": 50 * SECOND, "prune": timedelta(days=2)})
+    [rescue] = signs.read()[Kind.DUTY]
+    assert rescue.name == "rescue"
+    assert 5 * SECOND <= rescue.age < 40 * SECOND
+
+
+def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
+    signs: Signs, pulse: Pulse
+) -> None:
+    pulse.start(Kind.WORKER, "celery@here")
+    pulse.done("rescue")
+    wait_until(lambda: signs.read()[Kind.WORKER])
+    [worker] = signs.read()[Kind.WORKER]
+    assert worker.name == f"celery@here {os.getpid()}"
+    assert worker.is_alive
+    pulse.stop()
+    found = signs.read()
+    assert found[Kind.WORKER] == ()
+    assert [each.name for each in found[Kind.DUTY]] == ["rescue"]
+
+
+def test_nothing_waits_for_a_redis_that_is_away() -> None:
+    away = Signs(redis.Redis(port=1), namespace="signs")
+    pulse = Pulse(lambda: away, clock=SystemClock())
+    pulse.start(Kind.BEAT, "beat@here")
+    pulse.done("rescue")
+    pulse.stop()
+    with pytest.raises(ReservationsUnavailable):
+        away.read()
+
+
+def test_a_duty_is_as_old_as_it_is(signs: Signs) -> None:
+    clock = MovableClock()
+    pulse = Pulse(lambda: signs, clock=clock)
+    pulse._done["prune"] = clock.monotonic() - 60
+    pulse._say(signs)
+    [prune] = signs.read()[Kind.DUTY]
+    assert 60 * SECOND <= prune.age < 80 * SECOND
+
+
+def test_a_rebuild_leaves_signs_alone() -> None:
+    glob = all_of("signs").rstrip("*")
+    assert not SignKeys("signs").of(Kind.WORKER).startswith(glob)
+
+
+def test_settings_that_cannot_connect_end_the_pulse_quietly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def connect() -> Signs:
+        raise ValueError
+
+    pulse = Pulse(connect, clock=SystemClock())
+    pulse.start(Kind.WORKER, "celery@here")
+    pulse.stop()
+    assert "no signs of life" in caplog.text

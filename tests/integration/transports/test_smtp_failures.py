@@ -1,0 +1,254 @@
+"""What comes of a hand-over when the mail server refuses, cuts the line, or falls silent."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from dispatcher import DeliveryError, PerhapsSent, PermanentFailure, TemporaryFailure
+from dispatcher.transports.smtp import SmtpTransport
+from tests.support.mail import CLOSE, DRIP, HANG, LATE, ScriptedServer, an_email, smtp
+
+ROOMY = 10.0
+TIMEOUT = 0.8
+GRACE = 0.5
+SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
+
+
+def transport_to(server: ScriptedServer, **options: Any) -> SmtpTransport:
+    url = options.pop("url", f"smtp://127.0.0.1:{server.port}")
+    asked: dict[str, Any] = {"timeout": ROOMY} | options
+    return smtp(url, **asked)
+
+
+def failed(server: ScriptedServer, timeout: float = ROOMY, **more: Any) -> DeliveryError:
+    transport = transport_to(server, timeout=timeout)
+    with pytest.raises(DeliveryError) as caught:
+        transport.send(an_email(**more))
+    transport.close()
+    return caught.value
+
+
+WORDS = ["MAIL", "RCPT", "DATA", "message"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ("421 4.3.2 shutting down", TemporaryFailure),
+        ("450 4.2.1 mailbox busy", TemporaryFailure),
+        ("451 4.7.1 greylisted, try again", TemporaryFailure),
+        ("452 4.2.2 full", TemporaryFailure),
+        ("454 4.7.0 not now", TemporaryFailure),
+        ("471 strange but temporary", TemporaryFailure),
+        ("500 what?", PermanentFailure),
+        ("550 5.1.1 no such user", PermanentFailure),
+        ("551 not local", PermanentFailure),
+        ("552 5.3.4 too big", PermanentFailure),
+        ("553 5.1.3 bad address", PermanentFailure),
+        ("554-5.7.1 two lines of\r\n554 5.7.1 spam", PermanentFailure),
+        ("599 strange but permanent", PermanentFailure),
+    ],
+    ids=lambda each: each[:3] if isinstance(each, str) else "",
+)
+def test_a_reply_tells_whether_to_try_again(
+    word: str, reply: str, kind: type[DeliveryError]
+) -> None:
+    with ScriptedServer({word: reply}) as server:
+        error = failed(server)
+        assert type(error) is kind
+        assert reply[:3] in str(error)
+        assert len(server.got) == (word == "message")
+        assert not getattr(error, "closes_channel", False), "it concerns one message"
+
+
+@pytest.mark.parametrize("word", ["connection", "EHLO"])
+@pytest.mark.parametrize("reply", ["421 busy", "450 not now", "554 no service"])
+def test_a_refusal_before_any_message_blames_none(word: str, reply: str) -> None:
+    with ScriptedServer({word: reply}) as server:
+        assert type(failed(server)) is TemporaryFailure
+
+
+@pytest.mark.parametrize("word", ["MAIL", "RCPT", "message"])
+@pytest.mark.parametrize("code", [530, 534, 535, 538])
+def test_missing_credentials_blame_the_settings(word: str, code: int) -> None:
+    with ScriptedServer({word: f"{code} authentication required"}) as server:
+        error = failed(server)
+    assert type(error) is TemporaryFailure
+    assert error.closes_channel
+
+
+BEFORE = ["connection", "EHLO", "MAIL", "RCPT", "DATA"]
+
+
+@pytest.mark.parametrize("word", BEFORE)
+@pytest.mark.parametrize("way", [CLOSE, "hello there", "99 bottles", "\r\n\r\n", "1" * 200_000])
+def test_a_line_that_fails_before_the_message_certainly_sent_nothing(word: str, way: str) -> None:
+    with ScriptedServer({word: way}) as server:
+        assert type(failed(server)) is TemporaryFailure
+        assert server.got == []
+
+
+@pytest.mark.parametrize(
+    ("word", "way"), [("connection", DRIP), ("EHLO", HANG), ("RCPT", DRIP), ("DATA", HANG)]
+)
+def test_a_server_that_falls_silent_before_the_message_is_left_in_time(word: str, way: str) -> None:
+    with ScriptedServer({word: way}) as server:
+        began = time.monotonic()
+        error = failed(server, TIMEOUT)
+        took = time.monotonic() - began
+        assert type(error) is TemporaryFailure
+        assert "did not answer within 0.8 s" in str(error)
+        assert server.got == []
+        assert took < TIMEOUT + GRACE
+
+
+@pytest.mark.parametrize(
+    "way", [CLOSE, "hello there", "25 short", "354 more, please", "1" * 200_000]
+)
+def test_without_an_answer_to_the_whole_message_nobody_knows(way: str) -> None:
+    with ScriptedServer({"message": way}) as server:
+        assert type(failed(server)) is PerhapsSent
+        assert len(server.got) == 1, "the server has it"
+
+
+@pytest.mark.parametrize("way", [HANG, DRIP])
+def test_with_an_answer_that_comes_too_late_nobody_knows(way: str) -> None:
+    with ScriptedServer({"message": way}) as server:
+        began = time.monotonic()
+        error = failed(server, TIMEOUT)
+        took = time.monotonic() - began
+        assert type(error) is PerhapsSent
+        assert len(server.got) == 1, "the server has it"
+        assert took < TIMEOUT + GRACE
+
+
+def test_a_message_that_the_server_does_not_read_was_not_sent() -> None:
+    with ScriptedServer({"DATA": f"{HANG} 354 go ahead"}) as server:
+        transport = transport_to(server, timeout=TIMEOUT)
+        with pytest.raises(TemporaryFailure, match="did not answer within"):
+            transport.send(an_email(body={"text": f"{'x' * 70}\n" * 200_000}))
+        assert server.got == []
+
+
+def test_a_message_whose_answer_could_not_be_waited_for_is_not_ended() -> None:
+    with ScriptedServer({"DATA": f"{LATE} 354 go ahead"}) as server:
+        error = failed(server, TIMEOUT)
+        assert type(error) is TemporaryFailure
+        assert "no time is left for its answer" in str(error)
+        assert server.got == []
+
+
+def test_a_server_that_is_not_there_is_a_temporary_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    transport = smtp(f"smtp://127.0.0.1:{port}")
+    with pytest.raises(TemporaryFailure, match="Connection refused") as caught:
+        transport.send(an_email())
+    assert str(port) in str(caught.value)
+
+
+def test_a_name_that_nobody_knows_is_a_temporary_failure() -> None:
+    transport = smtp("smtp://nowhere.invalid", plaintext=True)
+    with pytest.raises(TemporaryFailure):
+        transport.send(an_email())
+
+
+@pytest.mark.parametrize("word", ["MAIL", "RCPT", "DATA"])
+@pytest.mark.parametrize("way", [CLOSE, "421 4.4.2 idle for too long"])
+def test_a_line_that_was_closed_while_idle_costs_no_try(word: str, way: str) -> None:
+    polite = {"MAIL": "250 ok", "RCPT": "250 ok", "DATA": "354 go"}[word]
+    with ScriptedServer({word: [polite, way]}) as server:
+        transport = transport_to(server)
+        transport.send(an_email())
+        assert transport.send(an_email()) == "250 queued"
+        assert server.connections == 2
+        assert len(server.got) == 2
+        transport.close()
+
+
+def test_lines_that_a_restarted_server_forgot_cost_no_try() -> None:
+    with ScriptedServer() as server:
+        transport = transport_to(server)
+        transport.send(an_email())
+        server.cut()
+        assert transport.send(an_email()) == "250 queued"
+        assert server.connections == 2
+        transport.close()
+
+
+@pytest.mark.parametrize("way", [CLOSE, HANG])
+def test_a_message_that_was_written_is_never_written_again(way: str) -> None:
+    with ScriptedServer({"message": ["250 queued", way]}) as server:
+        transport = transport_to(server, timeout=TIMEOUT)
+        transport.send(an_email())
+        with pytest.raises(PerhapsSent):
+            transport.send(an_email())
+        assert len(server.got) == 2
+        assert server.connections == 1
+        transport.send(an_email())
+        assert server.connections == 2, "a line that broke is not used again"
+        transport.close()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_after_a_refusal_the_line_carries_the_next_message(word: str) -> None:
+    with ScriptedServer({word: ["550 no"]}) as server:
+        transport = transport_to(server)
+        with pytest.raises(PermanentFailure):
+            transport.send(an_email())
+        assert transport.send(an_email()) == "250 queued"
+        assert server.connections == 1
+        assert ("rset" in [each.lower() for each in server.heard]) is (word != "message")
+        transport.close()
+
+
+def test_an_error_shows_neither_recipient_nor_password() -> None:
+    said = f"550 5.1.1 <ada@example.org> ADA@EXAMPLE.ORG {'y' * 5_000}"
+    with ScriptedServer({"RCPT": said}) as server:
+        text = str(failed(server))
+    assert "ada@example.org" not in text.lower()
+    assert "550 5.1.1" in text
+    assert len(text) < 400
+
+    ehlo = "250-scripted\r\n250 AUTH PLAIN"
+    with ScriptedServer({"EHLO": ehlo, "AUTH": f"535 {SECRET} is wrong for shop"}) as server:
+        url = f"smtp://shop:{SECRET}@127.0.0.1:{server.port}"
+        transport = transport_to(server, url=url)
+        with pytest.raises(TemporaryFailure) as caught:
+            transport.send(an_email())
+    assert SECRET not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("script", "closes"),
+    [
+        ({"AUTH": "454 4.7.0 not now"}, False),
+        ({"AUTH": "535 wrong"}, True),
+        ({"AUTH": CLOSE}, False),
+        ({"EHLO": "250 scripted"}, True),
+        ({"EHLO": "250-scripted\r\n250 AUTH GSSAPI"}, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_only_what_the_settings_can_mend_closes_the_channel(
+    script: dict[str, str], closes: bool
+) -> None:
+    with ScriptedServer({"EHLO": "250-scripted\r\n250 AUTH PLAIN", **script}) as server:
+        transport = transport_to(server, url=f"smtp://shop:secret@127.0.0.1:{server.port}")
+        with pytest.raises(TemporaryFailure) as caught:
+            transport.send(an_email())
+    assert caught.value.closes_channel is closes
+
+
+def test_a_message_that_slipped_in_unsendable_fails_for_good() -> None:
+    with ScriptedServer() as server:
+        error = failed(server, recipient="ada@example.org, ben@example.org")
+        assert type(error) is PermanentFailure
+        assert "recipient" in str(error)
+        assert server.connections == 0

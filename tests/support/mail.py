@@ -1,0 +1,253 @@
+"""Mail servers on loopback: a real one, and one that fails at a chosen word."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import trustme
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+
+from dispatcher import Message
+from dispatcher.testing import a_message
+from dispatcher.transports.smtp import SmtpTransport
+
+USER, PASSWORD = "shop", "p@ss/word: hunter2"  # needs to be percent-encoded
+
+
+def an_email(
+    recipient: str = "ada@example.org", body: Mapping[str, Any] | None = None, **more: Any
+) -> Message:
+    """Return a message for the SMTP transport."""
+    body = {"text": "See you at nine"} if body is None else body
+    return a_message(recipient=recipient, body=body, **more)
+
+
+def smtp(url: str, **options: Any) -> SmtpTransport:
+    """Return a transport, with a sender where none is given."""
+    return SmtpTransport(**{"url": url, "from": "Shop <mail@shop.example>"} | options)
+
+
+def certified(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Return what a server on localhost needs for TLS, and the file of those who trust it."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    path = folder / "authority.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return context, str(path)
+
+
+@dataclass
+class Taken:
+    """One mail that a server took."""
+
+    sender: str
+    recipients: list[str]
+    content: bytes
+    options: list[str]
+    line: int
+    """Which connection it came over, from 1."""
+
+
+@dataclass
+class _Handler:
+    taken: list[Taken] = field(default_factory=list)
+    lines: dict[int, int] = field(default_factory=dict)
+
+    async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        del session
+        self.lines.setdefault(id(server), len(self.lines) + 1)
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
+
+    async def handle_DATA(  # noqa: N802 - aiosmtpd's name
+        self, server: SMTP, session: Session, envelope: Envelope
+    ) -> str:
+        del session
+        content = envelope.original_content
+        assert isinstance(content, bytes)
+        assert envelope.mail_from is not None
+        taken = Taken(
+            envelope.mail_from,
+            [str(each) for each in envelope.rcpt_tos],
+            content,
+            list(envelope.mail_options),
+            self.lines[id(server)],
+        )
+        self.taken.append(taken)
+        return f"250 2.0.0 queued as {len(self.taken)}"
+
+
+class MailServer(AbstractContextManager["MailServer"]):
+    """aiosmtpd on an ephemeral port, in a thread of its own.
+
+    ``security`` is that of the scheme: ``tls``, ``starttls`` or ``none``. ``more`` goes to
+    aiosmtpd.
+    """
+
+    def __init__(
+        self,
+        *,
+        security: str = "none",
+        context: ssl.SSLContext | None = None,
+        auth: bool = False,
+        **more: Any,
+    ) -> None:
+        self._handler = _Handler()
+        self._tls = context if security == "tls" else None
+        options: dict[str, Any] = {"enable_SMTPUTF8": True, "hostname": "mail.test", **more}
+        if security == "starttls":
+            options |= {"tls_context": context, "require_starttls": True}
+        if auth:
+            options |= {"authenticator": self._log_in, "auth_required": True}
+            options["auth_require_tls"] = security == "starttls"
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.port = 0
+        self.connections = 0
+
+    @property
+    def taken(self) -> list[Taken]:
+        """The mail that came."""
+        return self._handler.taken
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _start(self) -> asyncio.Server:
+        def protocol() -> SMTP:
+            self.connections += 1
+            return SMTP(self._handler, loop=self._loop, **self._options)
+
+        return await self._loop.create_server(protocol, "127.0.0.1", 0, ssl=self._tls)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _log_in(
+        self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any
+    ) -> AuthResult:
+        del server, session, envelope, mechanism
+        assert isinstance(data, LoginPassword)
+        right = (data.login, data.password) == (USER.encode(), PASSWORD.encode())
+        return AuthResult(success=right, handled=False)
+
+
+CLOSE, HANG, DRIP, LATE = "close", "hang", "drip", "late"
+LATE_SECONDS = 0.7
+EHLO = "250-scripted\r\n250-SIZE 1000000\r\n250 8BITMIME"
+_POLITE = {
+    "connection": "220 scripted", "EHLO": EHLO, "MAIL": "250 ok", "RCPT": "250 ok",
+    "DATA": "354 go ahead", "message": "250 queued", "RSET": "250 ok", "QUIT": "221 bye",
+}  # fmt: skip
+
+
+class ScriptedServer(AbstractContextManager["ScriptedServer"]):
+    """Speaks SMTP by a script: what it answers to each word, which is a reply or a way to fail.
+
+    A list is used up, one answer a time, and then the polite answer is given. ``CLOSE`` cuts the
+    line, ``HANG`` says nothing more, ``DRIP`` answers a byte at a time and never ends. A reply
+    after ``HANG`` is given before it, one after ``LATE`` comes ``LATE_SECONDS`` late. ``got`` is
+    its ledger: the whole messages that it has read, whatever it answered.
+    """
+
+    def __init__(
+        self, script: Mapping[str, str] | Mapping[str, str | list[str]] | None = None
+    ) -> None:
+        self.script: dict[str, str | list[str]] = {**_POLITE, **(script or {})}
+        self.got: list[bytes] = []
+        self.heard: list[str] = []
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut every connection."""
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(line)
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        with line, suppress(OSError, ConnectionError, StopIteration):
+            self._answer(line, "connection")
+            reader = line.makefile("rb")
+            while words := reader.readline():
+                self.heard.append(words.decode("utf-8", "replace").strip())
+                word = words.split()[0].decode("latin-1").upper() if words.strip() else ""
+                if self._answer(line, word).startswith("354"):
+                    content = bytearray()
+                    while (part := reader.readline()) != b".\r\n":
+                        if not part:
+                            return
+                        content += part[1:] if part.startswith(b".") else part
+                    self.got.append(bytes(content))
+                    self._answer(line, "message")
+                if word == "QUIT":
+                    return
+
+    def _answer(self, line: socket.socket, word: str) -> str:
+        planned = self.script.get(word, "500 5.5.1 what?")
+        if isinstance(planned, list):
+            planned = planned.pop(0) if planned else _POLITE[word]
+        if planned == CLOSE:
+            raise ConnectionError
+        if planned.startswith(HANG):
+            if reply := planned.removeprefix(HANG).strip():
+                line.sendall(reply.encode() + b"\r\n")
+            self._over.wait(30)
+            raise ConnectionError
+        if planned.startswith(LATE):
+            self._over.wait(LATE_SECONDS)
+            planned = planned.removeprefix(LATE).strip()
+        while planned == DRIP and not self._over.wait(0.05):
+            line.sendall(b"2")
+        line.sendall(planned.encode() + b"\r\n")
+        return planned

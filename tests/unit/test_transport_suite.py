@@ -1,0 +1,269 @@
+"""The suite for transports: ours pass it, and a transport that breaks a rule does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import InvalidDraft, Message, PermanentFailure, TemporaryFailure
+from dispatcher.testing import MemoryTransport, TransportSuite, a_message
+from dispatcher.transports import ConsoleTransport, FileTransport, Transport
+
+SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
+
+
+def refuse(_: Message) -> None:
+    raise PermanentFailure("no such number")
+
+
+class TestMemory(TransportSuite):
+    def make_transport(self) -> Transport:
+        return MemoryTransport()
+
+    def make_failing(self) -> Iterable[Transport]:
+        broken = MemoryTransport()
+        broken.before = refuse
+        return [broken]
+
+    def keys_seen(self, transport: Transport) -> Sequence[str]:
+        assert isinstance(transport, MemoryTransport)
+        return [str(each.id) for each in transport.sent]
+
+
+class TestConsole(TransportSuite):
+    def make_transport(self) -> Transport:
+        return ConsoleTransport()
+
+
+class TestFile(TransportSuite):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "sent.jsonl"
+
+    def make_transport(self) -> Transport:
+        return FileTransport(self.path)
+
+    def make_failing(self) -> Iterable[Transport]:
+        return [FileTransport(Path("/dev/full"))] if Path("/dev/full").exists() else []
+
+
+class Good(MemoryTransport):
+    """Keeps every rule; the others each break one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[str] = []
+        self.closed = 0
+
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        if not recipient.isalpha():
+            raise InvalidDraft("recipient", "digits", f"letters, for {len(body)} texts")
+
+    def send(self, message: Message) -> str | None:
+        self.keys.append(str(message.id))
+        return super().send(message)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Answers(Good):
+    answer: Any = 7
+
+    def send(self, message: Message) -> str | None:
+        super().send(message)
+        answer: str | None = self.answer
+        return answer
+
+
+class Talks(Answers):
+    answer = "x" * 501
+
+
+class ForOneThread(Good):
+    busy = threading.Lock()
+
+    def send(self, message: Message) -> str | None:
+        if not self.busy.acquire(blocking=False):
+            raise RuntimeError("used by two threads")
+        try:
+            time.sleep(0.005)
+            return super().send(message)
+        finally:
+            self.busy.release()
+
+
+class NewKey(Good):
+    def send(self, message: Message) -> str | None:
+        self.keys.append(f"{message.id}-{message.attempt_count}")
+        return None
+
+
+class OneKey(Good):
+    def send(self, message: Message) -> str | None:
+        self.keys.append(message.channel)
+        return None
+
+
+class Nameless(Good):
+    def send(self, message: Message) -> str | None:
+        raise ConnectionError(message.channel)
+
+
+class TellsBody(Good):
+    def send(self, message: Message) -> str | None:
+        raise TemporaryFailure(f"cannot send {message.body}")
+
+
+class TellsSecret(Good):
+    def send(self, message: Message) -> str | None:
+        raise TemporaryFailure(f"{message.channel}: {SECRET} was refused")
+
+
+class Swallows(Good):
+    def send(self, message: Message) -> str | None:
+        return f"failed: {message.id}"
+
+
+class ChecksNothing(Good):
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        del recipient, body
+
+
+class ChecksTooMuch(Good):
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        raise InvalidDraft("recipient", f"{recipient} {len(body)}", "nothing")
+
+
+class ChecksOddly(Good):
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        if not recipient.isalpha():
+            raise KeyError(len(body))
+
+
+class ChecksElsewhere(Good):
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        if not recipient.isalpha():
+            raise InvalidDraft("phone", "digits", f"{len(body)} letters")
+
+
+class ChecksInPerson(Good):
+    def check(  # type: ignore[override]  # a mistake that people make
+        self, recipient: str, body: Mapping[str, Any]
+    ) -> None:
+        del recipient, body
+
+
+class ClosesOnce(Good):
+    def close(self) -> None:
+        super().close()
+        if self.closed > 1:
+            raise RuntimeError("closed already")
+
+
+class ShowsSecret(Good):
+    def __repr__(self) -> str:
+        return f"ShowsSecret({SECRET})"
+
+
+class Hangs(Good):
+    def send(self, message: Message) -> str | None:
+        time.sleep(1.3)
+        raise TemporaryFailure(message.channel)
+
+
+class Suite(TransportSuite):
+    """The suite of whatever ``make`` makes."""
+
+    make: Callable[[], Good] = Good
+    fails: Callable[[], Good] | None = None
+    hangs: Callable[[], Good] | None = None
+    secrets = (SECRET,)
+
+    def make_transport(self) -> Transport:
+        return type(self).make()
+
+    def make_failing(self) -> Iterable[Transport]:
+        make = type(self).fails
+        return [make()] if make else []
+
+    def make_silent(self) -> tuple[Transport, float] | None:
+        make = type(self).hangs
+        return (make(), 0.1) if make else None
+
+    def unsendable(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        return [("4711", {"text": "hello"})]
+
+    def keys_seen(self, transport: Transport) -> Sequence[str]:
+        assert isinstance(transport, Good)
+        return transport.keys
+
+
+def suite_of(**made: Callable[[], Good]) -> type[TransportSuite]:
+    return type("Made", (Suite,), {name: staticmethod(each) for name, each in made.items()})
+
+
+def test_a_transport_that_keeps_every_rule_passes() -> None:
+    suite_of().run()
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ({"make": Answers}, "a int as receipt"),
+        ({"make": Talks}, "a receipt that will be cut"),
+        ({"make": ForOneThread}, "used by two threads"),
+        ({"make": NewKey}, "another key on the second try"),
+        ({"make": OneKey}, "the same key for another message"),
+        ({"fails": Nameless}, "ConnectionError was raised, which is no DeliveryError"),
+        ({"fails": TellsBody}, "TemporaryFailure shows ['hello']"),
+        ({"fails": TellsSecret}, "TemporaryFailure shows"),
+        ({"fails": Swallows}, "nothing was raised"),
+        ({"make": ChecksNothing}, "accepted: '4711'"),
+        ({"make": ChecksTooMuch}, "recipient: ada 1; accepted: nothing"),
+        ({"make": ChecksOddly}, "KeyError instead of an InvalidDraft"),
+        ({"make": ChecksElsewhere}, "the field 'phone'"),
+        ({"make": ChecksInPerson}, "the check needs an instance"),
+        ({"make": ClosesOnce}, "closed already"),
+        ({"make": ShowsSecret}, "its repr shows"),
+        ({"hangs": Hangs}, "with a timeout of 0.1 s"),
+        ({"hangs": Swallows}, "from a provider that never answers"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_broken_rule_is_named(made: dict[str, Callable[[], Good]], says: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - AssertionErrors, and what is raised
+        suite_of(**made).run()
+    assert says in str(caught.value)
+
+
+def test_a_suite_without_a_check_is_not_asked_for_one() -> None:
+    suite = suite_of(make=MemoryTransport)  # type: ignore[arg-type]  # has no keys
+    with pytest.raises(AssertionError, match="there is no check"):
+        suite().test_what_can_never_be_sent_is_refused_when_it_is_submitted()
+
+
+def test_it_needs_no_test_framework() -> None:
+    code = "import sys, dispatcher.testing; print({'pytest', 'hypothesis'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_message_has_what_is_asked_for_and_an_id_of_its_own() -> None:
+    first, second = a_message(recipient="ben", attempt_count=2), a_message()
+    assert (first.recipient, first.scope, first.attempt_count) == ("ben", "ben", 2)
+    assert first.id != second.id
