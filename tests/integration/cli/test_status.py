@@ -93,8 +93,9 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
 ) -> None:
     channels = {"memory": {"transport": "memory", "limits": ["10/minute"], "concurrency": 3}}
     monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(channels))
+    message = house.submit(send_in=HOUR)
     before = house.snapshot()
-    assert (run("status").code, run("top").code) == (0, 0)
+    assert [run(*each).code for each in (["status"], ["top"], ["show", str(message.id)])] == [0] * 3
     assert house.snapshot() == before, "though its settings reach further than Redis is complete"
     with closing(Parts(Settings.load())) as parts:
         parts.sweep.reconcile(settle=timedelta(0))
