@@ -19,7 +19,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 from sqlalchemy import ColumnElement
 
-from dispatcher.celery_app import create_app, settings_of
+from dispatcher.celery_app import create_app, settings_of, sweeps_every
 from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
@@ -71,6 +71,7 @@ from dispatcher.submission import (
     Telling,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
+from dispatcher.ticks import Ticks
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
@@ -331,6 +332,11 @@ class Parts:
             permits=self.permits,
             queue=self.queue,
         )
+
+    @_built_once
+    def ticks(self) -> Ticks:
+        """What begins the duties of the beat job in a worker."""
+        return Ticks(self.clock, sweeps_every(self.settings))
 
     @_built_once
     def catch_up(self) -> CatchUp:

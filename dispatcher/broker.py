@@ -5,7 +5,7 @@ The app is the dispatcher's own, or one of the user's that the dispatcher was in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,17 +17,23 @@ from celery.app.utils import find_app
 from dispatcher.celery_app import DELIVER
 from dispatcher.errors import InvalidValue, QueueUnavailable
 
+_NOT_THERE, _INEQUIVALENT = 404, 406
+"""Answers of AMQP to a declaration."""
 _DEFAULT_VISIBILITY = timedelta(hours=1)
 """What kombu takes where an app sets none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """What a broker is. ``run_id`` and ``database`` are None where it is no Redis."""
+    """What a broker is. ``run_id`` and ``database`` are None where it is no Redis.
+
+    ``other_queues`` are ours by name, and were made in another way.
+    """
 
     transport: str
     run_id: str | None = None
     database: int | None = None
+    other_queues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,8 @@ class BrokerSurvey:
             kind = str(connection.transport.driver_type)
             channel: Any = connection.default_channel  # only that of Redis has a client
             if kind != "redis":
-                return BrokerFacts(transport=kind)
+                others = _other_queues(connection, self._publishing.amqp.queues.values())
+                return BrokerFacts(transport=kind, other_queues=others)
             client = channel.client
             return BrokerFacts(
                 transport=kind,
@@ -129,6 +136,22 @@ def _translated(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise QueueUnavailable(f"{what} ({type(error).__name__})") from error
+
+
+def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:
+    """Return which of our queues are there and cannot be declared. None is made by looking."""
+    found = []
+    for queue in ours:
+        try:
+            bound = queue.bind(connection.channel())
+            bound.queue_declare(passive=True)
+            bound.queue_declare()
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", None) == _INEQUIVALENT:
+                found.append(queue.name)
+            elif getattr(error, "reply_code", None) != _NOT_THERE:
+                raise
+    return tuple(sorted(found))
 
 
 def _content(name: str) -> str:

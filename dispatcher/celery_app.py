@@ -27,6 +27,13 @@ tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
 
 _settings_of: WeakKeyDictionary[Celery, Settings] = WeakKeyDictionary()
 _WORKER_SOCKET_SECONDS = 5.0
+_TICKS_KEPT, _LEAST_KEPT = 10, timedelta(seconds=10)
+"""How many ticks of the sweep may wait for a free thread, and for how long at least."""
+_HELD_PER_THREAD = 64
+"""Tasks that a worker may hold for each of its threads, of each queue, on quorum queues.
+
+Their bound is fixed; elsewhere it grows by each task that waits for its time.
+"""
 _CONNECT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 _SUBMIT_SOCKET_SECONDS = 0.4
 
@@ -49,10 +56,10 @@ def options(
         "task_publish_retry": False,
         "task_acks_late": False,
         "task_default_queue": settings.queue,
-        "task_queues": [Queue(name) for name in settings.queues],
+        "task_queues": queues(settings),
         "task_create_missing_queues": False,
         "worker_consumer": "dispatcher.reconnecting:Consumer",
-        "worker_prefetch_multiplier": 1,
+        "worker_prefetch_multiplier": _HELD_PER_THREAD if _is_quorum(settings) else 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
         "worker_send_task_events": False,
@@ -65,12 +72,23 @@ def options(
     }
 
 
+def queues(settings: Settings, **more: Any) -> list[Queue]:
+    """Return the queues as they are declared; ``more`` is for each of them."""
+    arguments = {"x-queue-type": "quorum"} if _is_quorum(settings) else None
+    return [Queue(name, queue_arguments=arguments, **more) for name in settings.queues]
+
+
+def sweeps_every(settings: Settings) -> dict[str, timedelta]:
+    """Return how often each duty of the sweep is begun."""
+    return dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+
+
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the sweep as entries of a beat schedule. Each run expires after one tick.
+    """Return the sweep as entries of a beat schedule. Each run expires after ten of its intervals.
 
     ``catch_up`` is left out where every channel sends what is overdue.
     """
-    every = dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+    every = sweeps_every(settings)
     if len(settings.caught_up_by("send")) == len(settings.channels):
         del every["catch_up"]
     return {
@@ -79,7 +97,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
             "schedule": every[duty],
             "options": {
                 "queue": settings.queue,
-                "expires": max(every[duty], timedelta(seconds=1)).total_seconds(),
+                "expires": max(_TICKS_KEPT * every[duty], _LEAST_KEPT).total_seconds(),
                 "argsrepr": "",
                 "kwargsrepr": "",
             },
@@ -117,6 +135,11 @@ def __getattr__(name: str) -> Celery:
     app = create_app(Settings.load())
     globals()["app"] = app
     return app
+
+
+def _is_quorum(settings: Settings) -> bool:
+    is_rabbitmq = urlsplit(settings.broker_url).scheme.startswith(("amqp", "pyamqp"))
+    return is_rabbitmq and settings.queue_type == "quorum"
 
 
 def _transport_options(settings: Settings, socket_seconds: float) -> dict[str, Any]:

@@ -190,7 +190,10 @@ class MessageNotFound(DispatcherError):
 
 
 class TooLate(DispatcherError):
-    """The message can no longer be changed. ``status`` is the one it has."""
+    """The message can no longer be changed.
+
+    ``status`` is the one it has, or ``past its expiry``.
+    """
 
     def __init__(self, message_id: UUID, status: str) -> None:
         super().__init__(f"message {message_id} is already {status}")

@@ -10,7 +10,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from dispatcher.broker import AppFacts, facts_of
-from dispatcher.celery_app import TASKS_MODULE, beat_schedule, remember, settings_of
+from dispatcher.celery_app import TASKS_MODULE, beat_schedule, queues, remember, settings_of
 from dispatcher.errors import InvalidSettings
 from dispatcher.settings import Settings
 
@@ -95,8 +95,9 @@ def _imports(imports: Any) -> tuple[str, ...]:
 def _queues(app: Celery, settings: Settings) -> list[Queue]:
     """Return the app's queues and ours, so that a worker without ``-Q`` takes tasks from all."""
     theirs = dict(app.amqp.Queues(app.conf.task_queues))
-    exchange = Exchange(settings.queue)
-    ours = {name: Queue(name, exchange, name) for name in settings.queues}
+    ours = {each.name: each for each in queues(settings, exchange=Exchange(settings.queue))}
+    for each in ours.values():
+        each.routing_key = each.name  # else that of the app's default queue: it would get its tasks
     for name in theirs.keys() & ours.keys():
         if theirs[name] != ours[name]:
             raise InvalidSettings(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from celery import Celery
 
@@ -133,16 +133,24 @@ class Queue:
             batch: Any = producer  # celery-types does not know Producer.batch yet
             with batch.batch(_BATCH):
                 for each in groups:
-                    ids = [str(message_id) for message_id in each.message_ids]
-                    self._app.send_task(
-                        DELIVER,
-                        args=(ids, each.channel, each.is_first),
-                        eta=each.begins_at if each.begins_at > now else None,
-                        queue=self._queue_of(each.channel),
-                        producer=producer,
-                        declare=[],
-                        retry=False,
-                        ignore_result=True,
-                        argsrepr="",
-                        kwargsrepr="",
-                    )
+                    self._send(producer, each, is_early=each.begins_at > now)
+
+    def _send(self, producer: Any, each: Group, *, is_early: bool) -> None:
+        """Publish one task. Its ETA is the worker's to keep, whatever the broker.
+
+        On quorum queues ``send_task`` would leave that to the broker, in whole seconds.
+        """
+        amqp: Any = self._app.amqp  # celery-types does not know what it offers
+        ids = [str(message_id) for message_id in each.message_ids]
+        task = amqp.create_task_message(
+            str(uuid4()),
+            DELIVER,
+            (ids, each.channel, each.is_first),
+            {},
+            eta=each.begins_at if is_early else None,
+            ignore_result=True,
+            argsrepr="",
+            kwargsrepr="",
+        )
+        queue = amqp.queues[self._queue_of(each.channel)]
+        amqp.send_task_message(producer, DELIVER, task, queue=queue, declare=[], retry=False)

@@ -26,6 +26,14 @@ class Consumer(consumer.Consumer):
     none back, and one that was not may take minutes.
     """
 
+    class Blueprint(consumer.Consumer.Blueprint):  # type: ignore[valid-type, misc]  # a class it is
+        """Celery's steps, without the queues that would delay tasks for their publishers."""
+
+        default_steps = tuple(
+            step for step in consumer.Consumer.Blueprint.default_steps
+            if not str(step).endswith("DelayedDelivery")
+        )  # fmt: skip
+
     def ensure_connected(self, connection: Any) -> Any:
         """Connect, however long it takes."""
         return super().ensure_connected(_knocking_soon(connection))

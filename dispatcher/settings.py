@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, ValidationError, model_validator
@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     prune_interval: Length = timedelta(minutes=1)
     redelivery_timeout: Length = timedelta(seconds=120)
     """Redis broker: Celery's visibility timeout."""
+    queue_type: Literal["quorum", "classic"] = "quorum"
+    """RabbitMQ broker: what its queues are. A queue that is there cannot become the other."""
     enqueue_grace: Length = timedelta(seconds=5)
     """How long past its time a message may stay unclaimed before it is enqueued again."""
     overdue_after: Length = timedelta(minutes=5)

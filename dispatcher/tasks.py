@@ -83,33 +83,33 @@ def worker_has_ended(**_: object) -> None:
 @shared_task(name="dispatcher.enqueue_due", **OURS)
 def enqueue_due() -> None:
     """Hand over what comes near."""
-    here().sweep.enqueue_due()
+    here().ticks.run("enqueue_due", here().sweep.enqueue_due)
     here().pulse.done("enqueue_due")
 
 
 @shared_task(name="dispatcher.rescue", **OURS)
 def rescue() -> None:
     """Free what a dead worker left."""
-    here().sweep.rescue()
+    here().ticks.run("rescue", here().sweep.rescue)
     here().pulse.done("rescue")
 
 
 @shared_task(name="dispatcher.reconcile", **OURS)
 def reconcile() -> None:
     """Make Redis agree with the store."""
-    here().sweep.reconcile()
+    here().ticks.run("reconcile", here().sweep.reconcile)
     here().pulse.done("reconcile")
 
 
 @shared_task(name="dispatcher.catch_up", **OURS)
 def catch_up() -> None:
     """Expire or book again what is overdue."""
-    here().catch_up.run()
+    here().ticks.run("catch_up", here().catch_up.run)
     here().pulse.done("catch_up")
 
 
 @shared_task(name="dispatcher.prune", **OURS)
 def prune() -> None:
     """Delete what is old."""
-    here().sweep.prune()
+    here().ticks.run("prune", here().sweep.prune)
     here().pulse.done("prune")

@@ -17,10 +17,11 @@ from tests.support.far import FarDatabase
 from tests.support.figures import pytest_terminal_summary, report
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq import own_queue, rabbitmq
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
 
-__all__ = ["pytest_terminal_summary", "report"]
+__all__ = ["own_queue", "pytest_terminal_summary", "rabbitmq", "report"]
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,23 @@ windows.register(app)
 doctor.register(app)
 demo.register(app)
 
+_PANELS = {
+    "Submit": ("submit", "import", "next-slot"),
+    "Look": ("status", "top", "list", "show", "held", "timeline", "export"),
+    "Change": ("cancel", "reschedule", "update", "retry", "release", "drop"),
+}
+
+
+def _panel_of(name: str) -> str:
+    return next((panel for panel, names in _PANELS.items() if name in names), "Run")
+
+
+for _command in app.registered_commands:
+    _name = str(_command.name or getattr(_command.callback, "__name__", ""))
+    _command.rich_help_panel = _panel_of(_name)
+for _group in app.registered_groups:
+    _group.rich_help_panel = _panel_of(str(_group.name))
+
 
 def main() -> None:
     """Run the command line; errors are one sentence on standard error."""

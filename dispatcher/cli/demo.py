@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.cli import show
+from dispatcher.cli.filters import examples
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.clock import SystemClock
@@ -51,7 +52,7 @@ class _Play:
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command()(demo)
+    app.command(epilog=examples("dispatcher demo"))(demo)
 
 
 def demo() -> None:

@@ -14,6 +14,7 @@ from dispatcher.celery_app import settings_of
 from dispatcher.checkup import doctor_for
 from dispatcher.cli import show
 from dispatcher.cli.app import say_error
+from dispatcher.cli.filters import examples
 from dispatcher.doctor import Examined, Finding, Level
 from dispatcher.settings import Settings
 
@@ -22,7 +23,8 @@ _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level
 
 def register(app: typer.Typer) -> None:
     """Add this command to ``app``."""
-    app.command()(doctor)
+    lines = ("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
+    app.command(epilog=examples(*lines))(doctor)
 
 
 def doctor(

@@ -19,21 +19,24 @@ from celery.signals import worker_ready
 from dispatcher.bootstrap import Parts
 from dispatcher.cli import show
 from dispatcher.cli.doctor import check_before_start
+from dispatcher.cli.filters import examples
 from dispatcher.settings import PARENT_VARIABLE, Settings
 from dispatcher.store import migrate as migrate_store
 
 _PARENT_SECONDS = 0.5
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    app.command()(up)
-    app.command(context_settings=_PASS_ON)(worker)
-    app.command(context_settings=_PASS_ON)(beat)
-    app.command()(migrate)
-    app.command()(version)
+    app.command(epilog=examples("dispatcher up"))(up)
+    lines = ("dispatcher worker -c 8", "dispatcher worker --queues=dispatcher.sms")
+    app.command(context_settings=_PASS_ON, epilog=examples(*lines))(worker)
+    app.command(context_settings=_PASS_ON, epilog=examples("dispatcher beat"))(beat)
+    app.command(epilog=examples("dispatcher migrate"))(migrate)
+    app.command(epilog=examples("dispatcher version"))(version)
 
 
 def up() -> None:
@@ -89,16 +92,24 @@ def beat(context: typer.Context) -> None:
     _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 
-def migrate() -> None:
+def migrate(as_json: AsJson = False) -> None:
     """Bring the database to the schema of this version. Safe to repeat."""
     parts = Parts(Settings.load())
-    show.out.print(f"the database is at revision {migrate_store(parts.database)}")
+    revision = migrate_store(parts.database)
     parts.close()
+    if as_json:
+        show.as_json({"revision": revision})
+    else:
+        show.out.print(f"the database is at revision {revision}")
 
 
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    show.out.print(installed_version("dispatcher"))
+    number = installed_version("dispatcher")
+    if as_json:
+        show.as_json({"version": number})
+    else:
+        show.out.print(number)
 
 
 def _celery(*arguments: str) -> None:

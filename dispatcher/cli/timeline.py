@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dispatcher import zones
 from dispatcher.cli import show
+from dispatcher.cli.filters import examples
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.reservation import QuotaTimeline, Span, Timeline
@@ -31,7 +32,8 @@ _LEGENDS = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("timeline")(timeline)
+    lines = ("dispatcher timeline ada", "dispatcher timeline ada --channel sms --days 7")
+    app.command("timeline", epilog=examples(*lines))(timeline)
 
 
 def timeline(

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dispatcher.cli import show
+from dispatcher.cli.bars import bar
+from dispatcher.cli.filters import examples
 from dispatcher.client import Dispatcher
 from dispatcher.verification import Difference, Verified
 
@@ -22,8 +23,9 @@ def register(app: typer.Typer) -> None:
     windows = typer.Typer(
         no_args_is_help=True, help="Compare the windows in Redis with SQL, or rebuild them."
     )
-    windows.command()(verify)
-    windows.command()(rebuild)
+    windows.command(epilog=examples("dispatcher windows verify"))(verify)
+    lines = ("dispatcher windows rebuild", "dispatcher windows rebuild --shard 3 --yes")
+    windows.command(epilog=examples(*lines))(rebuild)
     app.add_typer(windows, name="windows")
 
 
@@ -48,6 +50,7 @@ def rebuild(
         list[int] | None, typer.Option(help="Only this shard; may be repeated. Default: all.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fill shards again from SQL, a few at a time; submits to those are refused meanwhile.
 
@@ -56,16 +59,21 @@ def rebuild(
     with Dispatcher() as dispatcher:
         wanted = len(set(shard)) if shard else dispatcher.settings.shards
         if not yes:
-            typer.confirm(f"Refuse submits to {wanted} shards while they are rebuilt?", abort=True)
-        with _progress() as progress:
+            question = f"Refuse submits to {wanted} shards while they are rebuilt?"
+            typer.confirm(question, abort=True, err=True)
+        with bar() as progress:
             task = progress.add_task("rows read")
             done = dispatcher.rebuild_windows(
                 shard or None,
                 progress=lambda read, total: progress.update(task, completed=read, total=total),
             )
-    show.out.print(f"{len(done)} of {wanted} shards rebuilt")
+    if as_json:
+        show.as_json({"wanted": wanted, "rebuilt": list(done)})
+    else:
+        show.out.print(f"{len(done)} of {wanted} shards rebuilt")
+        if len(done) < wanted:
+            show.out.print("[yellow]the others are being rebuilt by another process[/]")
     if len(done) < wanted:
-        show.out.print("[yellow]the others are being rebuilt by another process[/]")
         raise typer.Exit(1)
 
 
@@ -119,13 +127,3 @@ def _detail(each: Difference) -> str:
         if at is not None
     ]
     return f"{each.fault.value}: {', '.join(times)}"
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=show.out,
-    )

@@ -360,8 +360,7 @@ class Round:
     ) -> Failure:
         message = claim.message
         wait = None
-        is_held = outcome is Outcome.UNKNOWN and message.on_unknown == "hold"
-        if message.attempt_count < message.max_attempts and not is_held:
+        if message.attempt_count < message.max_attempts:
             channel = self._settings.channels[message.channel]
             wait = backoff(
                 message.attempt_count,

@@ -98,6 +98,7 @@ class Doctor:
         found = [
             *_of("redis", redis, of_redis.CHECKS),
             *_of("store", store, of_store.CHECKS),
+            *_of("broker", _asked(self._broker.server), (of_broker.queues(self._settings),)),
             *self._of_clocks(redis, store),
         ]
         return tuple(each for each in found if each.stops_worker)
@@ -110,7 +111,7 @@ class Doctor:
             pair = of_broker.Neighbours(broker, redis)
         of_app = (of_broker.serializer, of_broker.redelivery(self._settings), of_broker.attached)
         return [
-            *_of("broker", broker, ()),
+            *_of("broker", broker, (of_broker.queues(self._settings),)),
             _judged(of_broker.separate, pair),
             *_of("app", app, of_app),
         ]

@@ -37,6 +37,27 @@ def separate(facts: Neighbours) -> Verdict:
     )
 
 
+def queues(settings: Settings) -> Check[BrokerFacts]:
+    """Return the check that the queues are what the settings want them to be.
+
+    A worker cannot take tasks from others, and would only connect again and again.
+    """
+
+    def judge(broker: BrokerFacts) -> Verdict:
+        if not broker.other_queues:
+            return ok("each of ours can be used, or is not there yet")
+        named = ", ".join(broker.other_queues)
+        other = "classic" if settings.queue_type == "quorum" else "quorum"
+        return error(
+            f"there but not as queue_type = {settings.queue_type!r} makes them: {named}",
+            "stop the workers and delete these queues (rabbitmqctl delete_queue …): what was in "
+            f"them is handed over again; or set queue_type = {other!r}",
+            stops_worker=True,
+        )
+
+    return Check("broker.queues", judge)
+
+
 @check("app.serializer")
 def serializer(app: AppFacts) -> Verdict:
     """Tell whether somebody who writes to the broker can run code in a worker."""

@@ -13,7 +13,7 @@ _LOOKS = 4
 _ROUNDED = timedelta(milliseconds=1)
 """Servers tell whole milliseconds."""
 _MOST_APART = timedelta(seconds=1)
-"""A tick of the sweep expires after a second: a worker that is further ahead drops them all."""
+"""Send times are judged by the clocks of those who submit, expiries of ticks by a worker's."""
 _UNEASY = _MOST_APART / 2
 """Another machine may be as far off the other way."""
 
@@ -65,13 +65,13 @@ def agreement(name: str, whose: str, *, stops_worker: bool) -> Check[Offset]:
         remedy = "let NTP set the clocks of all machines"
         if offset.at_least > _MOST_APART:
             return error(
-                f"{found}. A worker whose clock is more than a second ahead of beat's drops every "
-                "tick of the sweep, and send times are judged by a clock that is wrong",
+                f"{found}. Send times are judged by a clock that is wrong, and a worker that is "
+                "far ahead of beat drops every tick of the sweep",
                 remedy,
                 stops_worker=stops_worker,
             )
         if offset.at_least > _UNEASY:
-            return warning(f"{found}; a second between two machines stops the sweep", remedy)
+            return warning(f"{found}; another machine may be as far off the other way", remedy)
         if offset.at_most > _MOST_APART:
             return warning(
                 f"answers took too long to tell: the clock of {whose} is at most "

@@ -67,7 +67,7 @@ class Result:
 class Failure:
     """A hand-over that failed. ``wait`` until the next try; None when there will be none.
 
-    With an unknown outcome a message is held that says so.
+    With an unknown outcome a message is held that says so, whatever the wait.
     """
 
     claim: Claim

@@ -20,14 +20,12 @@ _MOST_ATTEMPTS = 32_767
 class Standstill(NamedTuple):
     """A message as it is stored, and what decides whether it may be tried again.
 
-    ``is_unknown`` tells that nobody knows what came of its last try, ``is_too_late`` that its
-    expiry has come.
+    ``is_unknown`` tells that nobody knows what came of its last try.
     """
 
     message: Message
     token: int
     is_unknown: bool
-    is_too_late: bool
 
 
 class FailedMessages:
@@ -47,14 +45,11 @@ class FailedMessages:
             *MESSAGE_COLUMNS,
             messages.c.claim_token,
             unknown.label("is_unknown"),
-            (messages.c.expires_at <= database_now()).label("is_too_late"),
         ).where(messages.c.id == message_id)
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise MessageNotFound(message_id)
-        return Standstill(
-            to_message(row), row.claim_token, bool(row.is_unknown), bool(row.is_too_late)
-        )
+        return Standstill(to_message(row), row.claim_token, bool(row.is_unknown))
 
     def retry(self, found: Standstill, *, tries: int) -> Standstill:
         """Give a failed message so many tries more, the first one at once.

@@ -70,11 +70,11 @@ class Listing:
         if found_by_index and wanted.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(messages.c.id, messages.c.id)
-        place = after
+        place, end, is_last = after, None, found_by_index
         while True:
-            end = None
-            if not found_by_index:
+            if end is None and not is_last:
                 end = self._edge(place, before, oldest_first=oldest_first, many=_EXAMINED)
+                is_last = end is None
             stretch = _between(place, end, oldest_first=oldest_first)
             first = (
                 select(messages.c.id)
@@ -95,7 +95,7 @@ class Listing:
             elif end is None:
                 return
             else:
-                place = end
+                place, end = end, None
 
     def page(self, wanted: Selection, *, after: UUID | None, at_most: int) -> Page:
         """Return at most so many of what is selected, newest first, from behind ``after`` on."""

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 
 from dispatcher.message import Message, Status
 from dispatcher.store.chosen import change_chosen
+from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
@@ -84,13 +85,15 @@ class Overdue:
         another sweep has earlier ones: it is to go on, or the order would be lost.
         """
         now = database_now()
-        wanted = (
-            select(messages.c.id)
-            .where(self._to_reslot, messages.c.enqueue_at <= now)
-            .order_by(messages.c.send_at, messages.c.id)
-            .limit(at_most)
-            .with_for_update(skip_locked=True)
-        )
+        free = and_(self._to_reslot, messages.c.enqueue_at <= now)
+        ordered = select(messages.c.id).order_by(messages.c.send_at, messages.c.id).limit(at_most)
+        these = free
+        if self._database.engine.dialect.name in MYSQL:
+            # To sort them it reads all that are overdue, and would lock what it reads.
+            first = ordered.where(free)
+            ids = self._database.run(lambda connection: connection.scalars(first).all())
+            these = and_(free, messages.c.id.in_(ids))
+        wanted = ordered.where(these).with_for_update(skip_locked=True)
         taken_until = later(now, ttl.total_seconds())
         put_off = update(messages).values(enqueue_at=taken_until)
         told = (*MESSAGE_COLUMNS, now.label("now"))

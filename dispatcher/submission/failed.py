@@ -9,8 +9,6 @@ from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
 from dispatcher.store import FailedMessages
 
-_PAST = "past its expiry"
-
 
 class Failed:
     """The use case of those who mended what made messages fail. The row decides every race.
@@ -34,8 +32,6 @@ class Failed:
         message = found.message
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
-        if found.is_too_late:
-            raise TooLate(message_id, _PAST)
         if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
             raise InvalidValue(
                 "perhaps_sent",
@@ -47,5 +43,5 @@ class Failed:
             raise UnknownChannel(message.channel, tuple(self._settings.channels))
         now = self._failed.retry(found, tries=channel.max_attempts)
         if now.message.status is Status.FAILED and now.token == found.token:
-            raise TooLate(message_id, _PAST)
+            raise TooLate(message_id, "past its expiry")
         return now.message

@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dispatcher.clock import SystemClock
 from dispatcher.errors import ReservationsUnavailable
@@ -65,7 +67,8 @@ def test_a_process_says_that_it_lives_what_it_did_and_that_it_ended(
 
 
 def test_nothing_waits_for_a_redis_that_is_away() -> None:
-    away = Signs(redis.Redis(port=1), namespace="signs")
+    client = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
+    away = Signs(client, namespace="signs")
     pulse = Pulse(lambda: away, clock=SystemClock())
     pulse.start(Kind.BEAT, "beat@here")
     pulse.done("rescue")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ from dispatcher.queue import Group
 from dispatcher.quota import Limit, Quota
 from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
-from dispatcher.store import Claim
+from dispatcher.store import Claim, Failure, Result
 from dispatcher.submission import Changes, Handover, Submission, Wish, submission
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from tests.simulation.broker import Broker, SimQueue, begins_in
@@ -582,7 +582,10 @@ class World:
 
 
 class WatchedClaims(MemoryClaims):
-    """Claims. What is known of earlier tries when a message is claimed again is written down."""
+    """Claims. What is known of earlier tries when a message is claimed again is written down.
+
+    And whether a claim is ended by one that is not the last: by a success alone.
+    """
 
     def __init__(self, tables: Tables, facts: Facts, *, ttl: timedelta) -> None:
         super().__init__(tables, ttl=ttl)
@@ -596,6 +599,34 @@ class WatchedClaims(MemoryClaims):
             then = self._facts.known_then.setdefault(claim.message.id, [])
             then[len(then) :] = known[len(then) :]
         return claims
+
+    def record(
+        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+    ) -> None:
+        others = self._of_others(each.claim for each in failures)
+        super().record(results, failures, enqueue_in=enqueue_in)
+        self._look_again(others)
+
+    def put_back(
+        self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
+    ) -> None:
+        given = list(snoozed)
+        others = self._of_others(claim for claim, _ in given)
+        super().put_back(given, enqueue_in=enqueue_in)
+        self._look_again(others)
+
+    def _of_others(self, claims: Iterable[Claim]) -> list[Row]:
+        """Return the rows that somebody else has claimed since."""
+        rows = ((self._rows.messages.get(each.message.id), each.token) for each in claims)
+        return [
+            row for row, token in rows
+            if row and row.status is Status.SENDING and row.claim_token != token
+        ]  # fmt: skip
+
+    def _look_again(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.status is not Status.SENDING:
+                self._facts.wrong.append(f"the claim of {row.id} was ended by an older one")
 
 
 @contextmanager

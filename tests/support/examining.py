@@ -29,7 +29,7 @@ def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:
     }
 
 
-def stops(house: House) -> set[str]:
+def stops(house: House, **settings: Any) -> set[str]:
     """Name the checks for which a worker does not start."""
-    with doctor_for(house.settings, clock=house.clock) as doctor:
+    with doctor_for(house.settings.model_copy(update=settings), clock=house.clock) as doctor:
         return {each.check for each in doctor.before_start()}

@@ -158,7 +158,8 @@ class MailServer(AbstractContextManager["MailServer"]):
         return AuthResult(success=right, handled=False)
 
 
-CLOSE, HANG, DRIP = "close", "hang", "drip"
+CLOSE, HANG, DRIP, LATE = "close", "hang", "drip", "late"
+LATE_SECONDS = 0.7
 EHLO = "250-scripted\r\n250-SIZE 1000000\r\n250 8BITMIME"
 _POLITE = {
     "connection": "220 scripted", "EHLO": EHLO, "MAIL": "250 ok", "RCPT": "250 ok",
@@ -170,9 +171,9 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
     """Speaks SMTP by a script: what it answers to each word, which is a reply or a way to fail.
 
     A list is used up, one answer a time, and then the polite answer is given. ``CLOSE`` cuts the
-    line, ``HANG`` says nothing more, ``DRIP`` answers a byte at a time and never ends, and a reply
-    after ``HANG`` is given before. ``got`` is its ledger: the whole messages that it has read,
-    whatever it answered.
+    line, ``HANG`` says nothing more, ``DRIP`` answers a byte at a time and never ends. A reply
+    after ``HANG`` is given before it, one after ``LATE`` comes ``LATE_SECONDS`` late. ``got`` is
+    its ledger: the whole messages that it has read, whatever it answered.
     """
 
     def __init__(
@@ -243,6 +244,9 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
                 line.sendall(reply.encode() + b"\r\n")
             self._over.wait(30)
             raise ConnectionError
+        if planned.startswith(LATE):
+            self._over.wait(LATE_SECONDS)
+            planned = planned.removeprefix(LATE).strip()
         while planned == DRIP and not self._over.wait(0.05):
             line.sendall(b"2")
         line.sendall(planned.encode() + b"\r\n")

@@ -54,6 +54,18 @@ PINNED_TRANSPORT: dict[str, Any] = {
 NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up"]
 
 
+def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
+    quorum = options(Settings.load(broker_url="amqp://broker//"))
+    assert {str(each.queue_arguments) for each in quorum["task_queues"]} == {
+        "{'x-queue-type': 'quorum'}"
+    }
+    assert quorum["worker_prefetch_multiplier"] == 64, "their bound does not grow"
+    for others in ({"broker_url": "amqp://broker//", "queue_type": "classic"}, {}):
+        found = options(Settings.load(**others))
+        assert {each.queue_arguments for each in found["task_queues"]} == {None}
+        assert found["worker_prefetch_multiplier"] == 1
+
+
 @pytest.mark.parametrize(("name", "value"), PINNED.items(), ids=str)
 def test_an_option_has_its_value(name: str, value: object) -> None:
     assert options(REDIS)[name] == value
@@ -102,18 +114,18 @@ def test_a_task_is_registered_by_its_name(name: str) -> None:
     assert task.__doc__
 
 
-def test_the_sweep_is_all_of_its_duties_each_expiring_after_one_tick() -> None:
+def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     schedule = beat_schedule(CATCHING_UP)
     assert set(schedule) == {f"dispatcher.{name}" for name in NAMES[1:]}
     for name, entry in schedule.items():
         every = timedelta(minutes=1) if name == "dispatcher.prune" else timedelta(seconds=1)
         assert (entry["task"], entry["schedule"]) == (name, every)
-        assert entry["options"]["expires"] == every.total_seconds()
+        assert entry["options"]["expires"] == 10 * every.total_seconds()
         assert entry["options"]["queue"] == "dispatcher"
     often = beat_schedule(Settings.load(sweep_interval=0.2, queue="other"))
     assert often["dispatcher.rescue"]["schedule"] == timedelta(milliseconds=200)
     assert often["dispatcher.rescue"]["options"] == {
-        "expires": 1.0, "queue": "other", "argsrepr": "", "kwargsrepr": "",
+        "expires": 10.0, "queue": "other", "argsrepr": "", "kwargsrepr": "",
     }  # fmt: skip
 
 

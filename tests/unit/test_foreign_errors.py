@@ -194,7 +194,7 @@ def test_whatever_the_broker_raises_is_translated(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(parts.queue._app, "send_task", fail)
+    monkeypatch.setattr(parts.queue._app.amqp, "send_task_message", fail)
     ticket = Ticket(new_id(), "sms", NOON)
     with pytest.raises(QueueUnavailable) as caught:
         parts.queue.enqueue([ticket])

@@ -12,7 +12,7 @@ import pytest
 import dispatcher
 from dispatcher import errors
 
-PACKAGES = ["cli", "limiters", "reservation", "store", "submission", "transports"]
+PACKAGES = ["cli", "limiters", "operation", "reservation", "store", "submission", "transports"]
 
 
 @pytest.mark.parametrize("name", dispatcher.__all__)
@@ -46,7 +46,7 @@ def test_every_error_a_caller_may_meet_is_public() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in vars(dispatcher.Dispatcher) if not name.startswith("_")]
+    "method", [name for name in dir(dispatcher.Dispatcher) if not name.startswith("_")]
 )
 def test_every_method_of_the_front_door_is_documented(method: str) -> None:
     assert inspect.getdoc(getattr(dispatcher.Dispatcher, method))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +28,7 @@ ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "rec
 COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
     "cancel", "next-slot", "import", "timeline", "windows", "doctor", "held", "release", "drop",
-    "retry", "export", "version",
+    "retry", "export", "status", "top", "version",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")
@@ -44,7 +47,9 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
     assert "Exit codes" in shown.output
     for command in COMMANDS:
         assert command in shown.output
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+        helped = CliRunner().invoke(app, [command, "--help"])
+        assert helped.exit_code == 0
+        assert f"$ dispatcher {command}" in helped.output or command == "windows"
 
 
 def test_submit_as_json_has_every_field(house: House, run: Run) -> None:
@@ -150,8 +155,62 @@ def test_next_slot_tells_and_books_nothing(house: House, run: Run) -> None:
     assert run("next-slot", "--recipient", "ada").code == 0
 
 
+def test_a_page_of_a_list_tells_how_to_read_on(house: House, run: Run) -> None:
+    ids = [str(house.submit(f"r{n}", send_in=timedelta(minutes=10)).id) for n in range(3)]
+    first = run("list", "--limit", "2")
+    assert f"there are more: --after {ids[1]}" in first.out
+    rest = run("list", "--limit", "2", "--after", ids[1])
+    assert ids[0] in rest.out
+    assert "there are more" not in rest.out
+
+
+def test_list_takes_every_filter(house: House, run: Run) -> None:
+    message = house.submit("ada", scope="family", idempotency_key="k", send_in=timedelta(hours=1))
+    house.submit("ben", channel="file", send_in=timedelta(hours=3))
+    later = (message.send_at + timedelta(hours=1)).isoformat()
+    for filters in (
+        ("--scope", "family"), ("--key", "k"), ("--to", later), ("--status", "scheduled",
+        "--channel", "memory"), ("--from", "2020-01-01T00:00", "--zone", "UTC", "--to", later),
+    ):  # fmt: skip
+        assert [each["id"] for each in run("list", *filters, "--json").lines] == [str(message.id)]
+    assert run("list", "--overdue", "--json").lines == []
+
+
+def test_a_shell_completes_commands_and_channels(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(words: str) -> str:
+        monkeypatch.setenv("_DISPATCHER_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        return CliRunner().invoke(app, [], prog_name="dispatcher").output
+
+    assert "reschedule" in completed("dispatcher re")
+    assert completed("dispatcher list --channel m").strip() == "memory"
+    monkeypatch.setenv("DISPATCHER_CONFIG", "/nowhere.toml")
+    assert completed("dispatcher list --channel m").strip() == ""
+
+
+def test_colours_are_for_terminals_that_want_them(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(**wish: str) -> str:
+        code = "from dispatcher.cli import main; import sys; sys.argv[1:] = ['list']; main()"
+        plain = {name: each for name, each in os.environ.items() if name != "NO_COLOR"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=plain | wish, capture_output=True, check=True
+        )
+        return done.stdout.decode()
+
+    house.submit()
+    assert "\x1b[36mscheduled" in shown(FORCE_COLOR="1", TERM="xterm")
+    assert "\x1b[36m" not in shown(FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    assert "\x1b" not in shown()
+
+
 def test_version_is_the_installed_one(run: Run) -> None:
     assert run("version").out == f"{version('dispatcher')}\n"
+    assert run("version", "--json").data == {"version": version("dispatcher")}
 
 
 def test_migrate_builds_the_tables_and_is_safe_to_repeat(

@@ -16,7 +16,8 @@ from tests.support.waiting import wait_until
 CHECKS = [
     "redis.answers", "redis.version", "redis.eviction", "redis.writes", "redis.persistence",
     "redis.replicas", "redis.cluster", "redis.memory", "redis.complete", "store.answers",
-    "store.migrations", "store.indexes", "store.durability", "broker.answers", "broker.separate",
+    "store.migrations", "store.indexes", "store.durability", "broker.answers", "broker.queues",
+    "broker.separate",
     "app.answers", "app.serializer", "app.redelivery", "app.attached", "clock.store",
     "clock.redis", "work.sweep", "work.overdue", "work.claims", "work.orphans", "work.channels",
 ]  # fmt: skip
@@ -25,10 +26,10 @@ CHECKS = [
 def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == "26 ok"
+    assert ran.out.splitlines()[-1] == "27 ok"
     data = run("doctor", "--json").data
     assert data["level"] == "ok"
-    assert data["counts"] == {"ok": 26, "warning": 0, "error": 0, "skipped": 0}
+    assert data["counts"] == {"ok": 27, "warning": 0, "error": 0, "skipped": 0}
     assert [each["check"] for each in data["findings"]] == CHECKS
     assert data["findings"][2] == {
         "check": "redis.eviction",
@@ -43,7 +44,7 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     house.redis.delete(house.keys("ada").epoch)
     ran = run("doctor")
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "25 ok, 1 warning"
+    assert ran.out.splitlines()[-1] == "26 ok, 1 warning"
     assert "remedy: the sweep rebuilds them" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 
 import pytest
@@ -17,6 +19,7 @@ from dispatcher.cli.glance import sparkline
 from dispatcher.liveness import LOST_AFTER, Kind
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
+from tests.support.waiting import wait_until
 
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 
@@ -90,8 +93,9 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
 ) -> None:
     channels = {"memory": {"transport": "memory", "limits": ["10/minute"], "concurrency": 3}}
     monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(channels))
+    message = house.submit(send_in=HOUR)
     before = house.snapshot()
-    assert (run("status").code, run("top").code) == (0, 0)
+    assert [run(*each).code for each in (["status"], ["top"], ["show", str(message.id)])] == [0] * 3
     assert house.snapshot() == before, "though its settings reach further than Redis is complete"
     with closing(Parts(Settings.load())) as parts:
         parts.sweep.reconcile(settle=timedelta(0))
@@ -144,6 +148,33 @@ def test_watching_goes_on_and_ends_in_good_order(house: House) -> None:
         assert child.wait(10) == 0
         assert child.stderr.read() == b""
     assert first["now"] < second["now"]
+
+
+def test_watching_in_a_terminal_ends_with_ctrl_c(house: House) -> None:
+    near, far = pty.openpty()
+    os.set_blocking(near, False)
+    command = [sys.executable, "-m", "dispatcher", "status", "--watch", "--every", "0.1"]
+    seen = b""
+
+    def shown() -> bytes:
+        nonlocal seen
+        with suppress(BlockingIOError):
+            while some := os.read(near, 65_536):
+                seen += some
+        return seen
+
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    with subprocess.Popen(command, stdin=far, stdout=far, stderr=far, env=env) as child:
+        try:
+            wait_until(lambda: b"next 60 minutes" in shown(), 20)
+            child.send_signal(signal.SIGINT)
+            wait_until(lambda: shown() and child.poll() is not None, 10)
+        finally:
+            child.kill()
+    assert child.returncode == 0
+    assert b"Traceback" not in shown()
+    os.close(far)
+    os.close(near)
 
 
 def test_top_ranks_by_messages_and_tells_the_fullest_quota(

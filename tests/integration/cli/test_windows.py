@@ -110,7 +110,7 @@ def test_without_yes_it_asks_and_does_nothing_unless_told(
     monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
     ran = run("windows", "rebuild")
     assert ran.code == 1
-    assert "Refuse submits to 4 shards" in ran.out
+    assert "Refuse submits to 4 shards" in ran.err
     assert wrong.snapshot() == before
 
 
@@ -129,6 +129,8 @@ def test_what_another_process_rebuilds_ends_with_1(
     assert ran.code == 1
     assert "3 of 4 shards rebuilt" in ran.out
     assert "another process" in ran.out
+    again = run("windows", "rebuild", "--yes", "--shard", "1", "--json")
+    assert (again.code, again.data) == (0, {"wanted": 1, "rebuilt": [1]})
 
 
 def test_a_rebuild_that_is_killed_is_taken_over(house: House, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, true
+from sqlalchemy import Connection, event, select, true
 
 from dispatcher import Message, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.clock import SystemClock
 from dispatcher.sendtime import to_ms
-from dispatcher.store import Claims, Overdue
+from dispatcher.store import Claims, Database, Overdue
 from dispatcher.store.schema import messages
 from dispatcher.submission import CaughtUp
 from tests.integration.house.conftest import Build
@@ -301,6 +301,28 @@ def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> No
     taken = store.take(at_most=9, ttl=MINUTE)
     assert taken is not None
     assert [each.id for each in taken.messages] == [first.id, second.id], "they were given back"
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
+    for n in range(6):
+        back.submit(f"{n}", channel="reslot", send_in=n * SECOND)
+    store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
+    free: list[int] = []
+
+    def look(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        del connection, cursor
+        if statement.startswith("UPDATE messages"):  # the batch is locked
+            unlocked = select(messages.c.id).with_for_update(skip_locked=True)
+            others = Database(back.url)
+            free.append(len(others.transact(lambda line: line.execute(unlocked).all())))
+            others.close()
+
+    event.listen(back.database.engine, "after_cursor_execute", look)
+    taken = store.take(at_most=2, ttl=MINUTE)
+    assert taken is not None
+    assert len(taken.messages) == 2
+    assert free == [4]
 
 
 @pytest.mark.every_database

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Connection, Exchange, Queue
 from sqlalchemy import event
 
 from dispatcher.clock import SystemClock
@@ -53,7 +54,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     found = examined(house)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 26
+    assert len(found) == 27
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -146,7 +147,7 @@ def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> N
     assert found["broker.answers"].level is ERROR
     assert {name for name, each in found.items() if each.level is SKIPPED} == {
         *(name for name in found if name.startswith("redis.") and name != "redis.answers"),
-        "broker.separate", "clock.redis", "work.orphans",
+        "broker.queues", "broker.separate", "clock.redis", "work.orphans",
     }  # fmt: skip
     assert found["store.migrations"].level is OK
     assert stops(lone) == set()
@@ -269,8 +270,34 @@ def test_broker_and_windows_in_one_database(house: House) -> None:
 @on_sqlite
 def test_a_broker_that_is_away_is_an_error_without_its_password(house: House) -> None:
     found = examined(house, broker_url="amqp://ada:hunter2@127.0.0.1:1//")
-    assert levels(found) == {"broker.answers": ERROR, "broker.separate": SKIPPED}
+    assert levels(found) == {
+        "broker.answers": ERROR, "broker.queues": SKIPPED, "broker.separate": SKIPPED,
+    }  # fmt: skip
     assert "hunter2" not in str(found)
+
+
+@on_sqlite
+@pytest.mark.parametrize(("there", "wanted"), [("classic", "quorum"), ("quorum", "classic")])
+def test_a_queue_of_another_type_stops_the_worker(
+    house: House, rabbitmq: str, own_queue: str, there: str, wanted: str
+) -> None:
+    """It would be refused each time, and connect again and again."""
+    with_broker: dict[str, Any] = {"broker_url": rabbitmq, "queue": own_queue}
+    found = examined(house, queue_type=wanted, **with_broker)
+    assert found["broker.queues"].level is OK, "there is none yet"
+    found = examined(house, queue_type=there, **with_broker)
+    assert found["broker.queues"].level is OK, "looking has made none"
+    arguments = {"x-queue-type": there} if there == "quorum" else None
+    with Connection(rabbitmq) as connection:
+        Queue(f"{own_queue}.memory", Exchange(f"{own_queue}.memory"),
+              queue_arguments=arguments)(connection.channel()).queue_declare()  # fmt: skip
+    found = examined(house, queue_type=there, **with_broker)
+    assert found["broker.queues"].level is OK
+    found = examined(house, queue_type=wanted, **with_broker)
+    assert found["broker.queues"].level is ERROR
+    assert f"{own_queue}.memory" in found["broker.queues"].found
+    assert there in (found["broker.queues"].remedy or "")
+    assert stops(house, queue_type=wanted, **with_broker) == {"broker.queues"}
 
 
 @on_sqlite

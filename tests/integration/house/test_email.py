@@ -13,13 +13,14 @@ from dispatcher import InvalidDraft, Message, Outcome, Status
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 from tests.support.mail import CLOSE, MailServer, ScriptedServer
+from tests.support.waiting import wait_until
 
 ADA = "ada@example.org"
 
 
-def at(build: Build, port: int, **more: Any) -> House:
-    options = {"url": f"smtp://127.0.0.1:{port}", "from": "Shop <mail@shop.example>"}
-    channels = {"email": {"transport": "smtp", "options": options, **more}}
+def at(build: Build, port: int, log_in: str = "") -> House:
+    options = {"url": f"smtp://{log_in}127.0.0.1:{port}", "from": "Shop <mail@shop.example>"}
+    channels = {"email": {"transport": "smtp", "options": options}}
     return build(clock=hour_ago(), channels=channels, quotas="100/minute")
 
 
@@ -45,6 +46,15 @@ def test_an_email_reaches_its_recipient_and_the_answer_is_kept(build: Build) -> 
     assert {again.again(each).status for each in messages} == {Status.SENT}
     [attempt] = again.dispatcher.attempts(messages[0].id)
     assert attempt.receipt == "250 2.0.0 queued as 1"
+
+
+def test_a_dispatcher_that_is_closed_says_good_bye_to_its_providers(build: Build) -> None:
+    with ScriptedServer() as server:
+        house = at(build, server.port)
+        assert house.deliver(submitted(house)) == 1
+        assert "QUIT" not in [each.upper() for each in server.heard]
+        house.close()
+        wait_until(lambda: "QUIT" in [each.upper() for each in server.heard])
 
 
 @pytest.mark.parametrize("recipient", ["ada", "ada@example.org, ben@example.org", "Ada <a@b.c>"])
@@ -107,17 +117,7 @@ def test_an_email_without_an_answer_is_held_or_goes_again(build: Build, on_unkno
 def test_a_wrong_password_costs_one_message_one_try(build: Build) -> None:
     script = {"EHLO": "250-x\r\n250 AUTH PLAIN", "AUTH": "535 5.7.8 wrong"}
     with ScriptedServer(script) as server:
-        house = at(build, server.port)
-        options = {
-            "url": f"smtp://shop:hunter2@127.0.0.1:{server.port}",
-            "from": "mail@shop.example",
-        }
-        house = build(
-            clock=hour_ago(),
-            url=house.url,
-            channels={"email": {"transport": "smtp", "options": options}},
-            quotas="100/minute",
-        )
+        house = at(build, server.port, "shop:hunter2@")
         messages = [submitted(house) for _ in range(5)]
         house.deliver(*messages)
         now = [house.again(each) for each in messages]

@@ -23,7 +23,8 @@ from dispatcher.store import Result
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 
-pytestmark = pytest.mark.every_database
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_every_database = pytest.mark.every_database
 
 CHANNELS = {"memory": {"transport": "memory", "max_attempts": 2}}
 MINUTE = timedelta(minutes=1)
@@ -50,6 +51,7 @@ def failed(house: House, **asked: Any) -> Message:
     return found
 
 
+@on_every_database
 def test_it_is_due_at_once_with_all_its_tries_and_in_its_place(slow: House) -> None:
     message = failed(slow)
     again = slow.dispatcher.retry(message.id)
@@ -66,6 +68,7 @@ def test_it_is_due_at_once_with_all_its_tries_and_in_its_place(slow: House) -> N
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == ["permanent", "sent"]
 
 
+@on_sqlite
 def test_the_limits_count_the_tries_before_it(slow: House) -> None:
     message = failed(slow)
     slow.dispatcher.retry(message.id)
@@ -76,6 +79,7 @@ def test_the_limits_count_the_tries_before_it(slow: House) -> None:
     assert slow.sent == []
 
 
+@on_sqlite
 def test_it_fails_again_after_its_round(slow: House) -> None:
     message = failed(slow)
 
@@ -93,6 +97,7 @@ def test_it_fails_again_after_its_round(slow: House) -> None:
     assert slow.dispatcher.retry(message.id).max_attempts == 5
 
 
+@on_sqlite
 def test_what_has_not_failed_is_left_alone(slow: House) -> None:
     message = slow.submit()
     before = slow.rows()
@@ -106,6 +111,7 @@ def test_what_has_not_failed_is_left_alone(slow: House) -> None:
         slow.dispatcher.retry(message.id)
 
 
+@on_sqlite
 def test_a_second_retry_is_told_of_the_first(slow: House) -> None:
     message = failed(slow)
     slow.dispatcher.retry(message.id)
@@ -113,6 +119,7 @@ def test_a_second_retry_is_told_of_the_first(slow: House) -> None:
         slow.dispatcher.retry(message.id)
 
 
+@on_every_database
 def test_past_its_expiry_it_stays_failed(slow: House) -> None:
     message = failed(slow, expire_after=2 * timedelta(hours=1))
     slow.change([message], expires_at=slow.database_time() - timedelta(seconds=1))
@@ -122,6 +129,7 @@ def test_past_its_expiry_it_stays_failed(slow: House) -> None:
     assert slow.rows() == before
 
 
+@on_every_database
 def test_what_holds_for_an_unknown_outcome_must_be_meant(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
     slow.parts.delivery._claims.claim([message.id])
@@ -136,6 +144,7 @@ def test_what_holds_for_an_unknown_outcome_must_be_meant(slow: House) -> None:
     assert again.status is Status.SCHEDULED
 
 
+@on_every_database
 def test_a_late_success_of_the_try_before_ends_it(slow: House) -> None:
     """The provider took it after all: the round that was to come does not happen."""
     message = slow.submit(on_unknown="hold")
@@ -148,6 +157,7 @@ def test_a_late_success_of_the_try_before_ends_it(slow: House) -> None:
     assert slow.again(message).status is Status.SENT
 
 
+@on_sqlite
 def test_a_channel_that_the_settings_do_not_know_is_refused(build: Build) -> None:
     one = build(clock=hour_ago(), channels=CHANNELS)
     message = failed(one)

@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dispatcher.clock import SystemClock
 from dispatcher.errors import LimitersUnavailable
@@ -79,6 +81,6 @@ def test_logs_that_are_not_complete_are_not_told(make: Make, redis_client: redis
 
 
 def test_a_redis_that_is_away_says_so() -> None:
-    away = redis.Redis(port=1)
+    away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     with pytest.raises(LimitersUnavailable):
         Fills(away, namespace=NAMESPACE, channel_limits={"sms": [Limit(1, 1)]}).read()

@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher import DeliveryError, PerhapsSent, PermanentFailure, TemporaryFailure
 from dispatcher.transports.smtp import SmtpTransport
-from tests.support.mail import CLOSE, DRIP, HANG, ScriptedServer, an_email, smtp
+from tests.support.mail import CLOSE, DRIP, HANG, LATE, ScriptedServer, an_email, smtp
 
 ROOMY = 10.0
 TIMEOUT = 0.8
@@ -132,6 +132,14 @@ def test_a_message_that_the_server_does_not_read_was_not_sent() -> None:
         transport = transport_to(server, timeout=TIMEOUT)
         with pytest.raises(TemporaryFailure, match="did not answer within"):
             transport.send(an_email(body={"text": f"{'x' * 70}\n" * 200_000}))
+        assert server.got == []
+
+
+def test_a_message_whose_answer_could_not_be_waited_for_is_not_ended() -> None:
+    with ScriptedServer({"DATA": f"{LATE} 354 go ahead"}) as server:
+        error = failed(server, TIMEOUT)
+        assert type(error) is TemporaryFailure
+        assert "no time is left for its answer" in str(error)
         assert server.got == []
 
 

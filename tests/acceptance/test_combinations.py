@@ -1,0 +1,75 @@
+"""Every broker with every database: submitted, delivered, a worker killed, lines to brokers cut."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.support.checks import lateness_ms
+from tests.support.environment import CHANNEL, SERVICES, Environment, Maker
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import ADDRESS, url_at
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.every_database
+MESSAGES = 24
+PUNCTUAL_MS = 500
+"""Half of the messages are not later, on a busy machine."""
+
+
+@pytest.fixture
+def to_rabbitmq(rabbitmq: str) -> Iterator[Proxy]:
+    """Give a line to RabbitMQ that the test may cut."""
+    assert rabbitmq
+    with Proxy(ADDRESS) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def to_redis() -> Iterator[Proxy]:
+    """Give a line to a Redis of its own, for the tasks alone, that the test may cut."""
+    with RedisServer() as server, Proxy(server.socket) as proxy:
+        yield proxy
+
+
+def test_redis_carries_the_tasks(environment: Maker, to_redis: Proxy) -> None:
+    broker_url = f"redis://127.0.0.1:{to_redis.port}/0"
+    goes_through_it_all(started(environment, broker_url=broker_url), to_redis)
+
+
+def test_rabbitmq_carries_the_tasks(environment: Maker, to_rabbitmq: Proxy, own_queue: str) -> None:
+    broker_url = url_at(("127.0.0.1", to_rabbitmq.port))
+    running = started(environment, broker_url=broker_url, queue=own_queue)
+    goes_through_it_all(running, to_rabbitmq)
+    assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
+
+
+def started(environment: Maker, **settings: object) -> Environment:
+    services = {"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]}
+    return environment(services=services, horizon=2, **settings)
+
+
+def goes_through_it_all(running: Environment, broker: Proxy) -> None:
+    """Half of the messages are near, half beyond the horizon; the worker dies in their midst."""
+    start = datetime.now(UTC) + timedelta(seconds=0.5)
+    accepted = [
+        running.dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"person-{number}",
+            body={},
+            send_at=start + timedelta(seconds=4 * number / MESSAGES),
+        )
+        for number in range(MESSAGES)
+    ]
+    wait_until(lambda: len(running.ledger()) > MESSAGES / 3)
+    broker.cut_all()
+    wait_until(lambda: len(running.ledger()) > MESSAGES)
+    running.kill("worker")
+    running.wait_until_ended(25)
+    assert running.restarts == 1, "the worker that was killed, and no other"
+    running.check(accepted)
+    assert statistics.median(lateness_ms(running.ledger())) < PUNCTUAL_MS
