@@ -26,7 +26,7 @@ STATUS = ((InvalidValue, 422), (MessageNotFound, 404), (Unavailable, 503))
 
 def create_app(settings: Settings | None = None) -> Flask:
     """Make the program. Nothing connects before the first request, so a server may fork first."""
-    app = Flask("shop")
+    app = Flask(__name__)
     dispatcher = app.extensions["dispatcher"] = Dispatcher(settings)
 
     @app.post("/reminders")
