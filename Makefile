@@ -48,7 +48,7 @@ check: $(READY) ## Lint, types, architecture, migrations, compose file
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check
 
 docs: $(READY) ## Build the documentation into site/; a link that leads nowhere fails it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff format .
