@@ -53,6 +53,7 @@ from dispatcher.store import (
     Overdue,
     Standings,
     StoreUpkeep,
+    Suppressions,
     overdue,
 )
 from dispatcher.submission import (
@@ -67,6 +68,7 @@ from dispatcher.submission import (
     Outlook,
     Planning,
     Submission,
+    Suppressing,
     Telling,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
@@ -139,6 +141,11 @@ class Parts:
     def messages(self) -> Messages:
         """Messages in the store."""
         return Messages(self.database)
+
+    @_built_once
+    def suppressions(self) -> Suppressions:
+        """Who has opted out, in the store."""
+        return Suppressions(self.database)
 
     @_built_once
     def rules(self) -> Rules:
@@ -228,6 +235,7 @@ class Parts:
             clock=self.clock,
             bulk=Bulk(self.windows),
             store=BulkMessages(self.database),
+            suppressions=self.suppressions,
             handover=self.handover,
             submission=self.submission,
         )
@@ -250,6 +258,7 @@ class Parts:
             clock=self.clock,
             copies=copies,
             store=BulkMessages(self.database),
+            suppressions=self.suppressions,
             submission=self.submission,
         )
 
@@ -275,18 +284,33 @@ class Parts:
     @_built_once
     def held(self) -> Held:
         """The use cases of those who decide about unknown outcomes."""
-        return Held(messages=self.messages, held=HeldMessages(self.database))
+        return Held(
+            messages=self.messages,
+            held=HeldMessages(self.database),
+            suppressions=self.suppressions,
+        )
 
     @_built_once
     def failed(self) -> Failed:
         """The use case of those who try again what had failed."""
-        return Failed(settings=self.settings, failed=FailedMessages(self.database))
+        return Failed(
+            settings=self.settings,
+            failed=FailedMessages(self.database),
+            suppressions=self.suppressions,
+        )
 
     @_built_once
     def cancelling(self) -> Cancelling:
         """The use case of those who cancel by the thousand."""
         return Cancelling(
             settings=self.settings, bulk=Bulk(self.windows), store=BulkMessages(self.database)
+        )
+
+    @_built_once
+    def suppressing(self) -> Suppressing:
+        """The use cases of those who opt out."""
+        return Suppressing(
+            settings=self.settings, suppressions=self.suppressions, cancelling=self.cancelling
         )
 
     @_built_once

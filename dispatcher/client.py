@@ -73,7 +73,7 @@ class Dispatcher(Looking, Deciding):
         on rollback; it is handed over after the commit. See docs/transactions.md.
 
         Raises:
-            InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel).
+            InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel, Suppressed).
             QuotaExceeded, QuietHours: the time does not fit; both carry the next slot.
             IdempotencyConflict: the key belongs to other content.
             ReservationsUnavailable: Redis is down, incomplete, evicting or full.

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from dispatcher.errors import TooLate
 from dispatcher.message import Message, Status
-from dispatcher.store import HeldMessages, Messages
+from dispatcher.store import HeldMessages, Messages, Suppressions
 
 _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 
@@ -14,8 +14,11 @@ _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 class Held:
     """The use cases of those who look after what is held. The row decides every race."""
 
-    def __init__(self, *, messages: Messages, held: HeldMessages) -> None:
+    def __init__(
+        self, *, messages: Messages, held: HeldMessages, suppressions: Suppressions
+    ) -> None:
         self._messages = messages
+        self._suppressions = suppressions
         self._held = held
 
     def find(self, *, at_most: int) -> list[Message]:
@@ -25,9 +28,11 @@ class Held:
     def release(self, message_id: UUID) -> Message:
         """Let a held message be tried once more, or end as expired where its time is up.
 
-        Raises MessageNotFound, and TooLate where it is not held, or somebody else was quicker.
+        Raises MessageNotFound; TooLate where it is not held, or somebody else was quicker; and
+        Suppressed where its recipient has opted out.
         """
-        self._require_held(message_id)
+        message = self._require_held(message_id)
+        self._suppressions.check(message.recipient, message.channel)
         message = self._held.release(message_id)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
@@ -36,7 +41,7 @@ class Held:
     def drop(self, message_id: UUID) -> Message:
         """Give a held message up: it ends as failed, and keeps its place in the windows.
 
-        Raises like :meth:`release`.
+        Raises MessageNotFound and TooLate.
         """
         self._require_held(message_id)
         message = self._held.drop(message_id)
@@ -44,7 +49,8 @@ class Held:
             raise TooLate(message_id, message.status)
         return message
 
-    def _require_held(self, message_id: UUID) -> None:
+    def _require_held(self, message_id: UUID) -> Message:
         message = self._messages.get(message_id)
         if message.status is not Status.HELD:
             raise TooLate(message_id, message.status)
+        return message

@@ -17,6 +17,7 @@ from dispatcher.errors import (
     NoPlace,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
@@ -100,7 +101,7 @@ class JoinedSubmission:
         transaction.watch.joined.append(joined)
         try:
             stored = self._add(valid, message, transaction)
-        except (StoreUnavailable, IdempotencyConflict):
+        except (StoreUnavailable, IdempotencyConflict, Suppressed):
             self._forget(joined, transaction)
             raise
         fault("joined.after_add")

@@ -13,6 +13,7 @@ from dispatcher.errors import (
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Draft, Message, Status, new_id
@@ -187,7 +188,7 @@ class Submission:
                 self.withdraw(booking)
         except OutcomeUnknown:
             raise  # the message may be stored: reconcile finds out whether its place is needed
-        except (StoreUnavailable, IdempotencyConflict) as error:
+        except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
             if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
                 raise OutcomeUnknown(error.reason, message.id) from error
             self.withdraw(booking)
