@@ -72,6 +72,7 @@ from dispatcher.submission import (
     Telling,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
+from dispatcher.templating import Templates
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
@@ -203,6 +204,15 @@ class Parts:
         return Checks(self.settings.channels)
 
     @_built_once
+    def templates(self) -> Templates:
+        """What makes bodies of the channels' templates."""
+        return Templates(
+            self.settings.channels,
+            max_bytes=self.settings.body_max_bytes,
+            max_depth=self.settings.body_max_depth,
+        )
+
+    @_built_once
     def submission(self) -> Submission:
         """The use cases of those who submit."""
         return Submission(
@@ -212,6 +222,7 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
+            fill=self.templates.fill,
         )
 
     @_built_once

@@ -22,7 +22,15 @@ from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import GivenUp, Messages
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
+from dispatcher.submission.schedule import (
+    Check,
+    Fill,
+    ValidDraft,
+    judge_times,
+    no_check,
+    no_templates,
+    schedule,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +54,7 @@ class Submission:
         messages: Messages,
         handover: Handover,
         check: Check = no_check,
+        fill: Fill = no_templates,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -53,6 +62,7 @@ class Submission:
         self._messages = messages
         self._handover = handover
         self._check = check
+        self._fill = fill
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -92,7 +102,7 @@ class Submission:
 
         Raises InvalidDraft.
         """
-        valid = schedule(draft, settings=self._settings, now=now)
+        valid = schedule(self._fill(draft), settings=self._settings, now=now)
         self._check(valid.channel, valid.recipient, valid.body)
         return valid
 
