@@ -29,6 +29,7 @@ from dispatcher.store.changes import (
     sent_at_once,
     snoozed_at_once,
 )
+from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
 from dispatcher.store.claiming import Claiming, at_once
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
@@ -86,13 +87,19 @@ class Claims:
     """Takes messages to deliver them and writes down what came of it.
 
     The database's clock alone decides what is due. Every call may be run again. What ``leaves``
-    describes is not taken.
+    describes is not taken. ``tell`` is given the ids of what has ended, after the commit.
     """
 
     def __init__(
-        self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
+        self,
+        database: Database,
+        *,
+        ttl: timedelta,
+        leaves: ColumnElement[bool] | None = None,
+        tell: Tell = tell_nobody,
     ) -> None:
         self._database = database
+        self._tell = tell
         self._ttl = ttl
         self._takes = ~IS_SUPPRESSED if leaves is None else and_(~IS_SUPPRESSED, ~leaves)
         self._claim_at_once = database.straight(at_once(self._takes))
@@ -142,16 +149,22 @@ class Claims:
         long each that is scheduled but not due still has to wait.
         """
         now = database_now()
+        ends = (
+            has_status(Status.SCHEDULED),
+            or_(
+                IS_SUPPRESSED,
+                and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now),
+            ),
+        )
+        these = (
+            select(messages.c.id)
+            .where(messages.c.id.in_(message_ids), *ends)
+            .order_by(messages.c.id)
+            .with_for_update()
+        )
         end = (
             update(messages)
-            .where(
-                messages.c.id.in_(message_ids),
-                has_status(Status.SCHEDULED),
-                or_(
-                    IS_SUPPRESSED,
-                    and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now),
-                ),
-            )
+            .where(*ends)
             .values(
                 status=case((IS_SUPPRESSED, Status.CANCELLED.value), else_=Status.EXPIRED.value),
                 last_error=case((IS_SUPPRESSED, REASON), else_=messages.c.last_error),
@@ -164,8 +177,9 @@ class Claims:
             messages.c.next_attempt_at > now,
         )
 
+        self._tell([row.id for row in change_chosen(self._database, these, end, messages.c.id)])
+
         def work(connection: Connection) -> Sequence[Any]:
-            connection.execute(end)
             return connection.execute(query).all()
 
         return {row.id: row.next_attempt_at - row.now for row in self._database.run(work)}

@@ -189,9 +189,9 @@ class BulkSubmission:
         took = self._clock.monotonic() - batch.started
         if stored and took > self._settings.settle.total_seconds():
             self._look_again(stored, keep=batch.atomic)
-        self._handover.enqueue(
-            *(each.result for each in stored if isinstance(each.result, Message))
-        )
+        accepted = [each.result for each in stored if isinstance(each.result, Message)]
+        self._handover.enqueue(*accepted)
+        self._submission.hooks.accepted(accepted)
         fault("submit_many.after_enqueue")
 
     def _add(self, batch: _Prepared) -> list[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import InvalidValue, TooLate, UnknownChannel
+from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
 from dispatcher.store import FailedMessages, Suppressions
@@ -20,10 +21,16 @@ class Failed:
     """
 
     def __init__(
-        self, *, settings: Settings, failed: FailedMessages, suppressions: Suppressions
+        self,
+        *,
+        settings: Settings,
+        failed: FailedMessages,
+        suppressions: Suppressions,
+        hooks: Hooks,
     ) -> None:
         self._settings = settings
         self._failed = failed
+        self._hooks = hooks
         self._suppressions = suppressions
 
     def retry(self, message_id: UUID, *, perhaps_sent: bool = False) -> Message:
@@ -53,4 +60,5 @@ class Failed:
         now = self._failed.retry(found, tries=channel.max_attempts)
         if now.message.status is Status.FAILED and now.token == found.token:
             raise TooLate(message_id, _PAST)
+        self._hooks.changed([message_id], *AGAIN)
         return now.message

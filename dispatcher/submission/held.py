@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import TooLate
+from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.message import Message, Status
 from dispatcher.store import HeldMessages, Messages, Suppressions
 
@@ -15,11 +16,12 @@ class Held:
     """The use cases of those who look after what is held. The row decides every race."""
 
     def __init__(
-        self, *, messages: Messages, held: HeldMessages, suppressions: Suppressions
+        self, *, messages: Messages, held: HeldMessages, suppressions: Suppressions, hooks: Hooks
     ) -> None:
         self._messages = messages
         self._suppressions = suppressions
         self._held = held
+        self._hooks = hooks
 
     def find(self, *, at_most: int) -> list[Message]:
         """Return the messages that are held, oldest first."""
@@ -36,6 +38,7 @@ class Held:
         message = self._held.release(message_id)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
+        self._hooks.changed([message_id], *AGAIN, Status.EXPIRED)
         return message
 
     def drop(self, message_id: UUID) -> Message:
@@ -47,6 +50,7 @@ class Held:
         message = self._held.drop(message_id)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
+        self._hooks.changed([message_id], Status.FAILED)
         return message
 
     def _require_held(self, message_id: UUID) -> Message:

@@ -146,6 +146,7 @@ class JoinedSubmission:
             return
         stored = [each for each in joined if each.message.id in found]
         self._handover.enqueue(*(each.message for each in stored))
+        self._submission.hooks.accepted([each.message for each in stored])
         fault("joined.after_enqueue")
         late = self._clock.monotonic() - self._settings.settle.total_seconds()
         try:

@@ -16,6 +16,7 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
+from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
@@ -55,6 +56,7 @@ class Submission:
         handover: Handover,
         check: Check = no_check,
         fill: Fill = no_templates,
+        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -63,6 +65,7 @@ class Submission:
         self._handover = handover
         self._check = check
         self._fill = fill
+        self.hooks = hooks
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -95,6 +98,7 @@ class Submission:
             self.look_again(message, booking)
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
+        self.hooks.accepted([message])
         return message
 
     def scheduled(self, draft: Draft, *, now: datetime) -> ValidDraft:
