@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast simulate soak soak-bugs check format bench migrate clean
+.PHONY: help demo test test-fast simulate soak soak-bugs check docs format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ check: $(READY) ## Lint, types, architecture, migrations, compose file
 	export DISPATCHER_DATABASE_URL="sqlite:///$$folder/check.db" && \
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check
 
+docs: $(READY) ## Build the documentation into site/; a link that leads nowhere fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -58,5 +61,5 @@ migrate: $(READY) ## Bring the configured database to the current schema
 	$(BIN)/dispatcher migrate
 
 clean: ## Remove what the other targets made
-	rm -rf soak-[0-9]* $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf soak-[0-9]* site $(VENV) .dispatcher .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

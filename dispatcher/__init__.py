@@ -36,6 +36,7 @@ from dispatcher.errors import (
     Unavailable,
     UnknownChannel,
 )
+from dispatcher.installation import install
 from dispatcher.limiters import ChannelFill, LimitFill
 from dispatcher.liveness import Sign
 from dispatcher.message import Attempt, Draft, Message, Outcome, Plan, Progress, Rejection, Status
@@ -106,4 +107,5 @@ __all__ = [
     "UnknownChannel",
     "Verified",
     "Wanted",
+    "install",
 ]

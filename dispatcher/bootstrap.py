@@ -14,11 +14,12 @@ from threading import RLock
 from typing import Any, Self, TypeVar, cast, overload
 
 import redis
+from celery.app import app_or_default
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 from sqlalchemy import ColumnElement
 
-from dispatcher.celery_app import create_app, sweeps_every
+from dispatcher.celery_app import create_app, settings_of, sweeps_every
 from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
@@ -556,13 +557,14 @@ _lock = RLock()
 
 
 def here() -> Parts:
-    """Return the parts of this process, built from the environment's settings when first asked.
+    """Return the parts of this process, built when first asked for, by its Celery app's settings.
 
-    A forked child builds its own. Raises InvalidSettings.
+    Those are the environment's, unless the app was installed with others. A forked child builds
+    its own. Raises InvalidSettings.
     """
     with _lock:
         if _here.parts is None or _here.pid != os.getpid():
-            _here.parts = Parts(Settings.load())
+            _here.parts = Parts(settings_of(app_or_default()))
             _here.pid = os.getpid()
         return _here.parts
 

@@ -1,6 +1,6 @@
 """What somebody who examines a deployment asks the broker, and reads in a Celery app.
 
-The app is the dispatcher's own, or one of the user's that the dispatcher was attached to.
+The app is the dispatcher's own, or one of the user's that the dispatcher was installed in.
 """
 
 from __future__ import annotations
@@ -89,20 +89,32 @@ class BrokerSurvey:
 
     def app(self) -> AppFacts:
         """Return what the examined app is set to, compared with our broker and queue."""
-        app = self._examined
-        conf: Any = app.conf
-        planned = {entry.get("task") for entry in conf.beat_schedule.values()}
         with _translated("the options of the Celery app cannot be read"):
-            return AppFacts(
-                accepts=tuple(sorted(_content(each) for each in conf.accept_content)),
-                serializer=_content(conf.task_serializer),
-                redelivery=_redelivery(app),
-                has_our_broker=_addresses(app) == {_address(app, self._broker_url)},
-                has_our_route=_queue_of(app, DELIVER) == self._queue,
-                missing_sweeps=tuple(
-                    name.removeprefix("dispatcher.") for name in self._sweeps if name not in planned
-                ),
+            return facts_of(
+                self._examined,
+                broker_url=self._broker_url,
+                queue=self._queue,
+                sweeps=self._sweeps,
             )
+
+
+def facts_of(app: Celery, *, broker_url: str, queue: str, sweeps: Collection[str] = ()) -> AppFacts:
+    """Return what an app is set to, compared with our broker, queue and sweep. Does not connect.
+
+    Raises what kombu raises for a broker that it does not know.
+    """
+    conf: Any = app.conf
+    planned = {entry.get("task") for entry in conf.beat_schedule.values()}
+    return AppFacts(
+        accepts=tuple(sorted(_content(each) for each in conf.accept_content)),
+        serializer=_content(conf.task_serializer),
+        redelivery=_redelivery(app),
+        has_our_broker=_addresses(app) == {_address(app, broker_url)},
+        has_our_route=_queue_of(app, DELIVER) == queue,
+        missing_sweeps=tuple(
+            name.removeprefix("dispatcher.") for name in sweeps if name not in planned
+        ),
+    )
 
 
 def load_app(name: str) -> Celery:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from celery import Celery
 from celery.utils.dispatch import Signal
@@ -24,6 +25,7 @@ TASKS_MODULE = "dispatcher.tasks"
 tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
 """A worker lost its broker, and with it the tasks of these messages, which it held in memory."""
 
+_settings_of: WeakKeyDictionary[Celery, Settings] = WeakKeyDictionary()
 _WORKER_SOCKET_SECONDS = 5.0
 _TICKS_KEPT, _LEAST_KEPT = 10, timedelta(seconds=10)
 """How many ticks of the sweep may wait for a free thread, and for how long at least."""
@@ -54,7 +56,7 @@ def options(
         "task_publish_retry": False,
         "task_acks_late": False,
         "task_default_queue": settings.queue,
-        "task_queues": [_queue(name, settings) for name in settings.queues],
+        "task_queues": queues(settings),
         "task_create_missing_queues": False,
         "worker_consumer": "dispatcher.reconnecting:Consumer",
         "worker_prefetch_multiplier": _HELD_PER_THREAD if _is_quorum(settings) else 1,
@@ -68,6 +70,12 @@ def options(
         "beat_scheduler": "dispatcher.reconnecting:Scheduler",
         "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
     }
+
+
+def queues(settings: Settings, **more: Any) -> list[Queue]:
+    """Return the queues as they are declared; ``more`` is for each of them."""
+    arguments = {"x-queue-type": "quorum"} if _is_quorum(settings) else None
+    return [Queue(name, queue_arguments=arguments, **more) for name in settings.queues]
 
 
 def sweeps_every(settings: Settings) -> dict[str, timedelta]:
@@ -108,20 +116,17 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
     return app
 
 
-def attach(app: Celery, settings: Settings) -> None:
-    """Add the dispatcher's tasks, their queues and the sweep to an app of yours.
+def remember(app: Celery, settings: Settings) -> None:
+    """Let the tasks of ``app`` work with these settings."""
+    _settings_of[app] = settings
 
-    Its workers must take the queues ``settings.queues``; its beat starts the sweep. The tasks load
-    their settings from the environment and ``dispatcher.toml``, as :meth:`Settings.load` does, and
-    ``settings.broker_url`` must be the app's broker. On RabbitMQ the queues must be what
-    ``settings.queue_type`` says: where workers make them by ``--queues``, that takes
-    ``task_create_missing_queue_type``.
+
+def settings_of(app: Celery) -> Settings:
+    """Return the settings of the tasks of ``app``: what it remembers, else the environment's.
+
+    Raises InvalidSettings.
     """
-    app.conf.imports = (*app.conf.imports, TASKS_MODULE)
-    routes = app.conf.task_routes or []
-    others = list(routes) if isinstance(routes, list | tuple) else [routes]
-    app.conf.task_routes = [{"dispatcher.*": {"queue": settings.queue}}, *others]
-    app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(settings)}
+    return _settings_of.get(app) or Settings.load()
 
 
 def __getattr__(name: str) -> Celery:
@@ -135,11 +140,6 @@ def __getattr__(name: str) -> Celery:
 def _is_quorum(settings: Settings) -> bool:
     is_rabbitmq = urlsplit(settings.broker_url).scheme.startswith(("amqp", "pyamqp"))
     return is_rabbitmq and settings.queue_type == "quorum"
-
-
-def _queue(name: str, settings: Settings) -> Queue:
-    arguments = {"x-queue-type": "quorum"} if _is_quorum(settings) else None
-    return Queue(name, queue_arguments=arguments)
 
 
 def _transport_options(settings: Settings, socket_seconds: float) -> dict[str, Any]:

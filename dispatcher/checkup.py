@@ -23,7 +23,7 @@ def doctor_for(
 ) -> Iterator[Doctor]:
     """Yield a doctor for a deployment with these settings; close its connections on exit.
 
-    ``app`` is a Celery app of the user's that the dispatcher was attached to; by default the
+    ``app`` is a Celery app of the user's that the dispatcher was installed in; by default the
     dispatcher's own is examined. Raises InvalidSettings.
     """
     parts = Parts(settings, clock)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Plan
-from dispatcher.operation import Deciding, Looking, SendTime, id_of
+from dispatcher.operation import Deciding, Looking, SendTime, awaited, id_of, listed
 from dispatcher.submission import OnProgress, Result, Unread, Wish
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Dispatcher(Looking, Deciding):
     ``settings`` default to those of the environment and ``dispatcher.toml``; see
     :class:`~dispatcher.settings.Settings`. Nothing connects before the first call. One instance
     may be shared by threads; after a fork make a new one. Use it as a context manager, or call
-    :meth:`close`.
+    :meth:`close`; in a coroutine with ``async with``, or :meth:`aclose`.
     """
 
     def submit(
@@ -226,6 +226,30 @@ class Dispatcher(Looking, Deciding):
         or has ended.
         """
         return self._parts.changes.update(id_of(message_id), body=body)
+
+    asubmit = awaited(submit)
+    """Await :meth:`submit`, made by a thread, so that the loop goes on.
+
+    Also :meth:`asubmit_many`, :meth:`acancel`, :meth:`areschedule` and :meth:`aget`, with the
+    parameters, answers and errors of those that they are named for. At most eight such calls are
+    made at a time; further ones wait. ``session`` is refused: see docs/transactions.md.
+
+    A call that is cancelled before its turn is not made. One that is under way goes on, and its
+    answer is read by the idempotency key: submit again with the same one, and it is the same
+    message. :meth:`close` and :meth:`aclose` wait for calls under way.
+    """
+
+    asubmit_many = awaited(listed(submit_many))
+    """Await :meth:`submit_many`. The answer is a list, also where the drafts are none."""
+
+    acancel = awaited(cancel)
+    """Await :meth:`cancel`."""
+
+    areschedule = awaited(reschedule)
+    """Await :meth:`reschedule`."""
+
+    aget = awaited(Looking.get)
+    """Await :meth:`get`."""
 
 
 def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:

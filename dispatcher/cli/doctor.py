@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.broker import load_app
+from dispatcher.celery_app import settings_of
 from dispatcher.checkup import doctor_for
 from dispatcher.cli import show
 from dispatcher.cli.app import say_error
@@ -38,7 +39,9 @@ def doctor(
 
     Exit code 1 if something is wrong, with a remedy for each finding.
     """
-    with doctor_for(Settings.load(), app=load_app(app) if app else None) as examiner:
+    theirs = load_app(app) if app else None
+    settings = settings_of(theirs) if theirs else Settings.load()
+    with doctor_for(settings, app=theirs) as examiner:
         examined = examiner.examine()
     if as_json:
         show.as_json(examined_data(examined))

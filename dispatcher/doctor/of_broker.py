@@ -103,7 +103,7 @@ def _held_by_a_consumer(horizon: timedelta) -> Verdict:
 
 @check("app.attached")
 def attached(app: AppFacts) -> Verdict:
-    """Tell whether the app carries our tasks, as it does once it was attached to."""
+    """Tell whether the app carries our tasks, as it does once they were installed."""
     wrong = []
     if not app.has_our_broker:
         wrong.append("its broker is not broker_url")
@@ -115,6 +115,6 @@ def attached(app: AppFacts) -> Verdict:
         return ok("broker, route and sweep are there")
     return error(
         "; ".join(wrong),
-        "call dispatcher.celery_app.attach(app, settings) after setting the app's own imports, "
-        "task_routes and beat_schedule, and give it settings.broker_url",
+        "call dispatcher.install(app, settings) after setting the app's own options, and give both "
+        "the same broker_url",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft
+from dispatcher.operation.awaiting import Threads
 from dispatcher.settings import Settings
 
 _MOST_FOUND = 10_000
@@ -20,10 +22,16 @@ class Base:
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
         self.settings = settings if settings is not None else Settings.load()
         self._parts = Parts(self.settings, clock)
+        self._threads = Threads()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Wait for calls that others await, then close the connections."""
+        self._threads.close()
         self._parts.close()
+
+    async def aclose(self) -> None:
+        """Close without blocking the loop. ``async with`` does so, too."""
+        await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -35,6 +43,17 @@ class Base:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
 
 def check_at_most(at_most: object, field: str = "at_most") -> None:

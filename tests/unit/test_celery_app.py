@@ -6,10 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from dispatcher import Settings, celery_app, tasks
-from dispatcher.celery_app import attach, beat_schedule, create_app, options
+from dispatcher.celery_app import beat_schedule, create_app, options
 
 REDIS = Settings.load(broker_url="redis://broker/0")
 CATCHING_UP = Settings.load(
@@ -132,18 +131,6 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
 
 def test_no_channel_that_catches_up_needs_no_tick_for_it() -> None:
     assert set(beat_schedule(CATCHING_UP)) - set(beat_schedule(REDIS)) == {"dispatcher.catch_up"}
-
-
-def test_an_existing_app_gets_tasks_routes_and_sweep_and_keeps_its_own() -> None:
-    app = Celery("mine", set_as_current=False)
-    app.conf.imports = ("mine.tasks",)
-    app.conf.task_routes = {"mine.*": {"queue": "mine"}}
-    app.conf.beat_schedule = {"mine": {"task": "mine.tidy", "schedule": 60}}
-    attach(app, REDIS)
-    assert app.conf.imports == ("mine.tasks", "dispatcher.tasks")
-    assert set(app.conf.beat_schedule) == {"mine", *beat_schedule(REDIS)}
-    for task, queue in {"dispatcher.deliver": "dispatcher", "mine.tidy": "mine"}.items():
-        assert app.amqp.router.route({}, task)["queue"].name == queue
 
 
 def test_the_module_has_an_app_made_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from sqlalchemy import event
 
-from dispatcher.celery_app import attach
 from dispatcher.clock import SystemClock
+from dispatcher.installation import install
 from dispatcher.store.database import Database
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass
@@ -322,7 +322,7 @@ def test_a_celery_app_of_the_users(
     house: House, change: Callable[[Any], object], wrong: dict[str, Any] | None
 ) -> None:
     app = Celery("shop", broker=house.settings.broker_url, set_as_current=False)
-    attach(app, house.settings)
+    install(app, house.settings)
     change(app.conf)
     found = levels(examined(house, app=app), "app")
     assert found == ({"app.answers": ERROR} | dict.fromkeys(_OF_APP, SKIPPED) if wrong is None

@@ -1,0 +1,89 @@
+"""What the site needs beyond its pages: files of the repository, decisions, the command line.
+
+Called by mkdocs (``hooks`` in mkdocs.yml).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from typer.cli import get_docs_for_click
+
+from dispatcher.cli import app
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(<code>)~?(?:[\w.]+\.)?(\w+(?:</code>))")
+_LANGUAGES = {".py": "python", ".lua": "lua"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put a page for each decision into the navigation."""
+    paths = sorted((ROOT / "docs/decisions").glob("0*.md"))
+    decisions = _section(_section(config.nav or [], "Explanation"), "Decisions")
+    decisions.extend(f"decisions/{path.name}" for path in paths)
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Make the page of the command line, and one for each file that the pages lead to outside."""
+    command = typer.main.get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="dispatcher")
+    files.append(File.generated(config, "reference/command-line.md", content=text))
+    for file in [each for each in files.documentation_pages() if each.abs_src_path]:
+        for match in _LINK.finditer(file.content_string):
+            outside = _outside(file.src_uri, match[1])
+            if outside is not None and files.get_file_from_path(_page_of(outside)) is None:
+                page = _page_of(outside)
+                files.append(File.generated(config, page, content=_shown(outside, file.src_uri)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Lead links to files outside of ``docs`` to their pages."""
+    here = page.file.src_uri
+
+    def led(match: re.Match[str]) -> str:
+        outside = _outside(here, match[1])
+        if outside is None or here.startswith("files/"):
+            return match[0]
+        return f"]({relpath(_page_of(outside), str(PurePosixPath(here).parent))}{match[2] or ''})"
+
+    return _LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show the names that docstrings mention, without the roles before them."""
+    return _ROLE.sub(r"\1\2", html)
+
+
+def _section(nav: list[Any], name: str) -> list[Any]:
+    return next(each[name] for each in nav if isinstance(each, dict) and name in each)
+
+
+def _outside(page: str, link: str) -> str | None:
+    """Return what a link of a page leads to, from the repository's root, if it is not a page."""
+    target = normpath(str(PurePosixPath("docs", page).parent / link))
+    return None if target.startswith("docs/") else target
+
+
+def _page_of(path: str) -> str:
+    return f"files/{path.removesuffix('.md')}.md"
+
+
+def _shown(path: str, page: str) -> str:
+    file = ROOT / path
+    if not file.is_file():
+        raise PluginError(f"{page} leads to {path}, which does not exist")
+    if file.suffix == ".md":
+        return file.read_text()
+    language = _LANGUAGES.get(file.suffix, "text")
+    return f"# {path}\n\n````{language}\n{file.read_text()}````\n"

@@ -1,0 +1,141 @@
+"""A Django project in one file: it takes orders, and reminds whoever ordered an hour before.
+
+Settings and tables are Django's: the dispatcher lives in the database of ``DATABASES``, and
+``migrate`` makes its tables, too. ``celery -A examples.django_shop worker`` and ``… beat`` send.
+
+A submit cannot join a transaction of Django's (docs/existing-project.md tells why). It comes after
+the commit, under the order's own idempotency key, and what a dead process or a Redis that was away
+left out is made good by :func:`remind_the_rest`, as often as you like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, cast
+from uuid import UUID
+
+import django
+from celery import Celery
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.db import models, transaction
+from django.db.models.signals import post_migrate
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from django.utils import timezone
+from sqlalchemy import URL
+
+from dispatcher import Dispatcher, DispatcherError, Settings, install
+from dispatcher.store import Database, migrate
+
+HOUR = timedelta(hours=1)
+
+
+def database_url(database: Mapping[str, Any]) -> str:
+    """Return what of ``DATABASES`` the dispatcher needs, as it wants it."""
+    kind = database["ENGINE"].rpartition(".")[2].replace("sqlite3", "sqlite")
+    return URL.create(
+        kind,
+        username=database.get("USER") or None,
+        password=database.get("PASSWORD") or None,
+        host=database.get("HOST") or None,
+        port=int(database["PORT"]) if database.get("PORT") else None,
+        database=str(database["NAME"]),
+    ).render_as_string(hide_password=False)
+
+
+class ShopConfig(AppConfig):
+    """Gives the project its dispatcher. Nothing connects before it is used."""
+
+    name = __name__
+    label = "shop"
+
+    def import_models(self) -> None:
+        """Let Django find the models: in a project of many files they are in ``models.py``."""
+        super().import_models()
+        self.models_module = sys.modules[__name__]
+
+    def ready(self) -> None:
+        """Read the settings that Django has by now."""
+        url = database_url(settings.DATABASES["default"])
+        self.settings = Settings.load(database_url=url)
+        self.dispatcher = Dispatcher(self.settings)
+        post_migrate.connect(self.make_tables, sender=self)
+
+    def make_tables(self, **_: object) -> None:
+        """Bring the dispatcher's tables along with Django's."""
+        database = Database(self.settings.database_url)
+        migrate(database)
+        database.close()
+
+
+settings.configure(
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": os.environ.get("SHOP_DATABASE", "shop.db"),
+        }
+    },
+    INSTALLED_APPS=[f"{__name__}.ShopConfig"],
+    ROOT_URLCONF=__name__,
+    ALLOWED_HOSTS=["*"],
+    USE_TZ=True,
+)
+django.setup()
+shop = cast("ShopConfig", apps.get_app_config("shop"))
+
+celery = Celery("shop")
+install(celery, shop.settings)
+
+
+class Order(models.Model):
+    """Something that somebody will pick up. ``message_id`` is None until they will be reminded."""
+
+    email: models.TextField[str, str] = models.TextField()
+    pickup_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
+    message_id: models.UUIDField[UUID | None, UUID | None] = models.UUIDField(null=True)
+
+
+def remind(order: Order) -> None:
+    """Submit the reminder of an order that is committed. Again is fine: the key is the same."""
+    message = shop.dispatcher.submit(
+        channel="email",
+        recipient=order.email,
+        body={"text": f"Order {order.pk} can be picked up in an hour."},
+        send_at=order.pickup_at - HOUR,
+        on_conflict="shift",
+        idempotency_key=f"order-{order.pk}",
+    )
+    Order.objects.filter(pk=order.pk).update(message_id=message.id)
+
+
+def remind_the_rest() -> int:
+    """Submit the reminders that are missing, as a task of the beat does; return how many."""
+    missing = Order.objects.filter(message_id=None, pickup_at__gt=timezone.now() + HOUR)
+    for order in missing:
+        remind(order)
+    return len(missing)
+
+
+def take_order(request: HttpRequest) -> JsonResponse:
+    """Store an order; once it is committed, submit its reminder."""
+    asked = json.loads(request.body)
+    pickup_at = datetime.fromisoformat(asked["pickup_at"])
+    answer: dict[str, Any] = {}
+    try:
+        with transaction.atomic():
+            order = Order.objects.create(email=asked["email"], pickup_at=pickup_at)
+            transaction.on_commit(partial(remind, order))
+    except DispatcherError as error:  # the order stands; remind_the_rest() comes back to it
+        answer["no_reminder_yet"] = str(error)
+    return JsonResponse({"order": order.pk, **answer}, status=201)
+
+
+urlpatterns = [path("orders", take_order)]
+application = get_wsgi_application()

@@ -1,0 +1,56 @@
+"""A Flask program that reminds its customers: ``flask --app examples.flask_shop run``.
+
+``celery -A dispatcher.celery_app worker`` and ``… beat`` send what it submits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from flask import Flask, Response, jsonify, request
+
+from dispatcher import (
+    Dispatcher,
+    DispatcherError,
+    InvalidValue,
+    MessageNotFound,
+    NoPlace,
+    Settings,
+    Unavailable,
+)
+
+STATUS = ((InvalidValue, 422), (MessageNotFound, 404), (Unavailable, 503))
+"""What an error says over HTTP; all others: 409, it does not fit what is there."""
+
+
+def create_app(settings: Settings | None = None) -> Flask:
+    """Make the program. Nothing connects before the first request, so a server may fork first."""
+    app = Flask("shop")
+    dispatcher = app.extensions["dispatcher"] = Dispatcher(settings)
+
+    @app.post("/reminders")
+    def remind() -> tuple[Response, int]:
+        asked = request.get_json()
+        message = dispatcher.submit(
+            channel="email",
+            recipient=asked.get("email"),
+            body={"text": asked.get("text")},
+            send_at=asked.get("send_at"),
+            zone=asked.get("zone"),
+            idempotency_key=request.headers.get("Idempotency-Key"),
+        )
+        return jsonify(id=message.id, send_at=message.send_at.isoformat()), 201
+
+    @app.delete("/reminders/<uuid:message_id>")
+    def forget(message_id: UUID) -> dict[str, Any]:
+        return {"status": dispatcher.cancel(message_id).status}
+
+    @app.errorhandler(DispatcherError)
+    def refuse(error: DispatcherError) -> tuple[dict[str, Any], int]:
+        answer: dict[str, Any] = {"error": str(error)}
+        if isinstance(error, NoPlace):
+            answer["next_slot"] = error.next_slot.isoformat()
+        return answer, next((code for kind, code in STATUS if isinstance(error, kind)), 409)
+
+    return app

@@ -1,0 +1,74 @@
+"""A Celery app of the user's delivers, beside its own tasks, by Celery's own commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment import CHANNEL, Maker, child_environment
+from tests.support.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+CELERY = (sys.executable, "-m", "celery", "-A", "shop")
+SHOP = """
+import os
+from pathlib import Path
+
+from celery import Celery
+
+import dispatcher
+
+settings = dispatcher.Settings.load()
+for name in [each for each in os.environ if each.startswith("DISPATCHER_")]:
+    del os.environ[name]  # from here on only what was handed to install counts
+
+app = Celery("shop", broker=settings.broker_url)
+app.conf.task_time_limit = 30
+app.conf.beat_schedule = {"count": {"task": "shop.count", "schedule": 0.5}}
+dispatcher.install(app, settings)
+
+
+@app.task(name="shop.count")
+def count() -> None:
+    with Path("counted").open("a") as file:
+        file.write("x")
+"""
+
+
+@on_sqlite
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_an_app_of_the_users_delivers_and_does_its_own_work(
+    environment: Maker, folder: Path, pool: str
+) -> None:
+    (folder / "shop.py").write_text(SHOP)
+    worker = [*CELERY, "worker", f"--pool={pool}", "--concurrency=2", "--loglevel=INFO"]
+    running = environment(
+        queue="post",
+        services={"worker": worker, "beat": [*CELERY, "beat", "--schedule=beat"]},
+    )
+    start = datetime.now(UTC) + timedelta(seconds=1)
+    accepted = [
+        running.dispatcher.submit(
+            channel=CHANNEL,
+            recipient=f"person-{number}",
+            body={},
+            send_at=start + timedelta(seconds=number / 10),
+        )
+        for number in range(20)
+    ]
+    running.wait_until_ended(15)
+    running.check(accepted)
+    wait_until(lambda: len((folder / "counted").read_text()) > 1)
+    assert running.restarts == 0
+    assert "Traceback" not in running.logs()
+    examined = subprocess.run(
+        [sys.executable, "-m", "dispatcher", "doctor", "--app=shop", "--json"],
+        cwd=folder, env=child_environment(running.settings), capture_output=True, check=False,
+    )  # fmt: skip
+    assert b'"app.attached"' in examined.stdout
+    assert b'"level": "error"' not in examined.stdout, examined.stdout.decode()

@@ -1,0 +1,86 @@
+"""The tutorial works as it is written: each of its commands is run, and answers what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.environment import child_environment
+from tests.support.waiting import wait_until
+
+PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
+_BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SECONDS = 60
+
+
+class Block(NamedTuple):
+    """A block of code on the page. ``title`` is a file's name, or the shell it is typed into."""
+
+    language: str
+    title: str
+    text: str
+
+
+def page() -> list[Block]:
+    return [Block(*found) for found in _BLOCK.findall(PAGE.read_text())]
+
+
+def test_every_command_of_the_tutorial_does_what_the_page_says(folder: Path) -> None:
+    blocks = page()
+    assert len(blocks) == PAGE.read_text().count("```") / 2, "every block is read"
+    files = {block.title: block.text for block in blocks if block.language in {"toml", "python"}}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    [first_shell] = [block.text for block in blocks if block.title == "first shell"]
+    typed = [block for block in blocks if block.language in {"sh", "text"} and not block.title]
+    with up(first_shell, folder):
+        for command, expected in zip(typed[::2], typed[1::2], strict=True):
+            assert (command.language, expected.language) == ("sh", "text")
+            answered = run(command.text, folder)
+            assert answered.returncode == 0, answered.stderr
+            assert fits(expected.text, answered.stdout), answered
+
+
+def environment() -> dict[str, str]:
+    """Return that of a shell in which the virtual environment is active."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return child_environment() | {"PATH": path}
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=_SECONDS,
+        check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def up(command: str, folder: Path) -> Iterator[None]:
+    """Type the command into a shell of its own; press Ctrl-C in the end."""
+    log = folder / "first shell"
+    with log.open("w") as output:
+        shell = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait_until(lambda: "Ctrl-C" in log.read_text(), _SECONDS)
+        yield
+    finally:
+        os.killpg(shell.pid, signal.SIGINT)
+        code = shell.wait(_SECONDS)
+    assert code == 0, log.read_text()
+
+
+def fits(expected: str, answered: str) -> bool:
+    """Whether the lines are there in their order; an ellipsis stands for anything."""
+    lines = (".*".join(map(re.escape, line.split("…"))) for line in expected.splitlines())
+    return re.search(r"(?:.*\n)*?".join(f"{line}.*\n" for line in lines), answered) is not None
