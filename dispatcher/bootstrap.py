@@ -211,7 +211,7 @@ class Parts:
     @_built_once
     def hooks(self) -> Hooks:
         """What tells the administrator's code what became of messages."""
-        if self.settings.hooks is None:
+        if not self.settings.hooks:
             return NOBODY
         return Hooks(find_hooks(self.settings.hooks), read=BulkMessages(self.database).these)
 
