@@ -240,7 +240,7 @@ class Dispatcher(Looking, Deciding):
     """
 
     asubmit_many = awaited(listed(submit_many))
-    """Await :meth:`submit_many`. The answer is a list, also where the drafts are none."""
+    """Await :meth:`submit_many`. The answer is a list, whatever the drafts come in."""
 
     acancel = awaited(cancel)
     """Await :meth:`cancel`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,24 @@ def test_an_app_of_the_users_is_named_as_for_celery(
     assert "enqueue_due, rescue, reconcile, prune" in attached["found"]
     for name in ("no_such_shop", "dispatcher.clock:SystemClock"):
         assert run("doctor", "-A", name).code == 2
+
+
+def test_an_app_that_was_installed_is_examined_with_its_own_settings(
+    house: House, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "installed_shop.py").write_text(
+        "from celery import Celery\n"
+        "import dispatcher\n"
+        "app = Celery('shop', set_as_current=False)\n"
+        "dispatcher.install(app, dispatcher.Settings.load())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("installed_shop")
+    monkeypatch.setenv("DISPATCHER_QUEUE", "another")
+    monkeypatch.setenv("DISPATCHER_BROKER_URL", "redis://127.0.0.1:1/0")
+    ran = run("doctor", "--app", "installed_shop", "--json")
+    found = {each["check"]: each["level"] for each in ran.data["findings"]}
+    assert (found["app.attached"], found["broker.answers"]) == ("ok", "ok")
 
 
 def test_a_worker_does_not_start_on_a_database_that_is_behind(house: House, tmp_path: Path) -> None:
