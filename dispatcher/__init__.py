@@ -29,6 +29,7 @@ from dispatcher.errors import (
     QuotaExceeded,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
     TemporaryFailure,
     TooLate,
     TwinUnderWay,
@@ -43,7 +44,7 @@ from dispatcher.overview import FullestQuota, Overview, Top, Tops
 from dispatcher.reservation import Timeline
 from dispatcher.selection import Page, Wanted
 from dispatcher.settings import Settings
-from dispatcher.store import Counts, Load, OverdueFigure
+from dispatcher.store import Counts, Load, OverdueFigure, Suppression
 from dispatcher.submission import Reservation, Story
 from dispatcher.verification import Difference, Fault, Verified
 
@@ -94,6 +95,8 @@ __all__ = [
     "Status",
     "StoreUnavailable",
     "Story",
+    "Suppressed",
+    "Suppression",
     "TemporaryFailure",
     "Timeline",
     "TooLate",

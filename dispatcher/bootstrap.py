@@ -24,8 +24,11 @@ from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
+from dispatcher.hooks import AGAIN, NOBODY, Hooks
+from dispatcher.hooks import find as find_hooks
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.liveness import Pulse, Signs
+from dispatcher.message import Status
 from dispatcher.overview import Overviews
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
@@ -54,6 +57,7 @@ from dispatcher.store import (
     Overdue,
     Standings,
     StoreUpkeep,
+    Suppressions,
     overdue,
 )
 from dispatcher.submission import (
@@ -68,9 +72,11 @@ from dispatcher.submission import (
     Outlook,
     Planning,
     Submission,
+    Suppressing,
     Telling,
 )
 from dispatcher.sweep import MARKER_SPARE, Sweep
+from dispatcher.templating import Templates
 from dispatcher.ticks import Ticks
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
@@ -143,6 +149,11 @@ class Parts:
         return Messages(self.database)
 
     @_built_once
+    def suppressions(self) -> Suppressions:
+        """Who has opted out, in the store."""
+        return Suppressions(self.database)
+
+    @_built_once
     def rules(self) -> Rules:
         """The quotas of every kind of scope."""
         return Rules(self.settings.quotas_of)
@@ -198,6 +209,22 @@ class Parts:
         return Checks(self.settings.channels)
 
     @_built_once
+    def hooks(self) -> Hooks:
+        """What tells the administrator's code what became of messages."""
+        if not self.settings.hooks:
+            return NOBODY
+        return Hooks(find_hooks(self.settings.hooks), read=BulkMessages(self.database).these)
+
+    @_built_once
+    def templates(self) -> Templates:
+        """What makes bodies of the channels' templates."""
+        return Templates(
+            self.settings.channels,
+            max_bytes=self.settings.body_max_bytes,
+            max_depth=self.settings.body_max_depth,
+        )
+
+    @_built_once
     def submission(self) -> Submission:
         """The use cases of those who submit."""
         return Submission(
@@ -207,6 +234,8 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
+            fill=self.templates.fill,
+            hooks=self.hooks,
         )
 
     @_built_once
@@ -230,6 +259,7 @@ class Parts:
             clock=self.clock,
             bulk=Bulk(self.windows),
             store=BulkMessages(self.database),
+            suppressions=self.suppressions,
             handover=self.handover,
             submission=self.submission,
         )
@@ -252,6 +282,7 @@ class Parts:
             clock=self.clock,
             copies=copies,
             store=BulkMessages(self.database),
+            suppressions=self.suppressions,
             submission=self.submission,
         )
 
@@ -272,23 +303,44 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
+            hooks=self.hooks,
         )
 
     @_built_once
     def held(self) -> Held:
         """The use cases of those who decide about unknown outcomes."""
-        return Held(messages=self.messages, held=HeldMessages(self.database))
+        return Held(
+            messages=self.messages,
+            held=HeldMessages(self.database),
+            suppressions=self.suppressions,
+            hooks=self.hooks,
+        )
 
     @_built_once
     def failed(self) -> Failed:
         """The use case of those who try again what had failed."""
-        return Failed(settings=self.settings, failed=FailedMessages(self.database))
+        return Failed(
+            settings=self.settings,
+            failed=FailedMessages(self.database),
+            suppressions=self.suppressions,
+            hooks=self.hooks,
+        )
 
     @_built_once
     def cancelling(self) -> Cancelling:
         """The use case of those who cancel by the thousand."""
         return Cancelling(
-            settings=self.settings, bulk=Bulk(self.windows), store=BulkMessages(self.database)
+            settings=self.settings,
+            bulk=Bulk(self.windows),
+            store=BulkMessages(self.database),
+            hooks=self.hooks,
+        )
+
+    @_built_once
+    def suppressing(self) -> Suppressing:
+        """The use cases of those who opt out."""
+        return Suppressing(
+            settings=self.settings, suppressions=self.suppressions, cancelling=self.cancelling
         )
 
     @_built_once
@@ -309,10 +361,16 @@ class Parts:
         return Delivery(
             settings=self.settings,
             clock=self.clock,
-            claims=Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left),
+            claims=Claims(
+                self.database,
+                ttl=self.settings.claim_ttl,
+                leaves=self._left,
+                tell=lambda ids: self.hooks.changed(ids, Status.EXPIRED, Status.CANCELLED),
+            ),
             permits=self.permits,
             transports=self.transports,
             queue=self.queue,
+            hooks=self.hooks,
         )
 
     @_built_once
@@ -326,7 +384,13 @@ class Parts:
         return Sweep(
             settings=self.settings,
             clock=self.clock,
-            store=StoreUpkeep(self.database, leaves=self._left),
+            store=StoreUpkeep(
+                self.database,
+                leaves=self._left,
+                tell=lambda ids: self.hooks.changed(
+                    ids, *AGAIN, Status.HELD, Status.FAILED, Status.EXPIRED
+                ),
+            ),
             messages=self.messages,
             windows=self.upkeep,
             permits=self.permits,
@@ -346,6 +410,7 @@ class Parts:
             after=self.settings.overdue_after,
             expire=self.settings.caught_up_by("expire"),
             reslot=self.settings.caught_up_by("reslot"),
+            tell=lambda ids: self.hooks.changed(ids, Status.EXPIRED),
         )
         return CatchUp(
             settings=self.settings, store=store, changes=self.changes, handover=self.handover
@@ -431,6 +496,11 @@ class Parts:
         if "transports" in vars(self):
             close_all(self.transports.values())
 
+    def close_hooks(self) -> None:
+        """Tell what waits to be told."""
+        if "hooks" in vars(self) and self.hooks is not NOBODY:
+            self.hooks.close()
+
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
@@ -439,6 +509,7 @@ class Parts:
         if "delivery" in built:
             self.delivery.close()
         self.close_transports()
+        self.close_hooks()
         if "redis" in built:
             self.redis.close()
         if "_plain_redis" in built:
@@ -513,7 +584,11 @@ def finish_here() -> None:
 
 
 def close_here() -> None:
-    """Close the lines of this process to the providers, once it hands nothing over any more."""
+    """Close the lines of this process to the providers, once it hands nothing over any more.
+
+    The hooks are told what waits for them.
+    """
     parts = _here.parts
     if parts is not None and _here.pid == os.getpid():
         parts.close_transports()
+        parts.close_hooks()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -32,6 +34,7 @@ from dispatcher.quota import (
 )
 
 CatchUp = Literal["send", "expire", "reslot"]
+TEMPLATE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def _read_length(value: object) -> object:
@@ -124,6 +127,12 @@ class Channel(BaseModel):
     """
     expire_after: Length | None = None
     """How long after its send time a message is still sent, where it has no expiry itself."""
+    templates: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+    """Bodies by name whose texts are written in Jinja2, rendered at submit: ``reminder = {subject =
+    "Hello {{ name }}", text = "…"}``. What stands under ``html`` is escaped."""
+    templates_dir: Path | None = None
+    """A folder of further ones, a file for each text of a body: ``reminder.subject``,
+    ``reminder.text``, ``reminder.html``. Other files may be included or extended by these."""
     catch_up: CatchUp = "send"
     """What becomes of messages that are overdue: that nobody took for ``overdue_after``.
 
@@ -135,6 +144,17 @@ class Channel(BaseModel):
     def quiet(self) -> Hours | None:
         """When nothing may be sent, however the settings say it."""
         return self.send_window.complement if self.send_window else self.quiet_hours
+
+    @model_validator(mode="after")
+    def _check_templates(self) -> Self:
+        for name, body in self.templates.items():
+            if TEMPLATE_NAME.fullmatch(name) is None:
+                raise InvalidValue(
+                    "templates", f"the name {name!r}", "a-z, 0-9, _ and -, at most 63"
+                )
+            if not body:
+                raise InvalidValue("templates", f"nothing is in {name!r}", "a body of texts")
+        return self
 
     @model_validator(mode="after")
     def _check_hours(self) -> Self:

@@ -31,7 +31,9 @@ class Dispatcher(Looking, Deciding):
         *,
         channel: str,
         recipient: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        data: Mapping[str, Any] | None = None,
         send_at: SendTime | None = None,
         send_in: timedelta | None = None,
         zone: str | None = None,
@@ -50,6 +52,7 @@ class Dispatcher(Looking, Deciding):
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
 
+        Its content is ``body``, or a ``template`` of the channel rendered with ``data`` now.
         The time is ``send_at`` or ``send_in`` from now. ``send_at`` is an aware datetime, an ISO
         8601 string with an offset, or a local time (string or naive datetime) with ``zone``;
         ``fold`` says which of two repeated local times is meant. ``scope`` names whose capacity
@@ -73,7 +76,7 @@ class Dispatcher(Looking, Deciding):
         on rollback; it is handed over after the commit. See docs/transactions.md.
 
         Raises:
-            InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel).
+            InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel, Suppressed).
             QuotaExceeded, QuietHours: the time does not fit; both carry the next slot.
             IdempotencyConflict: the key belongs to other content.
             ReservationsUnavailable: Redis is down, incomplete, evicting or full.
@@ -85,6 +88,8 @@ class Dispatcher(Looking, Deciding):
             channel=channel,
             recipient=recipient,
             body=body,
+            template=template,
+            data=data,
             send_at=send_at,
             send_in=send_in,
             zone=zone,

@@ -6,6 +6,7 @@
     ├── InvalidValue              a value was refused before anything was touched (a ValueError)
     │   ├── InvalidDraft          … in a submitted message
     │   │   ├── InvalidSendTime
+    │   │   ├── Suppressed    the recipient has opted out
     │   │   └── UnknownChannel
     │   └── InvalidSettings       … in the configuration
     ├── NoPlace                   the time asked for does not fit; names the next slot
@@ -79,6 +80,19 @@ class InvalidDraft(InvalidValue):
 
 class InvalidSendTime(InvalidDraft):
     """The send time is unreadable, ambiguous, skipped by a clock change, past or too far away."""
+
+
+class Suppressed(InvalidDraft):
+    """The recipient has opted out of ``channel``, or of everything. Nothing is sent to it.
+
+    The text does not name the recipient.
+    """
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(
+            "recipient", f"has opted out of {channel!r}", "one that is not suppressed there"
+        )
+        self.channel = channel
 
 
 class UnknownChannel(InvalidDraft):

@@ -46,6 +46,7 @@ POINTS = frozenset(
         "submit_many.after_enqueue",
         "cancel.after_row",
         "cancel_many.after_rows",
+        "suppress.after_row",
         "reschedule.after_hold",
         "reschedule.after_row",
         "reschedule.after_take",

@@ -63,7 +63,9 @@ class Draft:
 
     channel: str
     recipient: str
-    body: Body = field(repr=False)
+    body: Body | None = field(default=None, repr=False)
+    template: str | None = None
+    data: Mapping[str, Any] | None = field(default=None, repr=False)
     send_at: datetime | str | None = None
     send_in: timedelta | None = None
     zone: str | None = None
@@ -218,28 +220,30 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     return value
 
 
-def check_body(body: object, *, max_bytes: int, max_depth: int) -> tuple[Body, str]:
+def check_body(
+    body: object, *, max_bytes: int, max_depth: int, field: str = "body"
+) -> tuple[Body, str]:
     """Return ``body`` and its compact JSON if it is an object within the limits.
 
-    Raises InvalidDraft.
+    Raises InvalidDraft, which calls it ``field``.
 
     ``max_bytes`` counts the UTF-8 bytes of its compact JSON, ``max_depth`` nested containers,
     the object itself included.
     """
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
-        raise InvalidDraft("body", f"a {type(body).__name__}", accepted)
+        raise InvalidDraft(field, f"a {type(body).__name__}", accepted)
     if _is_flat(body) and max_depth:
         clean: Any = dict(body)
     else:
-        clean = _Cleaner(accepted, most=max_bytes).clean(body, "body", max_depth)
+        clean = _Cleaner(field, accepted, most=max_bytes).clean(body, field, max_depth)
     try:
         text = dump_json(clean)
     except ValueError:
-        raise InvalidDraft("body", "a number too long to write", accepted) from None
+        raise InvalidDraft(field, "a number too long to write", accepted) from None
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
-        raise InvalidDraft("body", f"{size} bytes", accepted)
+        raise InvalidDraft(field, f"{size} bytes", accepted)
     return cast(Body, clean), text
 
 
@@ -276,14 +280,15 @@ def storable_text(value: object, *, longest: int = 500) -> str:
 class _Cleaner:
     """Copies a body into plain JSON values, of which there may be ``most``."""
 
-    def __init__(self, accepted: str, *, most: int) -> None:
+    def __init__(self, field: str, accepted: str, *, most: int) -> None:
+        self._field = field
         self._accepted = accepted
         self._left = most
 
     def clean(self, value: object, path: str, depth: int) -> Any:
         self._left -= 1  # every value writes at least a byte
         if self._left < 0:
-            raise InvalidDraft("body", "too many values", self._accepted)
+            raise InvalidDraft(self._field, "too many values", self._accepted)
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, str):
@@ -296,7 +301,7 @@ class _Cleaner:
             problem = f"a {type(value).__name__}, which JSON does not know"
             raise InvalidDraft(path, problem, self._accepted)
         if depth == 0:
-            raise InvalidDraft("body", "too many levels", self._accepted)
+            raise InvalidDraft(self._field, "too many levels", self._accepted)
         if isinstance(value, Mapping):
             return self._object(value, path, depth)
         return [self.clean(each, f"{path}[{n}]", depth - 1) for n, each in enumerate(value)]

@@ -82,6 +82,11 @@ class Settings(BaseSettings):
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """Celery queue of the sweep. Each channel has one of its own: ``dispatcher.email``."""
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
+    hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
+    """``package.module:attribute`` of a class or an object that is told what becomes of messages:
+    ``on_scheduled``, ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``,
+    ``on_cancelled``, each called with the message, at most once, after the commit. Empty: nobody
+    is told."""
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
     """Judged at submit, per scope, on the promised times; guarded again at delivery.
 

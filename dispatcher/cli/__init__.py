@@ -17,6 +17,7 @@ from dispatcher.cli import (
     messages,
     services,
     status,
+    suppressing,
     timeline,
     windows,
 )
@@ -28,6 +29,7 @@ __all__ = ["app", "main"]
 services.register(app)
 messages.register(app)
 changing.register(app)
+suppressing.register(app)
 status.register(app)
 bulk.register(app)
 export.register(app)

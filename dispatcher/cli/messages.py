@@ -40,6 +40,10 @@ ExpireAfter = Annotated[
 ]
 Text = Annotated[str | None, typer.Option(help="Short for --body '{\"text\": …}'.")]
 BodyText = Annotated[str | None, typer.Option("--body", help="The content, a JSON object.")]
+TemplateName = Annotated[
+    str | None, typer.Option("--template", help="A template of the channel, instead of a body.")
+]
+DataText = Annotated[str | None, typer.Option("--data", help="For the template, a JSON object.")]
 MessageId = Annotated[str, typer.Argument(metavar="ID")]
 Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
@@ -80,6 +84,8 @@ def submit(
     recipient: Annotated[str, typer.Option(help="Address on that channel.")],
     text: Text = None,
     body: BodyText = None,
+    template: TemplateName = None,
+    data: DataText = None,
     send_at: SendAt = None,
     send_in: SendIn = None,
     zone: Zone = None,
@@ -106,7 +112,9 @@ def submit(
         message = dispatcher.submit(
             channel=channel,
             recipient=recipient,
-            body=_body(text, body),
+            body=_body(text, body) if template is None or text or body else None,
+            template=template,
+            data=None if data is None else _json_object("data", data),
             send_at=send_at,
             send_in=parse_length(send_in) if send_in is not None else None,
             zone=zone,
@@ -232,9 +240,11 @@ def _scopes(counts: list[str] | None) -> dict[str, str] | None:
 def _body(text: str | None, body: str | None) -> dict[str, Any]:
     if (text is None) == (body is None):
         raise InvalidDraft("body", "neither or both of --text and --body given", "one of them")
-    if body is None:
-        return {"text": text}
+    return {"text": text} if body is None else _json_object("body", body)
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
-        return cast("dict[str, Any]", json.loads(body))
+        return cast("dict[str, Any]", json.loads(text))
     except (ValueError, RecursionError):
-        raise InvalidDraft("body", "is no JSON", "a JSON object") from None
+        raise InvalidDraft(name, "is no JSON", "a JSON object") from None

@@ -17,8 +17,8 @@ from dispatcher.quota import parse_length
 _TEXT = "text"
 COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
 """What a row may have: the fields of a draft, and ``text``, short for a body with one text."""
-_NEEDED = (("channel",), ("recipient",), ("body", _TEXT), ("send_at", "send_in"))
-_JSON_FIELDS = ("body", "scopes")
+_NEEDED = (("channel",), ("recipient",), ("body", _TEXT, "template"), ("send_at", "send_in"))
+_JSON_FIELDS = ("body", "data", "scopes")
 _LENGTHS = ("send_in", "expire_after")
 _FOLDS: Mapping[object, int] = {"0": 0, "1": 1, 0: 0, 1: 1}
 _REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
@@ -159,8 +159,8 @@ def _row(line: int, row: Any, given: Mapping[str, Any], channel: str | None) -> 
 
 
 def _read_body(values: dict[str, Any]) -> None:
-    one = (_TEXT in values) != ("body" in values)
-    _require(one, "body", "neither or both of text and body given", "one of them")
+    given = sum(name in values for name in (_TEXT, "body", "template"))
+    _require(given == 1, "body", "none or several of text, body and template given", "one of them")
     for name in _JSON_FIELDS:
         if isinstance(values.get(name), str):
             values[name] = _from_json(name, values[name])

@@ -15,6 +15,7 @@ from dispatcher.delivery.round import Hands, Round
 from dispatcher.delivery.senders import Senders
 from dispatcher.delivery.stragglers import Stragglers
 from dispatcher.faults import fault
+from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
 from dispatcher.settings import Settings
@@ -45,12 +46,15 @@ class Delivery:
         permits: Permits,
         transports: Mapping[str, Transport],
         queue: Queue,
+        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
-        self._outcomes = Outcomes(settings=settings, clock=clock, claims=claims, permits=permits)
+        self._outcomes = Outcomes(
+            settings=settings, clock=clock, claims=claims, permits=permits, hooks=hooks
+        )
         self._returns = Returns(
             settings=settings, clock=clock, claims=claims, permits=permits, queue=queue
         )

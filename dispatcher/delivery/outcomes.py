@@ -10,7 +10,9 @@ from datetime import timedelta
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
+from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.limiters import Permit, Permits
+from dispatcher.message import Status
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
 
@@ -32,8 +34,9 @@ class Outcomes:
     """Records what came of hand-overs, and settles their permits."""
 
     def __init__(
-        self, *, settings: Settings, clock: Clock, claims: Claims, permits: Permits
+        self, *, settings: Settings, clock: Clock, claims: Claims, permits: Permits, hooks: Hooks
     ) -> None:
+        self._hooks = hooks
         self._settings = settings
         self._clock = clock
         self._claims = claims
@@ -56,6 +59,7 @@ class Outcomes:
                     break
                 self._clock.sleep(_RECORD_AGAIN_SECONDS)
         fault("deliver.after_record")
+        self._tell(results, failures)
         self._settle(ended)
 
     def _record_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
@@ -69,6 +73,14 @@ class Outcomes:
                 self._claims.record(some_results, some_failures, enqueue_in=-self._settings.horizon)
             except StoreUnavailable as error:
                 _lost(error)
+
+    def _tell(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
+        """Let the hooks know; they look whether it was recorded as it was meant."""
+        self._hooks.changed((each.claim.message.id for each in results), Status.SENT)
+        for each in failures:
+            ends = (Status.FAILED,) if each.wait is None else (*AGAIN, Status.EXPIRED)
+            statuses = (Status.HELD,) if each.is_held else ends
+            self._hooks.changed([each.claim.message.id], *statuses)
 
     def _settle(self, ended: Sequence[Ended]) -> None:
         now = self._clock.monotonic()

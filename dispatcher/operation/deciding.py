@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from uuid import UUID
 
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message
 from dispatcher.operation.base import Base, id_of
+from dispatcher.store import Suppression
 from dispatcher.sweep import OnRows
 from dispatcher.verification import Verified
 
@@ -29,8 +30,8 @@ class Deciding(Base):
 
         It is due at once; it has kept its place, and the limits guard it as ever. Where nobody
         knows what came of its last try and its ``on_unknown`` is ``hold``, ``perhaps_sent`` must
-        say that it may go out twice. Raises MessageNotFound, InvalidValue, UnknownChannel, and
-        TooLate where it has not failed, or is past its expiry.
+        say that it may go out twice. Raises MessageNotFound, InvalidValue, UnknownChannel,
+        Suppressed, and TooLate where it has not failed, or is past its expiry.
         """
         return self._parts.failed.retry(id_of(message_id), perhaps_sent=perhaps_sent)
 
@@ -38,7 +39,7 @@ class Deciding(Base):
         """Let a held message be sent, perhaps once more. Return it, due at once.
 
         One more try is allowed where its tries were used up. Past its expiry it ends as expired.
-        Raises MessageNotFound, and TooLate where it is not held.
+        Raises MessageNotFound, Suppressed, and TooLate where it is not held.
         """
         return self._parts.held.release(id_of(message_id))
 
@@ -49,6 +50,34 @@ class Deciding(Base):
         and TooLate where it is not held.
         """
         return self._parts.held.drop(id_of(message_id))
+
+    def suppress(self, recipient: str, *, channel: str | None = None) -> int:
+        """Send a recipient nothing any more, on one channel or on all; return how many it spares.
+
+        From now on a submit to it raises Suppressed, and what is scheduled is cancelled, its quota
+        free again at once. A submit that looked a moment ago may still store its message: it is
+        cancelled when it is due, and so is what comes back from a retry. Only what is being sent
+        right now may still go out, and what is held stays held; releasing it raises Suppressed.
+        The recipient is compared as it is written. Doing it again is fine.
+
+        Raises InvalidDraft, UnknownChannel, and StoreUnavailable: do it again then.
+        """
+        return self._parts.suppressing.suppress(recipient, channel)
+
+    def unsuppress(self, recipient: str, *, channel: str | None = None) -> tuple[Suppression, ...]:
+        """Take back what :meth:`suppress` said with the same parameters. What it cancelled stays.
+
+        Return what still holds for the recipient: who opted out of everything and of one channel
+        must be taken back from both. Raises InvalidDraft and StoreUnavailable.
+        """
+        return self._parts.suppressing.unsuppress(recipient, channel)
+
+    def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
+        """Yield who gets nothing, or what holds for one recipient, in the order of recipients.
+
+        They are read while the answer is, some hundreds at a time. Raises StoreUnavailable.
+        """
+        return self._parts.suppressing.suppressed(recipient)
 
     def verify_windows(self) -> Verified:
         """Compare the windows in Redis with the store; return every difference.

@@ -6,8 +6,9 @@ submit, ``joined`` for those who do so in a transaction of their own: ``callers`
 who decide what a worker left open, ``failed`` for those who try again, ``listing`` and ``figures``
 for those who operate, ``upkeep`` for the sweep: ``given_up`` keeps what lost its place from being
 stored. ``overdue`` is for what it catches up with, ``standings`` for those who compare, ``survey``
-for those who examine a deployment. ``schema`` describes the tables that the migrations build;
-``columns``, ``instants``, ``once`` and ``chosen`` are what databases do each in their way.
+for those who examine a deployment. ``suppressions`` tells who has opted out. ``schema`` describes
+the tables that the migrations build; ``columns``, ``instants``, ``once`` and ``chosen`` are what
+databases do each in their way.
 """
 
 from dispatcher.store.bulk import BulkMessages
@@ -25,6 +26,7 @@ from dispatcher.store.messages import Messages
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
+from dispatcher.store.suppressions import Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
 from dispatcher.store.upkeep import Due, Place, StoreUpkeep
 
@@ -60,6 +62,8 @@ __all__ = [
     "Standings",
     "StoreSurvey",
     "StoreUpkeep",
+    "Suppression",
+    "Suppressions",
     "migrate",
     "overdue",
 ]

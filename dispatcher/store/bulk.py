@@ -63,6 +63,13 @@ class BulkMessages:
             rows += self._read(query.where(some))
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
+    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+        """Return those of these messages that are stored."""
+        query = select(*MESSAGE_COLUMNS).where(
+            self._database.one_of(messages.c.id, message_ids), IS_MESSAGE
+        )
+        return [to_message(row) for row in self._read(query)]
+
     def cancel(self, message_ids: Sequence[UUID]) -> dict[UUID, Message]:
         """Cancel those that are still scheduled; return all that are stored as they now stand."""
         these = self._database.one_of(messages.c.id, message_ids)

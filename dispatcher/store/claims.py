@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, select, true, update
+from sqlalchemy import ColumnElement, Connection, and_, case, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import (
@@ -29,11 +29,13 @@ from dispatcher.store.changes import (
     sent_at_once,
     snoozed_at_once,
 )
+from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
 from dispatcher.store.claiming import Claiming, at_once
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import to_message
-from dispatcher.store.schema import has_status, messages
+from dispatcher.store.schema import IS_SUPPRESSED, has_status, messages
+from dispatcher.store.suppressions import REASON
 
 _NO_WAIT = timedelta(0)
 _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
@@ -85,15 +87,21 @@ class Claims:
     """Takes messages to deliver them and writes down what came of it.
 
     The database's clock alone decides what is due. Every call may be run again. What ``leaves``
-    describes is not taken.
+    describes is not taken. ``tell`` is given the ids of what has ended, after the commit.
     """
 
     def __init__(
-        self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
+        self,
+        database: Database,
+        *,
+        ttl: timedelta,
+        leaves: ColumnElement[bool] | None = None,
+        tell: Tell = tell_nobody,
     ) -> None:
         self._database = database
+        self._tell = tell
         self._ttl = ttl
-        self._takes = true() if leaves is None else ~leaves
+        self._takes = ~IS_SUPPRESSED if leaves is None else and_(~IS_SUPPRESSED, ~leaves)
         self._claim_at_once = database.straight(at_once(self._takes))
         self._sent_at_once = database.straight(sent_at_once())
         self._snoozed_at_once = database.straight(snoozed_at_once())
@@ -101,8 +109,8 @@ class Claims:
     def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT) -> list[Claim]:
         """Take those messages that are scheduled and due, or due within ``ahead``.
 
-        Those past their expiry are not taken. The attempt is written with the claim, so that one
-        which kills its process counts.
+        Those past their expiry are not taken, nor those whose recipient has opted out. The attempt
+        is written with the claim, so that one which kills its process counts.
         """
         claiming = Claiming(message_ids, ahead=ahead, ttl=self._ttl, takes=self._takes)
         rows: Sequence[Any] | None = self._claim_at_once(claiming.values)
@@ -137,19 +145,31 @@ class Claims:
     def unclaimed(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
         """Look after messages that could not be claimed.
 
-        End those that are past their expiry; return how long each that is scheduled but not due
-        still has to wait.
+        End those that are past their expiry, and those whose recipient has opted out; return how
+        long each that is scheduled but not due still has to wait.
         """
         now = database_now()
-        expire = (
+        ends = (
+            has_status(Status.SCHEDULED),
+            or_(
+                IS_SUPPRESSED,
+                and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now),
+            ),
+        )
+        these = (
+            select(messages.c.id)
+            .where(messages.c.id.in_(message_ids), *ends)
+            .order_by(messages.c.id)
+            .with_for_update()
+        )
+        end = (
             update(messages)
-            .where(
-                messages.c.id.in_(message_ids),
-                has_status(Status.SCHEDULED),
-                messages.c.next_attempt_at <= now,
-                messages.c.expires_at <= now,
+            .where(*ends)
+            .values(
+                status=case((IS_SUPPRESSED, Status.CANCELLED.value), else_=Status.EXPIRED.value),
+                last_error=case((IS_SUPPRESSED, REASON), else_=messages.c.last_error),
+                finished_at=now,
             )
-            .values(status=Status.EXPIRED.value, finished_at=now)
         )
         query = select(messages.c.id, messages.c.next_attempt_at, now.label("now")).where(
             messages.c.id.in_(message_ids),
@@ -157,8 +177,9 @@ class Claims:
             messages.c.next_attempt_at > now,
         )
 
+        self._tell([row.id for row in change_chosen(self._database, these, end, messages.c.id)])
+
         def work(connection: Connection) -> Sequence[Any]:
-            connection.execute(expire)
             return connection.execute(query).all()
 
         return {row.id: row.next_attempt_at - row.now for row in self._database.run(work)}

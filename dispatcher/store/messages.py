@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Insert, Row, Update, delete, select, 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
+from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable, Suppressed
 from dispatcher.message import Attempt, Body, Message, Outcome, Status, dump_json
 from dispatcher.store.database import (
     Database,
@@ -23,8 +23,9 @@ from dispatcher.store.database import (
 )
 from dispatcher.store.given_up import GivenUp
 from dispatcher.store.instants import database_now, to_length_ms
-from dispatcher.store.once import insert_once, unless_there
+from dispatcher.store.once import insert_if_wanted, unless_there
 from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, has_status, messages
+from dispatcher.store.suppressions import is_suppressed
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
 _WRITTEN = (
@@ -43,7 +44,7 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._is_postgres = database.url.get_backend_name() == "postgresql"
-        insert = insert_once(database.engine.dialect.name)
+        insert = insert_if_wanted(database.engine.dialect.name, _WRITTEN)
         self._insert = insert.execution_options(preserve_rowcount=True)
         self._written = _written(insert, database.engine) if self._is_postgres else b""
 
@@ -59,8 +60,9 @@ class Messages:
 
         That is another message when its idempotency key was there before. When the line breaks
         the insert is run again, which does nothing if the first one was done; so the answer is
-        read back from state. Raises StoreUnavailable when nothing was stored, GivenUp when its
-        place was given back before, OutcomeUnknown when that cannot be found out.
+        read back from state. Raises StoreUnavailable when nothing was stored, Suppressed when its
+        recipient has opted out, GivenUp when its place was given back before, OutcomeUnknown when
+        that cannot be found out.
         """
         unknown = False
         if self._is_postgres:
@@ -216,15 +218,16 @@ class Messages:
         self._database.run(lambda connection: connection.execute(statement))
 
     def _is_new(self, connection: Connection, row: dict[str, Any]) -> bool:
-        return unless_there(lambda: connection.execute(self._insert, row).rowcount == 1)
+        new = {f"new_{name}": row[name] for name in _WRITTEN}
+        return unless_there(lambda: connection.execute(self._insert, new).rowcount == 1)
 
     def _insert_quickly(
         self, message: Message, enqueue_at: datetime, fingerprint: str | None, body_json: str
     ) -> bool:
         """Insert a row past SQLAlchemy, which takes as long as the driver itself.
 
-        False where it was there before. Raises Unanswered when it went wrong: the ordinary way then
-        says why.
+        False where it was there before, or its recipient has opted out. Raises Unanswered when it
+        went wrong: the ordinary way then says why.
         """
         from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
 
@@ -236,7 +239,7 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
-            message.asked_at,
+            message.asked_at, message.recipient, message.channel,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 
@@ -248,14 +251,19 @@ class Messages:
             mine = connection.execute(query.where(key)).one_or_none()
         if mine is not None and mine.status == VOID:
             raise GivenUp
+        if mine is None and is_suppressed(connection, message.recipient, message.channel):
+            raise Suppressed(message.channel)
         return to_message(mine) if mine is not None else None
 
 
 def _written(insert: Insert, engine: Engine) -> bytes:
-    """Return the statement that inserts the columns of ``_WRITTEN``, given by their places."""
-    text = str(insert.compile(engine, column_keys=_WRITTEN))
+    """Return the statement that inserts the columns of ``_WRITTEN``, given by their places.
+
+    The last two are recipient and channel, by which it looks whether it is wanted.
+    """
+    text = str(insert.compile(engine))
     for name in _WRITTEN:
-        text = text.replace(f"%({name})s", "%s")
+        text = text.replace(f"%(new_{name})s", "%s")
     return text.encode()
 
 

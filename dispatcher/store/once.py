@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from sqlalchemy import Insert, insert
+from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from dispatcher.store import numbers
-from dispatcher.store.schema import messages
+from dispatcher.store.schema import messages, suppressed
 
 
 def insert_once(dialect: str) -> Insert:
@@ -23,6 +23,20 @@ def insert_once(dialect: str) -> Insert:
     if dialect == "sqlite":
         return sqlite.insert(messages).on_conflict_do_nothing()
     return insert(messages)
+
+
+def insert_if_wanted(dialect: str, names: Sequence[str]) -> Insert:
+    """Return the statement that also inserts nothing where the recipient has opted out.
+
+    It is given the columns of these names as ``new_<name>``.
+    """
+    given = {name: bindparam(f"new_{name}", type_=messages.c[name].type) for name in names}
+    row = select(*given.values()).where(~suppressed(given["recipient"], given["channel"]))
+    if dialect == "postgresql":
+        return postgresql.insert(messages).from_select(names, row).on_conflict_do_nothing()
+    if dialect == "sqlite":
+        return sqlite.insert(messages).from_select(names, row).on_conflict_do_nothing()
+    return insert(messages).from_select(names, row)
 
 
 def unless_there(execute: Callable[[], bool]) -> bool:

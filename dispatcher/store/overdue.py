@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 
 from dispatcher.message import Message, Status
-from dispatcher.store.chosen import change_chosen
+from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
@@ -54,8 +54,10 @@ class Overdue:
         after: timedelta,
         expire: Collection[str] = (),
         reslot: Collection[str] = (),
+        tell: Tell = tell_nobody,
     ) -> None:
         self._database = database
+        self._tell = tell
         self._to_expire = overdue(expire, after)
         self._to_reslot = overdue(reslot, after)
 
@@ -76,7 +78,9 @@ class Overdue:
             .where(ends)
             .values(status=Status.EXPIRED.value, finished_at=now, last_error=_EXPIRED)
         )
-        return len(change_chosen(self._database, wanted, end, messages.c.id))
+        ended = [row.id for row in change_chosen(self._database, wanted, end, messages.c.id)]
+        self._tell(ended)
+        return len(ended)
 
     def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
         """Take messages that are to be booked again, those of the earliest times first.
@@ -133,3 +137,4 @@ class Overdue:
             .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=_NO_SLOT)
         )
         self._database.run(lambda connection: connection.execute(statement))
+        self._tell([message.id])

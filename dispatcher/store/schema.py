@@ -19,6 +19,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    exists,
+    literal_column,
     or_,
     text,
 )
@@ -147,6 +149,18 @@ attempts = Table(
 )
 
 
+EVERY_CHANNEL = ""
+"""What stands for every channel in a suppression, because a key holds no NULL."""
+
+suppressions = Table(
+    "suppressions",
+    metadata,
+    Column("recipient", String(MAX_RECIPIENT), primary_key=True),
+    Column("channel", String(63), primary_key=True),
+    Column("created_at", Instant, nullable=False),
+)
+
+
 def has_status(*statuses: Status) -> ColumnElement[bool]:
     """Return the guard that a row has one of these statuses, for rows that are found by their id.
 
@@ -154,6 +168,24 @@ def has_status(*statuses: Status) -> ColumnElement[bool]:
     believes that they are few.
     """
     return or_(*(messages.c.status.concat("") == each.value for each in statuses))
+
+
+def suppressed(
+    recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
+) -> ColumnElement[bool]:
+    """Return the condition that a recipient gets nothing on a channel: two looks at the key."""
+    return (
+        exists()
+        .where(
+            suppressions.c.recipient == recipient,
+            suppressions.c.channel.in_([literal_column("''"), channel]),
+        )
+        .correlate_except(suppressions)
+    )
+
+
+IS_SUPPRESSED = suppressed(messages.c.recipient, messages.c.channel)
+"""The condition that a message belongs to somebody who has opted out."""
 
 
 def described(dialect: str) -> MetaData:

@@ -31,7 +31,7 @@ from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
 from dispatcher.store import given_up
-from dispatcher.store.chosen import change_chosen
+from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
 from dispatcher.store.database import Database
 from dispatcher.store.given_up import Settled
 from dispatcher.store.instants import database_now, later
@@ -87,11 +87,19 @@ class Taken(NamedTuple):
 class StoreUpkeep:
     """The store's half of the sweep. Any number of sweeps may run side by side.
 
-    What ``leaves`` describes is not handed to Celery.
+    What ``leaves`` describes is not handed to Celery. ``tell`` is given the ids of what was
+    rescued, after the commit.
     """
 
-    def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        leaves: ColumnElement[bool] | None = None,
+        tell: Tell = tell_nobody,
+    ) -> None:
         self._database = database
+        self._tell = tell
         self._takes = true() if leaves is None else ~leaves
 
     def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
@@ -144,10 +152,10 @@ class StoreUpkeep:
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         too_late = messages.c.expires_at <= now
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> list[UUID]:
             rows = connection.execute(chosen).all()
             if not rows:
-                return 0
+                return []
             ids = [row.id for row in rows]
             connection.execute(
                 update(attempts)
@@ -176,9 +184,11 @@ class StoreUpkeep:
                     last_error=_UNKNOWN,
                 )
             )
-            return len(ids)
+            return ids
 
-        return self._database.transact(work)
+        rescued = self._database.transact(work)
+        self._tell(rescued)
+        return len(rescued)
 
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many."""

@@ -4,8 +4,8 @@
 caller's, ``bulk`` accepts thousands, ``plan`` tells what would come of them (``cases``: what both
 share), ``changes`` moves, alters and cancels what was accepted, ``cancelling`` cancels many at
 once, ``held`` releases or drops what is held, ``failed`` tries again what had failed, ``catch_up``
-ends or moves what is overdue, ``handover`` gives Celery what is near, ``outlook`` tells why times
-are free or not, ``telling`` what became of a message.
+ends or moves what is overdue, ``suppressing`` lets people opt out, ``handover`` gives Celery what
+is near, ``outlook`` tells why times are free or not, ``telling`` what became of a message.
 """
 
 from dispatcher.submission.bulk import BulkSubmission
@@ -21,6 +21,7 @@ from dispatcher.submission.outlook import Outlook
 from dispatcher.submission.plan import Planning
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule, terms_for
 from dispatcher.submission.submission import Submission
+from dispatcher.submission.suppressing import Suppressing
 from dispatcher.submission.telling import Reservation, Story, Telling
 from dispatcher.submission.unread import Unread
 
@@ -41,6 +42,7 @@ __all__ = [
     "Result",
     "Story",
     "Submission",
+    "Suppressing",
     "Telling",
     "Unread",
     "ValidDraft",

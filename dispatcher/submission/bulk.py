@@ -14,13 +14,14 @@ from dispatcher.errors import (
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Bulk, Posting, Request
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
-from dispatcher.store import Addition, BulkMessages
+from dispatcher.store import Addition, BulkMessages, Suppressions
 from dispatcher.submission.cases import (
     Case,
     OnProgress,
@@ -70,6 +71,7 @@ class BulkSubmission:
         clock: Clock,
         bulk: Bulk,
         store: BulkMessages,
+        suppressions: Suppressions,
         handover: Handover,
         submission: Submission,
     ) -> None:
@@ -77,6 +79,7 @@ class BulkSubmission:
         self._clock = clock
         self._bulk = bulk
         self._store = store
+        self._suppressions = suppressions
         self._handover = handover
         self._submission = submission
 
@@ -146,6 +149,7 @@ class BulkSubmission:
             submission=self._submission,
             now=now,
             known=lambda keyed: self._store.with_keys(list(keyed)),
+            unwanted=self._suppressions.among,
         )
         batch = _Prepared(cases, started, atomic)
         if not (atomic and refused(cases)):
@@ -185,9 +189,9 @@ class BulkSubmission:
         took = self._clock.monotonic() - batch.started
         if stored and took > self._settings.settle.total_seconds():
             self._look_again(stored, keep=batch.atomic)
-        self._handover.enqueue(
-            *(each.result for each in stored if isinstance(each.result, Message))
-        )
+        accepted = [each.result for each in stored if isinstance(each.result, Message)]
+        self._handover.enqueue(*accepted)
+        self._submission.hooks.accepted(accepted)
         fault("submit_many.after_enqueue")
 
     def _add(self, batch: _Prepared) -> list[Case]:
@@ -224,7 +228,7 @@ class BulkSubmission:
                 message, booking = self._submission.store(
                     case.valid_draft, case.booking, perhaps_stored=perhaps_stored
                 )
-            except (IdempotencyConflict, NoPlace) as error:
+            except (IdempotencyConflict, NoPlace, Suppressed) as error:
                 case.refuse(error)
                 continue
             except StoreUnavailable as error:

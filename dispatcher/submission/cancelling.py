@@ -13,6 +13,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
+from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.scope import counted
@@ -28,7 +29,10 @@ _AT_ONCE = 500
 class Cancelling:
     """What ``Changes.cancel`` does, for a batch at a time."""
 
-    def __init__(self, *, settings: Settings, bulk: Bulk, store: BulkMessages) -> None:
+    def __init__(
+        self, *, settings: Settings, bulk: Bulk, store: BulkMessages, hooks: Hooks = NOBODY
+    ) -> None:
+        self._hooks = hooks
         self._settings = settings
         self._bulk = bulk
         self._store = store
@@ -44,6 +48,7 @@ class Cancelling:
             some = message_ids[start : start + _AT_ONCE]
             found = self._store.cancel(some)
             fault("cancel_many.after_rows")
+            self._hooks.changed(found, Status.CANCELLED)
             self._release([each for each in found.values() if each.status is Status.CANCELLED])
             answers += [_answer(each, found.get(each)) for each in some]
         return answers

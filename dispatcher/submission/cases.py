@@ -6,7 +6,7 @@ drafts, and those whose idempotency key is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -18,6 +18,7 @@ from dispatcher.errors import (
     InvalidDraft,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, new_id
 from dispatcher.reservation import Booked, Booking, Place, Request, Submit
@@ -80,6 +81,10 @@ Known = Callable[[Mapping[str, Case]], Mapping[str, tuple[Message, str]]]
 """Takes cases by idempotency key; returns the messages of known keys with their fingerprints."""
 
 
+Unwanted = Callable[[Iterable[tuple[str, str]]], Container[tuple[str, str]]]
+"""Takes recipients with channels; returns those who have opted out of that."""
+
+
 def batches(drafts: Iterable[Draft]) -> Iterator[list[Case]]:
     """Yield drafts as cases, numbered from 0, a batch at a time."""
     source, first = iter(drafts), 0
@@ -93,10 +98,18 @@ def cases_of(drafts: Iterable[Draft], first: int = 0) -> list[Case]:
     return [Case(first + place, draft) for place, draft in enumerate(drafts)]
 
 
-def judge(cases: Sequence[Case], *, submission: Submission, now: datetime, known: Known) -> None:
+def judge(
+    cases: Sequence[Case],
+    *,
+    submission: Submission,
+    now: datetime,
+    known: Known,
+    unwanted: Unwanted,
+) -> None:
     """Decide the cases that need no place."""
     _schedule(cases, submission, now)
     _find_known(cases, now, known)
+    _refuse_unwanted(cases, unwanted)
 
 
 def undecided(cases: Iterable[Case]) -> list[Case]:
@@ -271,6 +284,19 @@ def _find_known(cases: Sequence[Case], now: datetime, find: Known) -> None:
                 judge_times(case.valid, now=now)
             except InvalidDraft as error:
                 case.refuse(error)
+
+
+def _refuse_unwanted(cases: Iterable[Case], unwanted: Unwanted) -> None:
+    """Refuse what goes to those who have opted out; a repeated key shares its twin's refusal."""
+    asked = [
+        (case, (case.valid.recipient, case.valid.channel))
+        for case in cases
+        if case.valid is not None and case.result is None and case.same_as is None
+    ]
+    found = unwanted(each for _, each in asked)
+    for case, (recipient, channel) in asked:
+        if (recipient, channel) in found:
+            case.refuse(Suppressed(channel))
 
 
 def _request(case: Case) -> Request:

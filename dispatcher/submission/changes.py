@@ -17,6 +17,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
+from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.reservation import Moving, Terms, Windows
 from dispatcher.scope import counted
@@ -56,6 +57,7 @@ class Changes:
         messages: Messages,
         handover: Handover,
         check: Check = no_check,
+        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -63,6 +65,7 @@ class Changes:
         self._messages = messages
         self._handover = handover
         self._check = check
+        self._hooks = hooks
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a scheduled message and give its place back at once.
@@ -74,6 +77,7 @@ class Changes:
         if message.status is not Status.CANCELLED:
             raise TooLate(message_id, message.status)
         fault("cancel.after_row")
+        self._hooks.changed([message_id], Status.CANCELLED)
         try:
             self._windows.release(message_id, self._scopes_of(message))
         except ReservationsUnavailable as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import InvalidValue, TooLate, UnknownChannel
+from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
-from dispatcher.store import FailedMessages
+from dispatcher.store import FailedMessages, Suppressions
 
 
 class Failed:
@@ -17,16 +18,26 @@ class Failed:
     hand-overs are guarded by the limits like any other.
     """
 
-    def __init__(self, *, settings: Settings, failed: FailedMessages) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        failed: FailedMessages,
+        suppressions: Suppressions,
+        hooks: Hooks,
+    ) -> None:
         self._settings = settings
         self._failed = failed
+        self._hooks = hooks
+        self._suppressions = suppressions
 
     def retry(self, message_id: UUID, *, perhaps_sent: bool = False) -> Message:
         """Let a failed message be tried again, as often as its channel says, at once.
 
         Raises MessageNotFound; TooLate where it has not failed, or is past its expiry;
-        UnknownChannel; and InvalidValue where nobody knows what came of its last try, its
-        ``on_unknown`` is ``hold``, and ``perhaps_sent`` does not say that it may go out twice.
+        UnknownChannel; Suppressed where its recipient has opted out; and InvalidValue where nobody
+        knows what came of its last try, its ``on_unknown`` is ``hold``, and ``perhaps_sent`` does
+        not say that it may go out twice.
         """
         found = self._failed.look(message_id)
         message = found.message
@@ -41,7 +52,9 @@ class Failed:
         channel = self._settings.channels.get(message.channel)
         if channel is None:
             raise UnknownChannel(message.channel, tuple(self._settings.channels))
+        self._suppressions.check(message.recipient, message.channel)
         now = self._failed.retry(found, tries=channel.max_attempts)
         if now.message.status is Status.FAILED and now.token == found.token:
             raise TooLate(message_id, "past its expiry")
+        self._hooks.changed([message_id], *AGAIN)
         return now.message

@@ -5,8 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import TooLate
+from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.message import Message, Status
-from dispatcher.store import HeldMessages, Messages
+from dispatcher.store import HeldMessages, Messages, Suppressions
 
 _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 
@@ -14,9 +15,13 @@ _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 class Held:
     """The use cases of those who look after what is held. The row decides every race."""
 
-    def __init__(self, *, messages: Messages, held: HeldMessages) -> None:
+    def __init__(
+        self, *, messages: Messages, held: HeldMessages, suppressions: Suppressions, hooks: Hooks
+    ) -> None:
         self._messages = messages
+        self._suppressions = suppressions
         self._held = held
+        self._hooks = hooks
 
     def find(self, *, at_most: int) -> list[Message]:
         """Return the messages that are held, oldest first."""
@@ -25,26 +30,31 @@ class Held:
     def release(self, message_id: UUID) -> Message:
         """Let a held message be tried once more, or end as expired where its time is up.
 
-        Raises MessageNotFound, and TooLate where it is not held, or somebody else was quicker.
+        Raises MessageNotFound; TooLate where it is not held, or somebody else was quicker; and
+        Suppressed where its recipient has opted out.
         """
-        self._require_held(message_id)
+        message = self._require_held(message_id)
+        self._suppressions.check(message.recipient, message.channel)
         message = self._held.release(message_id)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
+        self._hooks.changed([message_id], *AGAIN, Status.EXPIRED)
         return message
 
     def drop(self, message_id: UUID) -> Message:
         """Give a held message up: it ends as failed, and keeps its place in the windows.
 
-        Raises like :meth:`release`.
+        Raises MessageNotFound and TooLate.
         """
         self._require_held(message_id)
         message = self._held.drop(message_id)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
+        self._hooks.changed([message_id], Status.FAILED)
         return message
 
-    def _require_held(self, message_id: UUID) -> None:
+    def _require_held(self, message_id: UUID) -> Message:
         message = self._messages.get(message_id)
         if message.status is not Status.HELD:
             raise TooLate(message_id, message.status)
+        return message

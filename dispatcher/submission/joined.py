@@ -17,6 +17,7 @@ from dispatcher.errors import (
     NoPlace,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
@@ -100,7 +101,7 @@ class JoinedSubmission:
         transaction.watch.joined.append(joined)
         try:
             stored = self._add(valid, message, transaction)
-        except (StoreUnavailable, IdempotencyConflict):
+        except (StoreUnavailable, IdempotencyConflict, Suppressed):
             self._forget(joined, transaction)
             raise
         fault("joined.after_add")
@@ -145,6 +146,7 @@ class JoinedSubmission:
             return
         stored = [each for each in joined if each.message.id in found]
         self._handover.enqueue(*(each.message for each in stored))
+        self._submission.hooks.accepted([each.message for each in stored])
         fault("joined.after_enqueue")
         late = self._clock.monotonic() - self._settings.settle.total_seconds()
         try:

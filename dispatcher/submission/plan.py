@@ -9,7 +9,7 @@ from dispatcher.message import Draft, Message, Plan, Rejection
 from dispatcher.reservation import Answered, Copies
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
-from dispatcher.store import BulkMessages
+from dispatcher.store import BulkMessages, Suppressions
 from dispatcher.submission.cases import (
     Case,
     OnProgress,
@@ -34,12 +34,14 @@ class Planning:
         clock: Clock,
         copies: Callable[[], Copies],
         store: BulkMessages,
+        suppressions: Suppressions,
         submission: Submission,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._copies = copies
         self._store = store
+        self._suppressions = suppressions
         self._submission = submission
 
     def plan(
@@ -73,6 +75,7 @@ class Planning:
             submission=self._submission,
             now=now,
             known=lambda keyed: self._known(keyed, copies),
+            unwanted=self._suppressions.among,
         )
         waiting = undecided(cases)
         booked = settle(waiting, copies.reserve(requests_of(waiting)))

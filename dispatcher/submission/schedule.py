@@ -21,6 +21,9 @@ NO_HOURS = "none"
 Check = Callable[[str, str, Body], object]
 """Takes channel, recipient and body; raises InvalidDraft for what could never be sent."""
 
+Fill = Callable[[Draft], Draft]
+"""Gives a draft that names a template its body; raises InvalidDraft."""
+
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST = sendtime.from_ms(0)
 
@@ -97,8 +100,11 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     on_unknown = _on_unknown(draft, settings.channels[channel])
     digest = None
     if key is not None:
+        # A template may be another one by the time a submit is repeated, so what was said counts.
         # What is not given is left out, so that digests of before there were such fields hold.
         further = {
+            "template": draft.template,
+            "data": draft.data or None,
             "scopes": scopes or None,
             "zone": draft.zone,
             "quiet_hours": quiet_hours,
@@ -109,7 +115,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
             channel=channel,
             recipient=recipient,
             scope=scope,
-            body=body,
+            body=body if draft.template is None else None,
             time=asked.isoformat() if isinstance(asked, datetime) else f"in {asked} ms",
             expires_at=expires_at,
             **{name: value for name, value in further.items() if value is not None},
@@ -137,6 +143,11 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
 def no_check(channel: str, recipient: str, body: Body) -> None:
     """Let everything through."""
     del channel, recipient, body
+
+
+def no_templates(draft: Draft) -> Draft:
+    """Leave a draft as it is."""
+    return draft
 
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:

@@ -13,15 +13,25 @@ from dispatcher.errors import (
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
+    Suppressed,
 )
 from dispatcher.faults import fault
+from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import GivenUp, Messages
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
+from dispatcher.submission.schedule import (
+    Check,
+    Fill,
+    ValidDraft,
+    judge_times,
+    no_check,
+    no_templates,
+    schedule,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +55,8 @@ class Submission:
         messages: Messages,
         handover: Handover,
         check: Check = no_check,
+        fill: Fill = no_templates,
+        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -52,6 +64,8 @@ class Submission:
         self._messages = messages
         self._handover = handover
         self._check = check
+        self._fill = fill
+        self.hooks = hooks
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -84,6 +98,7 @@ class Submission:
             self.look_again(message, booking)
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
+        self.hooks.accepted([message])
         return message
 
     def scheduled(self, draft: Draft, *, now: datetime) -> ValidDraft:
@@ -91,7 +106,7 @@ class Submission:
 
         Raises InvalidDraft.
         """
-        valid = schedule(draft, settings=self._settings, now=now)
+        valid = schedule(self._fill(draft), settings=self._settings, now=now)
         self._check(valid.channel, valid.recipient, valid.body)
         return valid
 
@@ -187,7 +202,7 @@ class Submission:
                 self.withdraw(booking)
         except OutcomeUnknown:
             raise  # the message may be stored: reconcile finds out whether its place is needed
-        except (StoreUnavailable, IdempotencyConflict) as error:
+        except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
             if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
                 raise OutcomeUnknown(error.reason, message.id) from error
             self.withdraw(booking)

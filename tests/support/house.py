@@ -30,7 +30,7 @@ FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
 _USE_CASES = (
     "submission", "joined", "bulk", "planning", "handover", "changes", "delivery", "sweep",
-    "outlook", "verification", "held", "catch_up",
+    "outlook", "verification", "held", "catch_up", "suppressing", "cancelling",
 )  # fmt: skip
 BODY = {"text": "See you at nine"}
 

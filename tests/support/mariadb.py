@@ -30,7 +30,7 @@ with pymysql.connect(**given) as connection, connection.cursor() as cursor:
         if name.startswith(sys.argv[3]):
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
 """
-_KEPT = {"alembic_version", "attempts", "messages"}
+_KEPT = {"alembic_version", "attempts", "messages", "suppressions"}
 _Rows = list[tuple[object, ...]]
 
 
@@ -154,5 +154,6 @@ class MariaDBServer:
             *(f"DROP TABLE `{table}`" for (table,) in tables if table not in _KEPT),
             "DELETE FROM attempts",
             "DELETE FROM messages",
+            "DELETE FROM suppressions",
             database=name,
         )

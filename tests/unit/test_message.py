@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Status, check_body, check_text, dump_json, fingerprint, new_id
 
-LIMITS = {"max_bytes": 200, "max_depth": 4}
+LIMITS: dict[str, Any] = {"max_bytes": 200, "max_depth": 4}
 
 
 @pytest.mark.parametrize(

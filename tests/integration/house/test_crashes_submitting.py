@@ -76,6 +76,10 @@ def cancels_many(dispatcher: Dispatcher, message: Message) -> None:
     dispatcher.cancel_many([message.id])
 
 
+def opts_out(dispatcher: Dispatcher, recipient: str) -> None:
+    dispatcher.suppress(recipient)
+
+
 def reschedules(dispatcher: Dispatcher, message: Message) -> None:
     dispatcher.reschedule(message.id, send_in=timedelta(0))
 
@@ -159,6 +163,18 @@ def test_a_cancel_that_dies_before_the_release_is_final_and_its_place_is_freed(
     assert house.members() == {}
     judge(house, [message.id], cancelled=[message.id])
     assert house.dispatcher.cancel(message.id).status is Status.CANCELLED, "told again"
+
+
+@each_how
+def test_an_opting_out_that_dies_holds_and_cancels_what_is_due(house: House, how: How) -> None:
+    message = house.dispatcher.submit(**wish("ada"))
+    die("suppress.after_row", opts_out, house.settings, "ada", how=how)
+    assert house.again(message).status is Status.SCHEDULED
+    assert house.deliver(message) == 0
+    assert house.again(message).status is Status.CANCELLED
+    heal(house)
+    assert house.members() == {}
+    judge(house, [message.id], cancelled=[message.id])
 
 
 @each_how

@@ -347,7 +347,7 @@ def _held(database: Database) -> None:
     )
 
 
-def _catching_up(database: Database, **ways: list[str]) -> Overdue:
+def _catching_up(database: Database, **ways: Any) -> Overdue:
     return Overdue(database, after=timedelta(minutes=5), **ways)
 
 

@@ -25,7 +25,7 @@ from tests.support.mariadb import MariaDBServer
 
 pytestmark = pytest.mark.every_database
 
-HEAD = "0005"
+HEAD = "0006"
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
 
@@ -39,7 +39,7 @@ def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
         assert tables(database) == set()
         revision = migrate(database)
         assert revision == migrate(database) == HEAD
-        assert tables(database) == {"alembic_version", "attempts", "messages"}
+        assert tables(database) == {"alembic_version", "attempts", "messages", "suppressions"}
     finally:
         database.close()
 
@@ -134,7 +134,7 @@ def test_constraints_have_names_that_can_be_changed_later(database: Database) ->
         found = inspect(connection)
         return {
             each["name"]
-            for table in ("messages", "attempts")
+            for table in ("messages", "attempts", "suppressions")
             for each in (
                 *found.get_check_constraints(table),
                 *found.get_unique_constraints(table),
@@ -234,7 +234,7 @@ def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
     mariadb: MariaDBServer,
 ) -> None:
     def build(url: str) -> None:
-        tables = ("alembic_version", "attempts", "messages")
+        tables = ("alembic_version", "attempts", "messages", "suppressions")
         name = url.rpartition("/")[2]
         mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in tables), database=name)
 

@@ -1,0 +1,103 @@
+"""Commands of those who opt out: suppress, unsuppress, suppressed."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dispatcher.cli import show
+from dispatcher.cli.filters import complete_channel, examples
+from dispatcher.cli.messages import AsJson
+from dispatcher.client import Dispatcher
+from dispatcher.store import Suppression
+
+Recipient = Annotated[str, typer.Argument(metavar="RECIPIENT")]
+OneChannel = Annotated[
+    str | None,
+    typer.Option("--channel", help="Only on this channel.", autocompletion=complete_channel),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command(
+        epilog=examples(
+            "dispatcher suppress ada@example.org",
+            "dispatcher suppress +4915112345678 --channel sms",
+        )
+    )(suppress)
+    app.command(epilog=examples("dispatcher unsuppress ada@example.org"))(unsuppress)
+    app.command(
+        epilog=examples(
+            "dispatcher suppressed ada@example.org",
+            "dispatcher suppressed --limit 100000 --json | jq -r '.[].recipient'",
+        )
+    )(suppressed)
+
+
+def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
+    """Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.
+
+    Only what is being sent right now may still go out. The recipient is compared as it is written.
+    """
+    with Dispatcher() as dispatcher:
+        cancelled = dispatcher.suppress(recipient, channel=channel)
+    if as_json:
+        show.as_json({"recipient": recipient, "channel": channel, "cancelled": cancelled})
+        return
+    where = "every channel" if channel is None else f"channel {channel}"
+    show.out.print(
+        f"{escape(recipient)} gets nothing on {escape(where)}; scheduled messages cancelled: "
+        f"{cancelled}",
+        soft_wrap=True,
+    )
+
+
+def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
+    """Take a suppression back, as it was made: with its channel, or without one.
+
+    Messages that it has cancelled stay cancelled.
+    """
+    with Dispatcher() as dispatcher:
+        left = dispatcher.unsuppress(recipient, channel=channel)
+    if as_json:
+        show.as_json({"recipient": recipient, "suppressed": [_data(each) for each in left]})
+        return
+    if not left:
+        show.out.print(f"{escape(recipient)} is not suppressed", soft_wrap=True)
+    for each in left:
+        where = "every channel" if each.channel is None else f"channel {each.channel}"
+        show.out.print(f"{escape(recipient)} still gets nothing on {escape(where)}", soft_wrap=True)
+
+
+def suppressed(
+    recipient: Annotated[str | None, typer.Argument(metavar="RECIPIENT")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List who gets nothing, or what holds for one recipient."""
+    with Dispatcher() as dispatcher:
+        found = list(islice(dispatcher.suppressed(recipient), limit))
+    if as_json:
+        show.as_json([_data(each) for each in found])
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for heading in ("recipient", "channel", "since (UTC)"):
+        table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
+    for each in found:
+        table.add_row(
+            escape(each.recipient), escape(each.channel or "all"), show.minute_text(each.created_at)
+        )
+    show.out.print(table)
+
+
+def _data(each: Suppression) -> dict[str, Any]:
+    return {
+        "recipient": each.recipient,
+        "channel": each.channel,
+        "created_at": each.created_at.isoformat(),
+    }

@@ -1,0 +1,148 @@
+"""Who has opted out: of every channel, or of one.
+
+Every claim asks this table, so that a message of such a recipient is not handed over, however it
+came to be scheduled. What is asked before is there so that callers are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    delete,
+    insert,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dispatcher.errors import Suppressed
+from dispatcher.message import Status
+from dispatcher.store.database import Database
+from dispatcher.store.instants import database_now
+from dispatcher.store.once import unless_there
+from dispatcher.store.schema import EVERY_CHANNEL, has_status, messages, suppressed, suppressions
+
+_ROWS_AT_ONCE = 1_000
+REASON = "its recipient is suppressed"
+
+
+class Suppression(NamedTuple):
+    """One recipient gets nothing on one channel, or, where that is None, on any.
+
+    ``created_at`` is when that was said, by the database's clock (aware UTC).
+    """
+
+    recipient: str
+    channel: str | None
+    created_at: datetime
+
+
+def is_suppressed(connection: Connection, recipient: str, channel: str) -> bool:
+    """Tell whether a recipient gets nothing on a channel, as this connection sees it."""
+    return bool(connection.scalar(select(suppressed(recipient, channel))))
+
+
+class Suppressions:
+    """Who gets nothing. Every call may be run again. Raises StoreUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        name = database.engine.dialect.name
+        statement = insert(suppressions)
+        if name == "postgresql":
+            statement = postgresql.insert(suppressions).on_conflict_do_nothing()
+        elif name == "sqlite":
+            statement = sqlite.insert(suppressions).on_conflict_do_nothing()
+        self._insert = statement
+
+    def add(self, recipient: str, channel: str | None) -> None:
+        """Let a recipient get nothing from now on; who did not before keeps the earlier time."""
+        values = self._insert.values(
+            recipient=recipient, channel=channel or EVERY_CHANNEL, created_at=database_now()
+        )
+
+        def work(connection: Connection) -> bool:
+            connection.execute(values)
+            return True
+
+        self._database.run(lambda connection: unless_there(lambda: work(connection)))
+
+    def remove(self, recipient: str, channel: str | None) -> None:
+        """Take back what :meth:`add` did for the same recipient and channel."""
+        statement = delete(suppressions).where(*_exactly(recipient, channel))
+        self._database.run(lambda connection: connection.execute(statement))
+
+    def check(self, recipient: str, channel: str) -> None:
+        """Raise Suppressed where a recipient gets nothing on a channel."""
+        if self._database.run(lambda connection: is_suppressed(connection, recipient, channel)):
+            raise Suppressed(channel)
+
+    def among(self, asked: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return those of these recipients and channels on which they get nothing."""
+        wanted = set(asked)
+        by_recipient: dict[str, set[str]] = {}
+        for recipient, channel in wanted:
+            by_recipient.setdefault(recipient, set()).add(channel)
+        found: set[tuple[str, str]] = set()
+        names = sorted(by_recipient)
+        for start in range(0, len(names), _ROWS_AT_ONCE):
+            these = suppressions.c.recipient.in_(names[start : start + _ROWS_AT_ONCE])
+            query = select(suppressions.c.recipient, suppressions.c.channel).where(these)
+            for row in self._read(query):
+                recipient, channel = row.recipient, row.channel
+                some = by_recipient[recipient]
+                found |= {(recipient, each) for each in some if channel in {EVERY_CHANNEL, each}}
+        return found
+
+    def page(
+        self, recipient: str | None, *, after: tuple[str, str] | None, at_most: int
+    ) -> Sequence[Suppression]:
+        """Return who gets nothing, in the order of recipients, from behind ``after`` on."""
+        place = (suppressions.c.recipient, suppressions.c.channel)
+        query = select(*place, suppressions.c.created_at).order_by(*place).limit(at_most)
+        if recipient is not None:
+            query = query.where(suppressions.c.recipient == recipient)
+        if after is not None:
+            # Said twice: MariaDB and MySQL find no place in an index by a tuple.
+            query = query.where(
+                suppressions.c.recipient >= after[0], tuple_(*place) > tuple_(*after)
+            )
+        return [
+            Suppression(row.recipient, row.channel or None, row.created_at)
+            for row in self._read(query)
+        ]
+
+    def scheduled(
+        self, recipient: str, channel: str | None, *, after: UUID | None, at_most: int
+    ) -> list[UUID]:
+        """Return messages of a recipient that are scheduled, oldest first, behind ``after``."""
+        query = (
+            select(messages.c.id)
+            .where(
+                messages.c.recipient == recipient,
+                has_status(Status.SCHEDULED),
+                true() if channel is None else messages.c.channel == channel,
+                true() if after is None else messages.c.id > after,
+            )
+            .order_by(messages.c.id)
+            .limit(at_most)
+        )
+        return [row.id for row in self._read(query)]
+
+    def _read(self, query: Any) -> Sequence[Row[Any]]:
+        return self._database.run(lambda connection: connection.execute(query).all())
+
+
+def _exactly(recipient: str, channel: str | None) -> tuple[ColumnElement[bool], ...]:
+    return (
+        suppressions.c.recipient == recipient,
+        suppressions.c.channel == (channel or EVERY_CHANNEL),
+    )

@@ -1,0 +1,68 @@
+"""Let somebody get nothing any more, and take that back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dispatcher.errors import UnknownChannel
+from dispatcher.faults import fault
+from dispatcher.message import Message, check_text
+from dispatcher.settings import Settings
+from dispatcher.store import Suppression, Suppressions
+from dispatcher.submission.cancelling import Cancelling
+
+_AT_ONCE = 500
+
+
+class Suppressing:
+    """The use cases of those who opt out, and of those who do it for them.
+
+    The row in the store decides: from its commit on no claim takes a message of that recipient. So
+    what is cancelled here is only cancelled earlier, and what slips in meanwhile, by a submit that
+    had looked before, is cancelled when it is due.
+    """
+
+    def __init__(
+        self, *, settings: Settings, suppressions: Suppressions, cancelling: Cancelling
+    ) -> None:
+        self._settings = settings
+        self._suppressions = suppressions
+        self._cancelling = cancelling
+
+    def suppress(self, recipient: str, channel: str | None) -> int:
+        """Opt a recipient out; return how many scheduled messages were cancelled.
+
+        Raises InvalidDraft, UnknownChannel, StoreUnavailable: then some are cancelled perhaps, and
+        doing it again is fine.
+        """
+        recipient = check_text("recipient", recipient)
+        if channel is not None and channel not in self._settings.channels:
+            raise UnknownChannel(str(channel)[:80], sorted(self._settings.channels))
+        self._suppressions.add(recipient, channel)
+        fault("suppress.after_row")
+        cancelled, last = 0, None
+        while some := self._suppressions.scheduled(
+            recipient, channel, after=last, at_most=_AT_ONCE
+        ):
+            answers = self._cancelling.cancel(some)
+            cancelled += sum(isinstance(each, Message) for each in answers)
+            last = some[-1]
+        return cancelled
+
+    def unsuppress(self, recipient: str, channel: str | None) -> tuple[Suppression, ...]:
+        """Take back what :meth:`suppress` said; return what still holds for the recipient."""
+        recipient = check_text("recipient", recipient)
+        if channel is not None:
+            check_text("channel", channel)  # also one that the settings do not know any more
+        self._suppressions.remove(recipient, channel)
+        return tuple(self.suppressed(recipient))
+
+    def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
+        """Yield who gets nothing, in the order of recipients, read some hundreds at a time."""
+        after = None
+        while True:
+            page = self._suppressions.page(recipient, after=after, at_most=_AT_ONCE)
+            yield from page
+            if len(page) < _AT_ONCE:
+                return
+            after = page[-1].recipient, page[-1].channel or ""

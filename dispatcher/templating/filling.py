@@ -1,0 +1,148 @@
+"""Gives a draft that names a template its body."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dispatcher.channel import TEMPLATE_NAME, Channel
+from dispatcher.errors import InvalidDraft, InvalidSettings
+from dispatcher.message import Draft, check_body
+
+if TYPE_CHECKING:
+    from dispatcher.templating.sandbox import Part, Sandbox
+
+_HTML = "html"
+_FILE = re.compile(rf"({TEMPLATE_NAME.pattern})\.([a-z_]+)")
+
+
+class Templates:
+    """The templates of the channels, read and compiled when one is first asked for.
+
+    A template is a body whose texts are written in Jinja2. What stands under the key ``html`` is
+    escaped; a name without a value is an error. The body that is stored is the rendered one, so
+    that what was promised is what is sent, whatever becomes of the template.
+    """
+
+    def __init__(self, channels: Mapping[str, Channel], *, max_bytes: int, max_depth: int) -> None:
+        self._channels = channels
+        self._max_bytes = max_bytes
+        self._max_depth = max_depth
+        self._read: dict[str, _Channel] = {}
+        self._reading = Lock()
+
+    def fill(self, draft: Draft) -> Draft:
+        """Return the draft with a body, if its channel is known.
+
+        Raises InvalidDraft, and InvalidSettings for a template that cannot be used at all.
+        """
+        name = draft.template
+        if name is None:
+            if draft.data is not None:
+                raise InvalidDraft("data", "given without a template", "none")
+            if draft.body is None:
+                raise InvalidDraft("body", "neither body nor template given", "one of them")
+            return draft
+        if draft.body is not None:
+            raise InvalidDraft("template", "given together with a body", "one of them")
+        if not isinstance(draft.channel, str) or draft.channel not in self._channels:
+            return draft  # that is refused by its own name
+        given = {} if draft.data is None else draft.data
+        data, _ = check_body(
+            given, max_bytes=self._max_bytes, max_depth=self._max_depth, field="data"
+        )
+        template = self._of(draft.channel).template(name)
+        return replace(draft, body=_rendered(template, data, self._max_bytes))
+
+    def _of(self, channel: str) -> _Channel:
+        with self._reading:
+            if channel not in self._read:
+                field = f"channels.{channel}"
+                self._read[channel] = _Channel(field, self._channels[channel], self._max_bytes)
+            return self._read[channel]
+
+
+class _Channel:
+    """The templates of one channel: their texts, and each as it was compiled."""
+
+    def __init__(self, field: str, channel: Channel, most: int) -> None:
+        self._field = field
+        self._sources: dict[str, tuple[str, Any]] = {
+            name: (f"{field}.templates.{name}", body) for name, body in channel.templates.items()
+        }
+        if channel.templates_dir is not None:
+            self._read_files(channel.templates_dir)
+        self._directory = channel.templates_dir
+        self._most = most
+        self._compiled: dict[str, Any] = {}
+
+    def template(self, name: object) -> Any:
+        """Return a template's body, each text of which is compiled."""
+        if not isinstance(name, str) or name not in self._sources:
+            known = ", ".join(sorted(self._sources)) or "none"
+            problem = f"there is no template {str(name)[:80]!r} on this channel"
+            raise InvalidDraft("template", problem, f"one of its templates: {known}")
+        if name not in self._compiled:
+            plain, html = self._sandboxes()
+            path, body = self._sources[name]
+            self._compiled[name] = _compiled(body, path, plain, html)
+        return self._compiled[name]
+
+    def _read_files(self, directory: Path) -> None:
+        field = f"{self._field}.templates_dir"
+        try:
+            files = sorted(each for each in directory.iterdir() if each.is_file())
+            texts = [(_FILE.fullmatch(each.name), each.read_text("utf-8")) for each in files]
+        except (OSError, UnicodeError) as error:
+            problem = f"{directory} cannot be read ({type(error).__name__})"
+            raise InvalidSettings(field, problem, "a folder of templates in UTF-8") from None
+        for match, text in texts:
+            if match is None:
+                continue
+            name, part = match[1], match[2]
+            path, body = self._sources.setdefault(name, (f"{directory}/{name}", {}))
+            if path != f"{directory}/{name}":
+                raise InvalidSettings(field, f"there is a template {name!r} already", "one of each")
+            body[part] = text
+
+    def _sandboxes(self) -> tuple[Sandbox, Sandbox]:
+        try:
+            from jinja2 import FileSystemLoader  # noqa: PLC0415 - an extra
+
+            from dispatcher.templating.sandbox import Sandbox  # noqa: PLC0415 - needs the extra
+        except ModuleNotFoundError as error:
+            problem = f"templates need {error.name}, which is not installed"
+            install = "it after pip install 'dispatcher[templates]'"
+            raise InvalidSettings(f"{self._field}.templates", problem, install) from error
+        loader = None if self._directory is None else FileSystemLoader(self._directory)
+        return (
+            Sandbox(escapes=False, loader=loader, most=self._most),
+            Sandbox(escapes=True, loader=loader, most=self._most),
+        )
+
+
+def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
+    """Return a template's body with a compiled part in the place of each text."""
+    if isinstance(body, str):
+        return plain.part(path, body)
+    if isinstance(body, Mapping):
+        return {
+            key: _compiled(each, f"{path}.{key}", html if key == _HTML else plain, html)
+            for key, each in body.items()
+        }
+    if isinstance(body, list):
+        return [_compiled(each, f"{path}[{place}]", plain, html) for place, each in enumerate(body)]
+    return body
+
+
+def _rendered(template: Any, data: Mapping[str, Any], at_most: int) -> Any:
+    if isinstance(template, Mapping):
+        return {key: _rendered(each, data, at_most) for key, each in template.items()}
+    if isinstance(template, list):
+        return [_rendered(each, data, at_most) for each in template]
+    part: Part | None = template if hasattr(template, "render") else None
+    return template if part is None else part.render(data, at_most=at_most)

@@ -1,0 +1,128 @@
+"""Every transition is told, once, after it is committed, whoever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, TemporaryFailure
+from tests.integration.house.conftest import Build
+from tests.support.house import BODY, House, hour_ago
+
+pytestmark = pytest.mark.every_database
+
+CALLS: list[tuple[str, Message]] = []
+
+
+class Hooks:
+    """Writes down what it is told."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dir__():
+            raise AttributeError(name)
+        return lambda message: CALLS.append((name.removeprefix("on_"), message))
+
+    def __dir__(self) -> list[str]:
+        kinds = ("scheduled", "sent", "failed", "retry", "held", "expired", "cancelled")
+        return [f"on_{kind}" for kind in kinds]
+
+
+class Fickle:
+    """A transport that does what the body says."""
+
+    def send(self, message: Message) -> None:
+        failures: dict[object, Exception] = {
+            "never": PermanentFailure(), "later": TemporaryFailure(), "perhaps": PerhapsSent(),
+        }  # fmt: skip
+        failure = failures.get(message.body["text"])
+        if failure is not None:
+            raise failure
+
+
+@pytest.fixture
+def house(build: Build) -> Iterator[House]:
+    CALLS.clear()
+    name = __name__
+    channels = {"memory": {"transport": f"{name}:Fickle", "max_attempts": 2, "on_unknown": "hold"}}
+    yield build(clock=hour_ago(), hooks=f"{name}:Hooks", channels=channels, quotas=["100/minute"])
+    CALLS.clear()
+
+
+def told(house: House) -> list[tuple[str, str]]:
+    """Wait for the hooks; return what they were told, with the status the message had."""
+    house.parts.hooks.close(30)
+    return [(kind, message.status.value) for kind, message in CALLS]
+
+
+ENDS = {
+    "fine": [("sent", "sent")],
+    "never": [("failed", "failed")],
+    "later": [("retry", "scheduled")],
+    "perhaps": [("held", "held")],
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_delivery_is_told(house: House, text: str) -> None:
+    message = house.submit(body={"text": text})
+    house.deliver(message)
+    assert told(house) == [("scheduled", "scheduled"), *ENDS[text]]
+    assert CALLS[-1][1] == house.again(message)
+
+
+def test_every_way_in_is_told_once(house: House) -> None:
+    drafts = [
+        Draft(channel="memory", recipient=f"r{n}", body=BODY, send_in=timedelta(0),
+              idempotency_key=f"{n}")
+        for n in range(3)
+    ]  # fmt: skip
+    house.dispatcher.submit_many(drafts)
+    house.dispatcher.submit_many(drafts)
+    level = "SERIALIZABLE" if house.url.startswith("sqlite") else "READ COMMITTED"
+    engine = house.database.engine.execution_options(isolation_level=level)
+    with engine.begin() as connection:
+        house.submit(session=connection)
+        assert len(CALLS) <= 3
+    connection = engine.connect()
+    with connection, connection.begin() as undone:
+        house.submit(session=connection)
+        undone.rollback()
+    assert told(house) == [("scheduled", "scheduled")] * 4
+
+
+def test_what_ends_without_a_hand_over_is_told(house: House) -> None:
+    one, many, out, past = (house.submit(f"r{n}") for n in range(4))
+    house.dispatcher.cancel(one.id)
+    house.dispatcher.cancel_many([many.id])
+    house.parts.suppressions.add("r2", None)
+    house.change([past], send_at=house.database_time() - timedelta(hours=2),
+                 expires_at=house.database_time() - timedelta(seconds=9))  # fmt: skip
+    for _ in range(2):
+        house.deliver(out, past)
+    ends = told(house)[4:]
+    assert sorted(ends) == sorted([("cancelled", "cancelled")] * 3 + [("expired", "expired")])
+
+
+def test_what_a_dead_worker_left_is_told(house: House) -> None:
+    held, again = house.submit("ada"), house.submit("ben", on_unknown="retry")
+    house.parts.delivery._claims.claim([held.id, again.id])
+    house.end_claims(held, again)
+    assert house.parts.sweep.rescue() == 2
+    house.dispatcher.drop(held.id)
+    ends = told(house)[2:]
+    assert ("retry", "scheduled") in ends
+    assert ends[-1] == ("failed", "failed")
+
+
+def test_hooks_that_raise_break_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("canary")
+
+    monkeypatch.setattr(house.parts.hooks, "_calls", {"on_scheduled": broken, "on_sent": broken})
+    message = house.submit()
+    assert house.deliver(message) == 1
+    assert told(house) == []
+    assert house.again(message).status == "sent"

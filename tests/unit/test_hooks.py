@@ -1,0 +1,162 @@
+"""Hooks: told on a thread of their own, at most once, and nothing they do reaches anybody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher import InvalidSettings, Message, Settings, Status, StoreUnavailable
+from dispatcher.hooks import NOBODY, Hooks, find
+from tests.support.rows import a_message
+
+
+class Told:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, UUID]] = []
+
+    def on_scheduled(self, message: Message) -> None:
+        self.calls.append(("scheduled", message.id))
+
+    def on_sent(self, message: Message) -> None:
+        self.calls.append(("sent", message.id))
+
+    def on_failed(self, message: Message) -> None:
+        raise ValueError("canary", message.body)
+
+
+class Typo:
+    def on_send(self, message: Message) -> None: ...
+
+
+class Empty:
+    pass
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise RuntimeError
+
+
+TOLD = Told()
+
+
+def row(status: Status = Status.SENT) -> Message:
+    return a_message(status=status)
+
+
+def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:
+    told = Told()
+    rows = [row(Status.SENT), row(Status.SCHEDULED), row(Status.CANCELLED), row(Status.SENT)]
+    hooks = Hooks(told, read=lambda ids: [each for each in rows if each.id in ids])
+    new = row(Status.SCHEDULED)
+    hooks.accepted([new])
+    hooks.changed([each.id for each in rows[:3]], Status.SENT)
+    hooks.changed([rows[3].id, row().id], Status.SENT, Status.FAILED)
+    hooks.close()
+    assert told.calls == [("scheduled", new.id), ("sent", rows[0].id), ("sent", rows[3].id)]
+
+
+def test_what_nobody_asks_for_is_not_even_read() -> None:
+    hooks = Hooks(Told(), read=lambda _: pytest.fail("it was read"))
+    hooks.changed([row().id], Status.HELD, Status.EXPIRED)
+    NOBODY.changed([row().id], Status.SENT)
+    NOBODY.accepted([row()])
+    hooks.close()
+
+
+def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Told()
+    bad, good = row(Status.FAILED), row(Status.SENT)
+    hooks = Hooks(told, read=lambda _: [bad, good])
+    hooks.changed([bad.id, good.id], Status.FAILED, Status.SENT)
+    hooks.close()
+    assert told.calls == [("sent", good.id)]
+    assert f"message {bad.id}: on_failed raised ValueError" in caplog.text
+    assert "canary" not in caplog.text
+
+
+def test_a_store_that_is_away_costs_those_it_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def away(ids: Sequence[UUID]) -> list[Message]:
+        raise StoreUnavailable("away")
+
+    told = Told()
+    hooks = Hooks(told, read=away)
+    new = row()
+    hooks.changed([row().id], Status.SENT)
+    hooks.accepted([new])
+    hooks.close()
+    assert told.calls == [("scheduled", new.id)]
+    assert "told of by nobody" in caplog.text
+
+
+class Slow:
+    """Waits in each call until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.count = 0
+
+    def on_scheduled(self, message: Message) -> None:
+        self.begun.set()
+        self.may_end.wait(30)
+        self.count += message.attempt_count == 0
+
+
+def test_one_that_hangs_holds_up_nobody_and_is_told_no_more_than_is_kept(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.hooks._MOST_WAITING", 10)
+    caplog.set_level(logging.WARNING)
+    slow = Slow()
+    hooks = Hooks(slow)
+    hooks.accepted([row()])
+    assert slow.begun.wait(10)
+    started = time.monotonic()
+    hooks.accepted([row() for _ in range(15)])
+    hooks.close(timeout=0.05)
+    assert time.monotonic() - started < 2
+    assert "hooks: 11 messages are told of by nobody" in caplog.text
+    slow.may_end.set()
+    assert hooks._thread is not None
+    hooks._thread.join(10)
+    assert slow.count == 11
+    assert "too slow; 5 messages" in caplog.text
+
+
+def test_a_setting_names_a_class_or_an_object() -> None:
+    assert isinstance(find(f"{__name__}:Told"), Told)
+    assert find(f"{__name__}:TOLD") is TOLD
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Typo", "has on_send"),
+        ("Empty", "has none of them"),
+        ("Broken", "cannot load"),
+        ("Nothing", "cannot load"),
+    ],
+)
+def test_a_setting_that_names_no_hooks_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(InvalidSettings, match=problem) as caught:
+        find(f"{__name__}:{name}")
+    assert caught.value.field == "hooks"
+
+
+@pytest.mark.parametrize("text", ["hooks", "my hooks:x", "a:b:c"])
+def test_a_setting_that_is_no_place_is_refused(text: str) -> None:
+    given: dict[str, Any] = {"hooks": text}
+    with pytest.raises(InvalidSettings):
+        Settings.load(**given)
