@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -23,7 +25,16 @@ _STYLES = {
     Status.HELD: "magenta",
 }
 
-out = Console(highlight=False)
+_PIPED_WIDTH = 160
+"""Columns where no terminal says how many there are: enough that no word is cut in two."""
+
+
+def _width() -> int | None:
+    """Return the columns of a table; None where the terminal, or COLUMNS, says it."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
+
+
+out = Console(highlight=False, width=_width())
 
 
 def as_json(value: Any) -> None:
