@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -191,9 +192,16 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     age_pending(house)
     house.parts.sweep.reconcile()
     assert house.dispatcher.find() == []
-    for ask in (house.dispatcher.get, house.dispatcher.cancel, house.dispatcher.release):
+    desk = house.dispatcher
+    move = partial(desk.reschedule, send_at=SOON + SECOND)
+    change = partial(desk.update, body={"text": "another"})
+    for ask in (
+        desk.get, desk.story, desk.cancel, desk.release, desk.drop, desk.retry, move, change
+    ):  # fmt: skip
         with pytest.raises(MessageNotFound):
             ask(first)
+    [answer] = desk.cancel_many([first])
+    assert isinstance(answer, MessageNotFound)
     assert house.dispatcher.verify_windows().equal
     assert len(house.sql("SELECT 1 FROM messages")) == 1
     assert house.parts.sweep.prune() == 0
