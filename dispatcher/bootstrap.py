@@ -576,11 +576,12 @@ def stop_here() -> None:
         parts.lanes.stop()
 
 
-def finish_here() -> None:
-    """Wait for the hand-overs of this process that no task waits for."""
+def finish_here() -> bool:
+    """Wait for the hand-overs of this process that no task waits for; tell whether all ended."""
     parts = _here.parts
     if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
-        parts.lanes.finish()
+        return parts.lanes.finish()
+    return True
 
 
 def close_here() -> None:

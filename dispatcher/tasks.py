@@ -51,8 +51,8 @@ def stop(**_: object) -> None:
 @worker_shutdown.connect
 def finish(**_: object) -> None:
     """Let what is on its way come to its end, then say good-bye to the providers."""
-    finish_here()
-    close_here()
+    if finish_here():
+        close_here()
 
 
 @tasks_dropped.connect

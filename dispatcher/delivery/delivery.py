@@ -11,7 +11,7 @@ from uuid import UUID
 from dispatcher.clock import Clock
 from dispatcher.delivery.outcomes import Outcomes
 from dispatcher.delivery.returns import Returns
-from dispatcher.delivery.round import Hands, Round
+from dispatcher.delivery.round import LONGEST_HOLD_SECONDS, Hands, Round
 from dispatcher.delivery.senders import Senders
 from dispatcher.delivery.stragglers import Stragglers
 from dispatcher.faults import fault
@@ -102,9 +102,10 @@ class Delivery:
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the hand-overs that were not waited for; tell whether all have ended.
 
-        ``timeout`` in seconds, None for as long as it takes.
+        ``timeout`` in seconds, None for as long as any claim is kept: what lasts longer is left to
+        the rescue of its message.
         """
-        return self._stragglers.finish(timeout)
+        return self._stragglers.finish(LONGEST_HOLD_SECONDS if timeout is None else timeout)
 
     def close(self) -> None:
         """Let the threads of the senders end."""

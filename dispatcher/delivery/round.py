@@ -40,7 +40,7 @@ _STRAGGLES_AFTER_SECONDS = 0.05
 _RECORD_FOR_SECONDS = 120.0
 """How long at least to try to write down what came of hand-overs, while the store is away."""
 _RENEW_AGAIN_SECONDS = 1.0
-_LONGEST_HOLD_SECONDS = 600.0
+LONGEST_HOLD_SECONDS = 600.0
 """After which a hand-over that does not end is left to the rescue of its message."""
 _NO_WAIT = timedelta(0)
 _LONGEST_WAIT = timedelta(days=366)
@@ -254,7 +254,7 @@ class Round:
         now = self._clock.monotonic()
         left = self._ends_at - now
         is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
-        too_long = now - self._claimed_at > _LONGEST_HOLD_SECONDS
+        too_long = now - self._claimed_at > LONGEST_HOLD_SECONDS
         if not self._with_senders or not is_time or too_long or now < self._renew_at:
             return
         held = [*self._with_senders.values(), *self._waiting]

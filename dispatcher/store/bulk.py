@@ -78,7 +78,7 @@ class BulkMessages:
             .where(these, has_status(Status.SCHEDULED))
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
-        query = select(*MESSAGE_COLUMNS).where(these)
+        query = select(*MESSAGE_COLUMNS).where(these, IS_MESSAGE)
 
         def work(connection: Connection) -> Sequence[Row[Any]]:
             connection.execute(statement)

@@ -12,7 +12,7 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
-from dispatcher.store.schema import attempts, has_status, messages
+from dispatcher.store.schema import IS_MESSAGE, attempts, has_status, messages
 
 _MOST_ATTEMPTS = 32_767
 
@@ -45,7 +45,7 @@ class FailedMessages:
             *MESSAGE_COLUMNS,
             messages.c.claim_token,
             unknown.label("is_unknown"),
-        ).where(messages.c.id == message_id)
+        ).where(messages.c.id == message_id, IS_MESSAGE)
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise MessageNotFound(message_id)

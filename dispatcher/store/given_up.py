@@ -8,6 +8,7 @@ is under way the database waits for its end, and the message is found.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,6 +26,9 @@ from dispatcher.store.once import insert_once, unless_there
 from dispatcher.store.schema import HOLDS_NO_PLACE, VOID, messages
 
 log = logging.getLogger(__name__)
+
+_MOST_FAILURES = 5
+"""After which the others wait for the next sweep."""
 
 
 class GivenUp(StoreUnavailable):
@@ -46,7 +50,7 @@ class Settled(NamedTuple):
     """What came of it.
 
     ``holding``: messages that hold a place, with their times. ``void``: what is never stored.
-    ``under_way``: what some transaction is still storing.
+    ``under_way``: what some transaction is perhaps still storing.
     """
 
     holding: dict[UUID, datetime]
@@ -62,8 +66,7 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     except StoreUnavailable as error:
         log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
         if database.url.get_backend_name() != "sqlite":  # there one writer keeps out all others
-            for message_id in ordered:
-                _try_to_take(database, message_id)
+            _take_singly(database, ordered)
     columns = (messages.c.id, messages.c.send_at, messages.c.status, HOLDS_NO_PLACE.label("ended"))
     query = select(*columns).where(database.one_of(messages.c.id, ordered))
     rows = database.run(lambda connection: connection.execute(query).all())
@@ -72,11 +75,20 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     return Settled(holding, void, set(ordered) - {row.id for row in rows})
 
 
-def _try_to_take(database: Database, message_id: UUID) -> None:
-    try:
-        database.transact(partial(_take, message_ids=[message_id]))
-    except StoreUnavailable as error:
-        log.warning("message %s: it is perhaps being stored: %s", message_id, error)
+def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
+    """Take what can be taken, in an order that lets everyone have a turn when it comes again.
+
+    One transaction may be storing a thousand of them, and each is waited for.
+    """
+    failures = 0
+    for message_id in random.sample(message_ids, len(message_ids)):
+        try:
+            database.transact(partial(_take, message_ids=[message_id]))
+        except StoreUnavailable as error:
+            log.warning("message %s: it is perhaps being stored: %s", message_id, error)
+            failures += 1
+            if failures == _MOST_FAILURES:
+                return
 
 
 def _take(connection: Connection, message_ids: Sequence[UUID]) -> None:

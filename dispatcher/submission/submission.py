@@ -82,13 +82,9 @@ class Submission:
         judge_times(valid, now=now)
         started = self._clock.monotonic()
         fault("submit.before_reserve")
-        try:
-            booking = self.reserve(valid)
-        except NoPlace:
-            known = self._known(valid)
-            if known is None:
-                raise
-            return known
+        booking = self._place_or_twin(valid)
+        if isinstance(booking, Message):
+            return booking
         fault("submit.after_reserve")
         message, booking = self.store(valid, booking)
         fault("submit.after_commit")
@@ -114,6 +110,16 @@ class Submission:
         if draft.idempotency_key is None:
             return None
         return repeated(draft, self._messages.with_key(draft.idempotency_key))
+
+    def _place_or_twin(self, draft: ValidDraft) -> Booking | Message:
+        """Book a place; return its twin where that has been stored and is what is in the way."""
+        try:
+            return self.reserve(draft)
+        except NoPlace:
+            known = self._known(draft)
+            if known is None:
+                raise
+            return known
 
     def reserve(self, draft: ValidDraft, *, pending_ahead: timedelta = timedelta(0)) -> Booking:
         """Book a place for a draft. Raises like :meth:`Windows.reserve`; then it has none."""
@@ -179,8 +185,10 @@ class Submission:
             return self.add(draft, booking, perhaps_stored=perhaps_stored), booking
         except GivenUp:
             self._free(booking)  # also what a twin may rely on: it is refused as well
-            booking = self.reserve(draft)
-            return self.add(draft, booking), booking
+            another = self._place_or_twin(draft)
+            if isinstance(another, Message):
+                return another, booking
+            return self.add(draft, another), another
 
     def add(self, draft: ValidDraft, booking: Booking, *, perhaps_stored: bool = False) -> Message:
         """Store a booked draft and return what is stored, which may be its twin.

@@ -182,7 +182,7 @@ def _title_and_text(body: Body) -> tuple[str, str]:
     accepted = 'an object with "text" and, if need be, "title"'
     others = sorted(body.keys() - _KEYS)
     if others:
-        raise InvalidDraft(f"body.{others[0]}", "not known here", accepted)
+        raise InvalidDraft(f"body.{others[0][:40]}", "not known here", accepted)
     title, text = body.get("title", ""), body.get("text")
     if not isinstance(text, str) or not text.strip():
         raise InvalidDraft("body.text", "no text", accepted)

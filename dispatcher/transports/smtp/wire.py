@@ -149,7 +149,11 @@ def connected(host: str, port: int, deadline: Deadline) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     last = OSError("it has no address")
     for place, (family, kind, protocol, _, address) in enumerate(found):
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # a machine without IPv6, say
+            last = error
+            continue
         try:
             sock.settimeout(deadline.left() / (len(found) - place))
             sock.connect(address)

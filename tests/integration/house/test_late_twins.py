@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -138,6 +139,22 @@ def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
     assert [row[0] for row in house.rows()] == [message.id]
 
 
+def test_a_submit_that_stood_still_for_long_is_told_of_its_twin(build: Build) -> None:
+    """The twin has the place and the key, and what tells them apart in Redis has ended."""
+    house, second = build(), build()
+    told: list[Message] = []
+
+    def sweep() -> None:
+        age_pending(house)
+        house.parts.sweep.reconcile()
+        told.append(keyed(house))
+        assert house.redis.delete(house.keys("ada").twins("key"))
+
+    second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
+    assert keyed(second) == told[0]
+    assert house.places() == house.all_members() == {"ada": {told[0].id: to_ms(SOON)}}
+
+
 @pytest.mark.every_database
 @pytest.mark.parametrize("key", ["key", None])
 def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_nothing(
@@ -191,9 +208,16 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     age_pending(house)
     house.parts.sweep.reconcile()
     assert house.dispatcher.find() == []
-    for ask in (house.dispatcher.get, house.dispatcher.cancel, house.dispatcher.release):
+    desk = house.dispatcher
+    move = partial(desk.reschedule, send_at=SOON + SECOND)
+    change = partial(desk.update, body={"text": "another"})
+    for ask in (
+        desk.get, desk.story, desk.cancel, desk.release, desk.drop, desk.retry, move, change
+    ):  # fmt: skip
         with pytest.raises(MessageNotFound):
             ask(first)
+    [answer] = desk.cancel_many([first])
+    assert isinstance(answer, MessageNotFound)
     assert house.dispatcher.verify_windows().equal
     assert len(house.sql("SELECT 1 FROM messages")) == 1
     assert house.parts.sweep.prune() == 0

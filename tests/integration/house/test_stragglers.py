@@ -148,6 +148,19 @@ def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding])
     assert is_sent(house, message)
 
 
+def test_a_stop_waits_no_longer_than_a_claim_is_kept(
+    holding: tuple[House, Holding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, held = holding
+    [thread] = in_background(house, [house.submit(SLOW)])
+    wait_until(lambda: passes(house) and not thread.is_alive())
+    monkeypatch.setattr("dispatcher.delivery.delivery.LONGEST_HOLD_SECONDS", 0.05)
+    house.parts.lanes.stop()
+    assert not house.parts.lanes.finish()
+    held.released.set()
+    assert house.parts.lanes.finish(20)
+
+
 def test_what_escapes_from_one_that_lasts_ends_no_other(
     holding: tuple[House, Holding], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_recipient_that_could_be_two_or_another_path_is_refused(
         ({"text": "x", "attach": "/etc/passwd"}, "body.attach"),
         ({"text": "x", "attach": "http://169.254.169.254/"}, "body.attach"),
         ({"text": "x", "urls": ["json://evil"]}, "body.urls"),
+        ({"text": "x", "Dear Ada, " * 20: 1}, "body." + ("Dear Ada, " * 20)[:40]),
     ],
 )
 def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(

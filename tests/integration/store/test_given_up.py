@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,12 +30,13 @@ pytestmark = pytest.mark.every_database
 
 
 @contextmanager
-def storing(database: Database, message: Message) -> Iterator[Connection]:
-    """Keep a transaction open that stores a message."""
+def storing(database: Database, *some: Message) -> Iterator[Connection]:
+    """Keep a transaction open that stores messages."""
     with database.engine.connect() as other:
         other.exec_driver_sql("BEGIN")
-        row = to_row(message, enqueue_at=message.send_at, fingerprint=None)
-        other.execute(insert(messages), row)
+        for each in some:
+            row = to_row(each, enqueue_at=each.send_at, fingerprint=None)
+            other.execute(insert(messages), row)
         yield other
 
 
@@ -85,6 +87,21 @@ def test_what_is_being_stored_is_waited_for(database: Database, end: str) -> Non
     is_stored = end == "COMMIT"
     assert settled.holding == ({message.id: message.send_at} if is_stored else {})
     assert settled.void == (set() if is_stored else {message.id})
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_one_long_transaction_stops_neither_the_sweep_nor_others(database: Database) -> None:
+    stored, orphan = [rows.a_message() for _ in range(60)], rows.a_message()
+    upkeep = StoreUpkeep(database)
+    with storing(database, *stored) as other:
+        began = time.monotonic()
+        settled = upkeep.give_up([each.id for each in (*stored, orphan)])
+        assert time.monotonic() - began < 6, "each was waited for"
+        assert settled.under_way >= {each.id for each in stored}
+        mixed = [*(each.id for each in stored[:3]), orphan.id]
+        assert upkeep.give_up(mixed).void == {orphan.id}
+        other.exec_driver_sql("COMMIT")
+    assert upkeep.give_up([each.id for each in stored]).holding.keys() == {e.id for e in stored}
 
 
 def _ends(joined: Sequence[object], is_certain: bool) -> None:

@@ -152,6 +152,22 @@ def test_a_server_that_is_not_there_is_a_temporary_failure() -> None:
     assert str(port) in str(caught.value)
 
 
+def test_an_address_of_a_kind_that_this_machine_lacks_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = socket.getaddrinfo
+
+    def both(*asked: Any, **more: Any) -> list[Any]:
+        found = known(*asked, **more)
+        return [(socket.AF_APPLETALK, *each[1:]) for each in found] + found
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    with ScriptedServer() as server:
+        transport = transport_to(server)
+        assert transport.send(an_email())
+        transport.close()
+
+
 def test_a_name_that_nobody_knows_is_a_temporary_failure() -> None:
     transport = smtp("smtp://nowhere.invalid", plaintext=True)
     with pytest.raises(TemporaryFailure):
