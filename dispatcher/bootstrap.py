@@ -23,6 +23,7 @@ from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
+from dispatcher.journal import Journal
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.liveness import Pulse, Signs
 from dispatcher.overview import Overviews
@@ -118,6 +119,11 @@ class Parts:
         )
 
     @_built_once
+    def journal(self) -> Journal:
+        """What tells of each transition."""
+        return Journal(log_key=self.settings.log_key)
+
+    @_built_once
     def _plain_redis(self) -> redis.Redis:
         """A client for those who look: without the fence, which takes back epochs."""
         return connect_redis(self.settings.redis_url)
@@ -180,6 +186,7 @@ class Parts:
             clock=self.clock,
             coalesce=self.settings.coalesce,
             group_size=self.settings.group_size,
+            journal=self.journal,
         )
 
     @_built_once
@@ -205,6 +212,7 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
+            journal=self.journal,
         )
 
     @_built_once
@@ -218,6 +226,7 @@ class Parts:
             store=JoinedMessages(self.database),
             handover=self.handover,
             submission=self.submission,
+            journal=self.journal,
         )
 
     @_built_once
@@ -230,6 +239,7 @@ class Parts:
             store=BulkMessages(self.database),
             handover=self.handover,
             submission=self.submission,
+            journal=self.journal,
         )
 
     @_built_once
@@ -270,23 +280,29 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
+            journal=self.journal,
         )
 
     @_built_once
     def held(self) -> Held:
         """The use cases of those who decide about unknown outcomes."""
-        return Held(messages=self.messages, held=HeldMessages(self.database))
+        held = HeldMessages(self.database)
+        return Held(messages=self.messages, held=held, journal=self.journal)
 
     @_built_once
     def failed(self) -> Failed:
         """The use case of those who try again what had failed."""
-        return Failed(settings=self.settings, failed=FailedMessages(self.database))
+        failed = FailedMessages(self.database)
+        return Failed(settings=self.settings, failed=failed, journal=self.journal)
 
     @_built_once
     def cancelling(self) -> Cancelling:
         """The use case of those who cancel by the thousand."""
         return Cancelling(
-            settings=self.settings, bulk=Bulk(self.windows), store=BulkMessages(self.database)
+            settings=self.settings,
+            bulk=Bulk(self.windows),
+            store=BulkMessages(self.database),
+            journal=self.journal,
         )
 
     @_built_once
@@ -311,6 +327,7 @@ class Parts:
             permits=self.permits,
             transports=self.transports,
             queue=self.queue,
+            journal=self.journal,
         )
 
     @_built_once
@@ -329,6 +346,7 @@ class Parts:
             windows=self.upkeep,
             permits=self.permits,
             queue=self.queue,
+            journal=self.journal,
         )
 
     @_built_once
@@ -341,7 +359,11 @@ class Parts:
             reslot=self.settings.caught_up_by("reslot"),
         )
         return CatchUp(
-            settings=self.settings, store=store, changes=self.changes, handover=self.handover
+            settings=self.settings,
+            store=store,
+            changes=self.changes,
+            handover=self.handover,
+            journal=self.journal,
         )
 
     @_built_once

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, ValidationError, model_validator
@@ -40,6 +40,7 @@ PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
+LogFormat = Literal["console", "json"]
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 
 
@@ -132,6 +133,12 @@ class Settings(BaseSettings):
     """Longest a submit may take between reservation and commit without a second look."""
     retention: Length = timedelta(days=30)
     """How long messages are kept after they ended."""
+
+    log_format: LogFormat = "console"
+    """How ``dispatcher worker`` and ``beat`` write their logs: lines for people or JSON."""
+    log_key: Annotated[str, Field(pattern=r"^$|^.{16,}$")] = Field("", repr=False)
+    """Secret of at least 16 characters, by which log lines name recipients: the same in every
+    process. Without one they do not name them."""
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

@@ -19,6 +19,7 @@ from celery.signals import worker_ready
 from dispatcher.bootstrap import Parts
 from dispatcher.cli import show
 from dispatcher.cli.doctor import check_before_start
+from dispatcher.cli.logs import write_logs
 from dispatcher.settings import PARENT_VARIABLE, Settings
 from dispatcher.store import migrate as migrate_store
 
@@ -78,6 +79,7 @@ def worker(
     queues = ",".join(settings.queues)
     worker_ready.connect(_collect_rarely, weak=False)
     _celery(
+        settings,
         "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
         "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args,
     )  # fmt: skip
@@ -85,8 +87,7 @@ def worker(
 
 def beat(context: typer.Context) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
-    Settings.load()
-    _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
+    _celery(Settings.load(), "beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 
 def migrate() -> None:
@@ -101,10 +102,11 @@ def version() -> None:
     show.out.print(installed_version("dispatcher"))
 
 
-def _celery(*arguments: str) -> None:
+def _celery(settings: Settings, *arguments: str) -> None:
     from dispatcher.celery_app import app  # noqa: PLC0415 - made from the settings just checked
 
     _end_with_parent()
+    write_logs(settings.log_format)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     app.start(list(arguments))

@@ -10,6 +10,7 @@ from datetime import timedelta
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
@@ -32,12 +33,19 @@ class Outcomes:
     """Records what came of hand-overs, and settles their permits."""
 
     def __init__(
-        self, *, settings: Settings, clock: Clock, claims: Claims, permits: Permits
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        claims: Claims,
+        permits: Permits,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
+        self._journal = journal
 
     def record(self, ended: Sequence[Ended], *, until: float) -> None:
         """Write down what came of hand-overs, again and again until that time (monotonic)."""
@@ -45,7 +53,7 @@ class Outcomes:
         failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
         while True:
             try:
-                self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
+                self._record(results, failures)
                 break
             except StoreUnavailable as error:
                 if error.refused:
@@ -66,9 +74,27 @@ class Outcomes:
         ]
         for some_results, some_failures in singles:
             try:
-                self._claims.record(some_results, some_failures, enqueue_in=-self._settings.horizon)
+                self._record(some_results, some_failures)
             except StoreUnavailable as error:
                 _lost(error)
+
+    def _record(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
+        expired = self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
+        tell = self._journal.tell
+        for result in results:
+            message = result.claim.message
+            tell(Transition.SENT, message, attempt=message.attempt_count)
+        for each in failures:
+            message = each.claim.message
+            facts = {"attempt": message.attempt_count, "outcome": each.outcome.value}
+            if each.is_held:
+                tell(Transition.HELD, message, **facts)
+            elif each.wait is None:
+                tell(Transition.FAILED, message, **facts)
+            elif message.id in expired:
+                tell(Transition.EXPIRED, message, **facts)
+            else:
+                tell(Transition.RETRIED, message, **facts, wait_seconds=each.wait)
 
     def _settle(self, ended: Sequence[Ended]) -> None:
         now = self._clock.monotonic()

@@ -12,7 +12,7 @@ for those who examine a deployment. ``schema`` describes the tables that the mig
 
 from dispatcher.store.bulk import BulkMessages
 from dispatcher.store.callers import Joinable
-from dispatcher.store.claims import Claim, Claims, Failure, Result
+from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.failed import FailedMessages
@@ -26,7 +26,7 @@ from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
 from dispatcher.store.survey import Late, StoreSurvey
-from dispatcher.store.upkeep import Due, Place, StoreUpkeep
+from dispatcher.store.upkeep import Due, Place, Rescued, StoreUpkeep
 
 __all__ = [
     "Addition",
@@ -53,6 +53,7 @@ __all__ = [
     "Overdue",
     "OverdueFigure",
     "Place",
+    "Rescued",
     "Result",
     "SchemaStanding",
     "Settled",
@@ -60,6 +61,7 @@ __all__ = [
     "Standings",
     "StoreSurvey",
     "StoreUpkeep",
+    "Unclaimed",
     "migrate",
     "overdue",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, select, true, update
+from sqlalchemy import ColumnElement, Connection, and_, select, true, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import (
@@ -81,6 +81,14 @@ class Failure:
         return self.outcome is Outcome.UNKNOWN and self.claim.message.on_unknown == "hold"
 
 
+class Unclaimed(NamedTuple):
+    """What could not be claimed: how long what is early has to wait, and what has now expired."""
+
+    waits: dict[UUID, timedelta]
+    expired: dict[UUID, str]
+    """With their channels."""
+
+
 class Claims:
     """Takes messages to deliver them and writes down what came of it.
 
@@ -134,34 +142,35 @@ class Claims:
         held = self._database.transact(work)
         return {row.id for row in held if row.claim_token == tokens[row.id]}
 
-    def unclaimed(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
-        """Look after messages that could not be claimed.
-
-        End those that are past their expiry; return how long each that is scheduled but not due
-        still has to wait.
-        """
+    def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
+        """Look after messages that could not be claimed: end those that are past their expiry."""
         now = database_now()
+        late = (messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
+        these = (messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
+        read = select(
+            messages.c.id,
+            messages.c.channel,
+            messages.c.next_attempt_at,
+            and_(*late).label("is_late"),
+            now.label("now"),
+        ).where(*these)
         expire = (
             update(messages)
-            .where(
-                messages.c.id.in_(message_ids),
-                has_status(Status.SCHEDULED),
-                messages.c.next_attempt_at <= now,
-                messages.c.expires_at <= now,
-            )
+            .where(*these, *late)
             .values(status=Status.EXPIRED.value, finished_at=now)
-        )
-        query = select(messages.c.id, messages.c.next_attempt_at, now.label("now")).where(
-            messages.c.id.in_(message_ids),
-            has_status(Status.SCHEDULED),
-            messages.c.next_attempt_at > now,
         )
 
         def work(connection: Connection) -> Sequence[Any]:
-            connection.execute(expire)
-            return connection.execute(query).all()
+            rows = connection.execute(read).all()
+            if any(row.is_late for row in rows):
+                connection.execute(expire)
+            return rows
 
-        return {row.id: row.next_attempt_at - row.now for row in self._database.run(work)}
+        rows = self._database.run(work)
+        return Unclaimed(
+            {r.id: r.next_attempt_at - r.now for r in rows if r.next_attempt_at > r.now},
+            {row.id: row.channel for row in rows if row.is_late},
+        )
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let the sweep hand these over when they are due at the latest.
@@ -181,8 +190,8 @@ class Claims:
 
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
-    ) -> None:
-        """Write down what came of claims, in one transaction.
+    ) -> set[UUID]:
+        """Write down what came of claims, in one transaction; return what has expired by that.
 
         A success ends the message as sent, however late it comes and whoever has claimed it since:
         it stops a further sending. Only what was cancelled or has expired stays as it is. A failure
@@ -192,12 +201,12 @@ class Claims:
         """
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
-            return
+            return set()
         again = [each for each in failures if each.wait is not None and not each.is_held]
         untold = [each for each in failures if each.is_held]
         ended = [each for each in failures if each.wait is None and not each.is_held]
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> set[UUID]:
             succeeded = [_key(each.claim) for each in results]
             last = self._last_claims(connection, succeeded, Status.SENDING)
             tokens = {each.claim.message.id: each.claim.token for each in results}
@@ -210,6 +219,7 @@ class Claims:
                 for each in again
             ]
             AGAIN.run(connection, rows)
+            expired = self._without_time(connection, again)
             EXPIRED.run(connection, [_key(each.claim) for each in again])
             outcomes = [
                 _key(each.claim)
@@ -221,8 +231,9 @@ class Claims:
                 for each in failures
             ]
             OUTCOME.run(connection, outcomes)
+            return expired
 
-        self._database.transact(work)
+        return self._database.transact(work)
 
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
@@ -246,6 +257,20 @@ class Claims:
             UNDONE_OVERTAKEN.run(connection, overtaken)
 
         self._database.transact(work)
+
+    def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
+        """Return those of which ``EXPIRED`` will end."""
+        claims = [each.claim for each in again if each.claim.expires_in is not None]
+        if not claims:
+            return set()
+        tokens = {each.message.id: each.token for each in claims}
+        query = select(messages.c.id, messages.c.claim_token).where(
+            self._database.one_of(messages.c.id, list(tokens)),
+            has_status(Status.SCHEDULED),
+            messages.c.expires_at <= messages.c.next_attempt_at,
+        )
+        rows = connection.execute(query)
+        return {row.id for row in rows if row.claim_token == tokens[row.id]}
 
     def _last_claims(
         self, connection: Connection, rows: Sequence[Row], status: Status

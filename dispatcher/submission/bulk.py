@@ -16,6 +16,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Bulk, Posting, Request
 from dispatcher.sendtime import from_ms, to_ms
@@ -72,6 +73,7 @@ class BulkSubmission:
         store: BulkMessages,
         handover: Handover,
         submission: Submission,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -79,6 +81,7 @@ class BulkSubmission:
         self._store = store
         self._handover = handover
         self._submission = submission
+        self._journal = journal
 
     def submit_each(
         self,
@@ -185,9 +188,10 @@ class BulkSubmission:
         took = self._clock.monotonic() - batch.started
         if stored and took > self._settings.settle.total_seconds():
             self._look_again(stored, keep=batch.atomic)
-        self._handover.enqueue(
-            *(each.result for each in stored if isinstance(each.result, Message))
-        )
+        accepted = [each.result for each in stored if isinstance(each.result, Message)]
+        for message in accepted:
+            self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
+        self._handover.enqueue(*accepted)
         fault("submit_many.after_enqueue")
 
     def _add(self, batch: _Prepared) -> list[Case]:

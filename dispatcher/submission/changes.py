@@ -17,6 +17,7 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.reservation import Moving, Terms, Windows
 from dispatcher.scope import counted
@@ -55,6 +56,7 @@ class Changes:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        journal: Journal,
         check: Check = no_check,
     ) -> None:
         self._settings = settings
@@ -62,6 +64,7 @@ class Changes:
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._journal = journal
         self._check = check
 
     def cancel(self, message_id: UUID) -> Message:
@@ -73,6 +76,7 @@ class Changes:
         message = self._messages.cancel(message_id)
         if message.status is not Status.CANCELLED:
             raise TooLate(message_id, message.status)
+        self._journal.tell(Transition.CANCELLED, message)
         fault("cancel.after_row")
         try:
             self._windows.release(message_id, self._scopes_of(message))
@@ -120,6 +124,7 @@ class Changes:
             judge_times(valid, now=now)
             moved = self.move(message, valid)
             if moved is not None:
+                self._journal.tell(Transition.RESCHEDULED, moved, send_at=moved.send_at)
                 self._handover.enqueue(moved)
                 return moved
         raise StoreUnavailable("others changed the message again and again")

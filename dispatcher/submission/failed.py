@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import InvalidValue, TooLate, UnknownChannel
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
 from dispatcher.store import FailedMessages
@@ -19,9 +20,10 @@ class Failed:
     hand-overs are guarded by the limits like any other.
     """
 
-    def __init__(self, *, settings: Settings, failed: FailedMessages) -> None:
+    def __init__(self, *, settings: Settings, failed: FailedMessages, journal: Journal) -> None:
         self._settings = settings
         self._failed = failed
+        self._journal = journal
 
     def retry(self, message_id: UUID, *, perhaps_sent: bool = False) -> Message:
         """Let a failed message be tried again, as often as its channel says, at once.
@@ -48,4 +50,5 @@ class Failed:
         now = self._failed.retry(found, tries=channel.max_attempts)
         if now.message.status is Status.FAILED and now.token == found.token:
             raise TooLate(message_id, _PAST)
+        self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         return now.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import TooLate
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.store import HeldMessages, Messages
 
@@ -14,9 +15,10 @@ _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 class Held:
     """The use cases of those who look after what is held. The row decides every race."""
 
-    def __init__(self, *, messages: Messages, held: HeldMessages) -> None:
+    def __init__(self, *, messages: Messages, held: HeldMessages, journal: Journal) -> None:
         self._messages = messages
         self._held = held
+        self._journal = journal
 
     def find(self, *, at_most: int) -> list[Message]:
         """Return the messages that are held, oldest first."""
@@ -31,6 +33,8 @@ class Held:
         message = self._held.release(message_id)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
+        ended = message.status is Status.EXPIRED
+        self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
         return message
 
     def drop(self, message_id: UUID) -> Message:
@@ -42,6 +46,7 @@ class Held:
         message = self._held.drop(message_id)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
+        self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 
     def _require_held(self, message_id: UUID) -> None:

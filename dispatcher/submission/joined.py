@@ -19,6 +19,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Reserved, Upkeep, Windows
 from dispatcher.settings import Settings
@@ -62,6 +63,7 @@ class JoinedSubmission:
         store: JoinedMessages,
         handover: Handover,
         submission: Submission,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -70,6 +72,7 @@ class JoinedSubmission:
         self._store = store
         self._handover = handover
         self._submission = submission
+        self._journal = journal
 
     def submit(self, draft: Draft, session: Joinable) -> Message:
         """Accept ``draft`` if the caller commits: schedule, join, reserve, add.
@@ -144,7 +147,10 @@ class JoinedSubmission:
             log.warning("%d messages, if stored, are enqueued later: %s", len(joined), error)
             return
         stored = [each for each in joined if each.message.id in found]
-        self._handover.enqueue(*(each.message for each in stored))
+        accepted = [each.message for each in stored]
+        for message in accepted:
+            self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
+        self._handover.enqueue(*accepted)
         fault("joined.after_enqueue")
         late = self._clock.monotonic() - self._settings.settle.total_seconds()
         try:

@@ -15,6 +15,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
@@ -44,6 +45,7 @@ class Submission:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        journal: Journal,
         check: Check = no_check,
     ) -> None:
         self._settings = settings
@@ -51,6 +53,7 @@ class Submission:
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._journal = journal
         self._check = check
 
     def submit(self, draft: Draft) -> Message:
@@ -82,6 +85,7 @@ class Submission:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
             self.look_again(message, booking)
+        self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
         return message
