@@ -5,13 +5,14 @@ Nothing connects before it is used, and in a worker nothing is built before the 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from threading import RLock
-from typing import Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -26,6 +27,7 @@ from dispatcher.faults import arm_by_environment
 from dispatcher.journal import Journal
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.liveness import Pulse, Signs
+from dispatcher.metrics import exposition, prometheus_meter
 from dispatcher.overview import Overviews
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
@@ -74,7 +76,11 @@ from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
+if TYPE_CHECKING:
+    from dispatcher.metrics.exposition import Exposition
+
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _building = RLock()
 _REDIS_SECONDS = 1.0
@@ -121,7 +127,13 @@ class Parts:
     @_built_once
     def journal(self) -> Journal:
         """What tells of each transition."""
-        return Journal(log_key=self.settings.log_key)
+        meter = None if self.settings.metrics_port is None else prometheus_meter()
+        return Journal(log_key=self.settings.log_key, meter=meter)
+
+    @_built_once
+    def exposition(self) -> Exposition:
+        """What answers Prometheus."""
+        return exposition(self.overviews.vitals, clock=self.clock)
 
     @_built_once
     def _plain_redis(self) -> redis.Redis:
@@ -446,11 +458,25 @@ class Parts:
         if "transports" in vars(self):
             close_all(self.transports.values())
 
+    def serve_metrics(self) -> None:
+        """Answer Prometheus, where the settings say so. Without a port all else goes on."""
+        port = self.settings.metrics_port
+        if port is None:
+            return
+        try:
+            port = self.exposition.serve(self.settings.metrics_host, port)
+        except InvalidSettings as error:
+            log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
+        else:
+            log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
+
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
         if "pulse" in built:
             self.pulse.stop()
+        if "exposition" in built:
+            self.exposition.close()
         if "delivery" in built:
             self.delivery.close()
         self.close_transports()

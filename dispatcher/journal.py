@@ -1,4 +1,4 @@
-"""What becomes of messages, told as it happens: a log line for each transition.
+"""What becomes of messages, told as it happens: a log line for each transition, and figures.
 
 The logger ``dispatcher.journal`` says it at INFO, or WARNING where a person may have to look; steps
 that every message takes, or takes often, at DEBUG. Each record carries the :data:`FIELDS` that fit
@@ -12,10 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Protocol
 from uuid import UUID
 
+from dispatcher.errors import (
+    BatchRefused,
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidValue,
+    OutcomeUnknown,
+    QuietHours,
+    QuotaExceeded,
+    Unavailable,
+)
 from dispatcher.message import Message
 
 log = logging.getLogger(__name__)
@@ -62,14 +74,42 @@ _LEVELS = {
 }
 
 
+_REASONS: tuple[tuple[type[DispatcherError], str], ...] = (
+    (QuotaExceeded, "quota"),
+    (QuietHours, "quiet_hours"),
+    (InvalidValue, "invalid"),
+    (IdempotencyConflict, "idempotency"),
+    (BatchRefused, "batch"),
+    (OutcomeUnknown, "unknown"),
+    (Unavailable, "unavailable"),
+)
+
+
+class Meter(Protocol):
+    """Counts what happens. It is called often and must be quick."""
+
+    def became(self, transition: Transition, channel: str) -> None:
+        """Count a transition."""
+
+    def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
+        """Count a try; ``late_seconds`` where it is the first of its message."""
+
+    def refused(self, reason: str, quota: str) -> None:
+        """Count a submit that was refused, by which quota if by one."""
+
+    def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
+        """Count a run of a duty and what it did, None for one that failed."""
+
+
 class Journal:
-    """Tells what became of messages.
+    """Tells what became of messages, in the log and to a meter, if there is one.
 
     With a ``log_key`` a line names its recipient by a digest that only who has the key can make,
     the same in every process; without one by nothing.
     """
 
-    def __init__(self, *, log_key: str = "") -> None:
+    def __init__(self, *, log_key: str = "", meter: Meter | None = None) -> None:
+        self._meter = meter
         self._key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
 
     def tell(self, transition: Transition, message: Message, **facts: Fact) -> None:
@@ -82,6 +122,31 @@ class Journal:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
         self._tell(transition, message_id, channel, None, facts)
 
+    def attempted(self, message: Message, outcome: str, late_seconds: float) -> None:
+        """Say that a try was recorded, and how long after its time it began."""
+        late = late_seconds if message.attempt_count == 1 else None
+        self._count(lambda meter: meter.attempted(message.channel, outcome, late))
+
+    def refused(self, error: DispatcherError) -> None:
+        """Say that a submit was refused. The caller is told why, so no line is written."""
+        reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
+        quota = error.quota if isinstance(error, QuotaExceeded) else ""
+        self._count(lambda meter: meter.refused(reason, quota))
+
+    def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
+        """Say that a duty was done, and how much it did; None where it failed."""
+        self._count(lambda meter: meter.swept(duty, did))
+
+    def _count(self, call: Callable[[Meter], object]) -> None:
+        """Count. A meter that cannot, its disk being full say, must not hold up a message."""
+        if self._meter is None:
+            return
+        try:
+            call(self._meter)
+        except Exception:
+            self._meter = None
+            log.exception("nothing is counted any more in this process")
+
     def _tell(
         self,
         transition: Transition,
@@ -90,6 +155,7 @@ class Journal:
         recipient: str | None,
         facts: dict[str, Fact],
     ) -> None:
+        self._count(lambda meter: meter.became(transition, channel))
         level = _LEVELS.get(transition, logging.INFO)
         if not log.isEnabledFor(level):
             return

@@ -12,6 +12,7 @@ from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
+from dispatcher.message import Outcome
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
 
@@ -22,11 +23,15 @@ _RECORD_AGAIN_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A hand-over that came to an end, at a time of the monotonic clock."""
+    """A hand-over that came to an end, at a time of the monotonic clock.
+
+    It began ``late_by`` seconds after the promised time of its message.
+    """
 
     claim: Claim
     outcome: Result | Failure
     at: float
+    late_by: float = 0.0
 
 
 class Outcomes:
@@ -63,6 +68,9 @@ class Outcomes:
                     _lost(error)
                     break
                 self._clock.sleep(_RECORD_AGAIN_SECONDS)
+        for each in ended:
+            outcome = Outcome.SENT if isinstance(each.outcome, Result) else each.outcome.outcome
+            self._journal.attempted(each.claim.message, outcome.value, each.late_by)
         fault("deliver.after_record")
         self._settle(ended)
 

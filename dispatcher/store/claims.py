@@ -36,8 +36,9 @@ from dispatcher.store.messages import to_message
 from dispatcher.store.schema import has_status, messages
 
 _NO_WAIT = timedelta(0)
-_NEXT_ATTEMPT_AT, _EXPIRES_AT = (
-    list(Message.__dataclass_fields__).index(name) for name in ("next_attempt_at", "expires_at")
+_SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
+    list(Message.__dataclass_fields__).index(name)
+    for name in ("send_at", "next_attempt_at", "expires_at")
 )
 
 
@@ -46,13 +47,14 @@ class Claim:
     """A message that is ours to deliver until the claim ends. The token fences our record.
 
     ``due_in`` is how long it then still had to wait for its instant, in seconds; ``expires_in`` the
-    time it had left, None for ever.
+    time it had left, None for ever. ``late_by`` is how long ago its promised time was, in seconds.
     """
 
     message: Message
     token: int
     due_in: float = 0.0
     expires_in: float | None = None
+    late_by: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Claims:
                 row[-2],
                 max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds()),
                 _seconds_until(row[_EXPIRES_AT], row[-1]),
+                (row[-1] - row[_SEND_AT]).total_seconds(),
             )
             for row in rows
         ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
+    DispatcherError,
     IdempotencyConflict,
     NoPlace,
     ReservationsUnavailable,
@@ -80,6 +81,13 @@ class JoinedSubmission:
         Raises like :meth:`Submission.submit`, but never OutcomeUnknown; then nothing is reserved or
         stored, and the caller's transaction is as it was before.
         """
+        try:
+            return self._submit(draft, session)
+        except DispatcherError as error:
+            self._journal.refused(error)
+            raise
+
+    def _submit(self, draft: Draft, session: Joinable) -> Message:
         now = self._clock.now()
         valid = self._submission.scheduled(draft, now=now)
         transaction = self._store.join(session, self._settle)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
+    DispatcherError,
     IdempotencyConflict,
     NoPlace,
     OutcomeUnknown,
@@ -63,6 +64,13 @@ class Submission:
         ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
         OutcomeUnknown.
         """
+        try:
+            return self._submit(draft)
+        except DispatcherError as error:
+            self._journal.refused(error)
+            raise
+
+    def _submit(self, draft: Draft) -> Message:
         now = self._clock.now()
         valid = self.scheduled(draft, now=now)
         known = self._known(valid)

@@ -262,6 +262,7 @@ class MemoryClaims:
                 row.claim_token,
                 max(0.0, (row.next_attempt_at - now).total_seconds()),
                 None if row.expires_at is None else (row.expires_at - now).total_seconds(),
+                (now - row.send_at).total_seconds(),
             )
             for row in taken
         ]

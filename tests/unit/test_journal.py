@@ -80,6 +80,26 @@ def test_a_journal_shows_no_key() -> None:
     assert KEY not in repr(Journal(log_key=KEY)) + repr(vars(Journal(log_key=KEY)))
 
 
+def test_a_meter_that_fails_stops_counting_and_nothing_else(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    calls: list[str] = []
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            raise OSError("no space left on device")
+
+    journal = Journal(meter=Full())
+    for _ in range(2):
+        journal.tell(Transition.SENT, a_message())
+        journal.swept("rescue", {})
+    assert calls == ["became"]
+    said = [each.getMessage() for each in lines.records if each.levelname == "ERROR"]
+    assert said == ["nothing is counted any more in this process"]
+    assert len(lines.records) == 3
+
+
 def record(**more: Any) -> logging.LogRecord:
     return logging.makeLogRecord(
         {"name": "dispatcher.journal", "levelname": "INFO", "msg": "a %s", "args": ("text",)} | more
