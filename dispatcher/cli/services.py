@@ -89,8 +89,8 @@ def worker(
         check_before_start(settings)
     queues = ",".join(settings.queues)
     worker_ready.connect(_collect_rarely, weak=False)
+    write_logs(settings.log_format)
     _celery(
-        settings,
         "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
         "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args,
     )  # fmt: skip
@@ -98,7 +98,8 @@ def worker(
 
 def beat(context: typer.Context) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
-    _celery(Settings.load(), "beat", "--pidfile=", "--loglevel=INFO", *context.args)
+    write_logs(Settings.load().log_format)
+    _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 
 def migrate() -> None:
@@ -113,11 +114,10 @@ def version() -> None:
     show.out.print(installed_version("dispatcher"))
 
 
-def _celery(settings: Settings, *arguments: str) -> None:
+def _celery(*arguments: str) -> None:
     from dispatcher.celery_app import app  # noqa: PLC0415 - made from the settings just checked
 
     _end_with_parent()
-    write_logs(settings.log_format)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     app.start(list(arguments))
