@@ -95,7 +95,7 @@ def prepare(settings: Settings) -> None:
     parts.close()
 
 
-def our_run(settings: Settings, path: Path, messages: int) -> Run:
+def our_run(settings: Settings, path: Path, messages: int, *arguments: str) -> Run:
     with Dispatcher(settings) as dispatcher:
         at = datetime.now(UTC) + timedelta(seconds=5 + messages / 1_000)
         drafts = [
@@ -107,7 +107,8 @@ def our_run(settings: Settings, path: Path, messages: int) -> Run:
             raise SystemExit("submitting took longer than the messages had")
     while datetime.now(UTC) < at:
         time.sleep(0.1)
-    return watched(settings, path, dispatcher_command("worker", "--concurrency=16"), messages)
+    command = dispatcher_command("worker", "--concurrency=16", *arguments)
+    return watched(settings, path, command, messages)
 
 
 def celery_run(settings: Settings, path: Path, messages: int) -> Run:

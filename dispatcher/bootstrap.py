@@ -5,13 +5,14 @@ Nothing connects before it is used, and in a worker nothing is built before the 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from threading import RLock
-from typing import Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import redis
 from celery.app import app_or_default
@@ -26,9 +27,11 @@ from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
 from dispatcher.hooks import AGAIN, NOBODY, Hooks
 from dispatcher.hooks import find as find_hooks
+from dispatcher.journal import Journal
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.liveness import Pulse, Signs
 from dispatcher.message import Status
+from dispatcher.metrics import exposition, prometheus_meter
 from dispatcher.overview import Overviews
 from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
@@ -81,7 +84,11 @@ from dispatcher.ticks import Ticks
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
+if TYPE_CHECKING:
+    from dispatcher.metrics.exposition import Exposition
+
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _building = RLock()
 _REDIS_SECONDS = 1.0
@@ -124,6 +131,17 @@ class Parts:
             },
             permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
         )
+
+    @_built_once
+    def journal(self) -> Journal:
+        """What tells of each transition."""
+        meter = None if self.settings.metrics_port is None else prometheus_meter()
+        return Journal(log_key=self.settings.log_key, meter=meter)
+
+    @_built_once
+    def exposition(self) -> Exposition:
+        """What answers Prometheus."""
+        return exposition(self.overviews.vitals, clock=self.clock)
 
     @_built_once
     def _plain_redis(self) -> redis.Redis:
@@ -193,6 +211,7 @@ class Parts:
             clock=self.clock,
             coalesce=self.settings.coalesce,
             group_size=self.settings.group_size,
+            journal=self.journal,
         )
 
     @_built_once
@@ -236,6 +255,7 @@ class Parts:
             check=self.checks,
             fill=self.templates.fill,
             hooks=self.hooks,
+            journal=self.journal,
         )
 
     @_built_once
@@ -249,6 +269,7 @@ class Parts:
             store=JoinedMessages(self.database),
             handover=self.handover,
             submission=self.submission,
+            journal=self.journal,
         )
 
     @_built_once
@@ -262,6 +283,7 @@ class Parts:
             suppressions=self.suppressions,
             handover=self.handover,
             submission=self.submission,
+            journal=self.journal,
         )
 
     @_built_once
@@ -304,6 +326,7 @@ class Parts:
             handover=self.handover,
             check=self.checks,
             hooks=self.hooks,
+            journal=self.journal,
         )
 
     @_built_once
@@ -313,6 +336,7 @@ class Parts:
             messages=self.messages,
             held=HeldMessages(self.database),
             suppressions=self.suppressions,
+            journal=self.journal,
             hooks=self.hooks,
         )
 
@@ -323,6 +347,7 @@ class Parts:
             settings=self.settings,
             failed=FailedMessages(self.database),
             suppressions=self.suppressions,
+            journal=self.journal,
             hooks=self.hooks,
         )
 
@@ -333,6 +358,7 @@ class Parts:
             settings=self.settings,
             bulk=Bulk(self.windows),
             store=BulkMessages(self.database),
+            journal=self.journal,
             hooks=self.hooks,
         )
 
@@ -371,6 +397,7 @@ class Parts:
             transports=self.transports,
             queue=self.queue,
             hooks=self.hooks,
+            journal=self.journal,
         )
 
     @_built_once
@@ -395,6 +422,7 @@ class Parts:
             windows=self.upkeep,
             permits=self.permits,
             queue=self.queue,
+            journal=self.journal,
         )
 
     @_built_once
@@ -413,7 +441,11 @@ class Parts:
             tell=lambda ids: self.hooks.changed(ids, Status.EXPIRED),
         )
         return CatchUp(
-            settings=self.settings, store=store, changes=self.changes, handover=self.handover
+            settings=self.settings,
+            store=store,
+            changes=self.changes,
+            handover=self.handover,
+            journal=self.journal,
         )
 
     @_built_once
@@ -501,11 +533,25 @@ class Parts:
         if "hooks" in vars(self) and self.hooks is not NOBODY:
             self.hooks.close()
 
+    def serve_metrics(self) -> None:
+        """Answer Prometheus, where the settings say so. Without a port all else goes on."""
+        port = self.settings.metrics_port
+        if port is None:
+            return
+        try:
+            port = self.exposition.serve(self.settings.metrics_host, port)
+        except InvalidSettings as error:
+            log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
+        else:
+            log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
+
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
         if "pulse" in built:
             self.pulse.stop()
+        if "exposition" in built:
+            self.exposition.close()
         if "delivery" in built:
             self.delivery.close()
         self.close_transports()

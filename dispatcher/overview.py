@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -11,6 +12,7 @@ from dispatcher.errors import InvalidValue, Unavailable
 from dispatcher.limiters import ChannelFill, Fills
 from dispatcher.liveness import Kind, Sign, Signs
 from dispatcher.message import Status
+from dispatcher.metrics.vitals import Vitals
 from dispatcher.reservation import QuotaTimeline, Terms, Timelines
 from dispatcher.scope import Scope, of_channel, plain
 from dispatcher.settings import Settings
@@ -135,6 +137,29 @@ class Overviews:
             beats=signs[Kind.BEAT] if signs else None,
             duties=signs[Kind.DUTY] if signs else None,
             silence=silence,
+        )
+
+    def vitals(self) -> Vitals:
+        """Return what is watched all the time. Raises StoreUnavailable."""
+        duties = alive = None
+        with suppress(Unavailable):
+            signs = self._signs.read()
+            duties = {each.name: each.age for each in signs[Kind.DUTY]}
+            alive = {kind: sum(each.is_alive for each in some) for kind, some in signs.items()}
+        counts = self._figures.counts(since=timedelta(0))
+        overdue = self._figures.overdue()
+        return Vitals(
+            messages={
+                (channel, status.value): many
+                for channel, some in counts.by_channel.items()
+                for status, many in some.items()
+                if not status.is_final
+            },
+            overdue=overdue.many,
+            longest_overdue=overdue.longest,
+            duties=duties,
+            workers=alive[Kind.WORKER] if alive else None,
+            beats=alive[Kind.BEAT] if alive else None,
         )
 
     def tops(self, of: Of, *, within: timedelta, at_most: int, by: By) -> Tops:

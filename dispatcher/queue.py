@@ -13,6 +13,7 @@ from celery import Celery
 from dispatcher.celery_app import DELIVER
 from dispatcher.clock import Clock
 from dispatcher.errors import QueueUnavailable
+from dispatcher.journal import Journal, Transition
 
 EARLY = timedelta(milliseconds=20)
 """How long before the first of a group is due its task begins, to claim it and take permits."""
@@ -94,12 +95,14 @@ class Queue:
         clock: Clock,
         coalesce: timedelta,
         group_size: int,
+        journal: Journal,
     ) -> None:
         self._app = app
         self._queue_of = queue_of
         self._clock = clock
         self._coalesce = coalesce
         self._group_size = group_size
+        self._journal = journal
         self._declared: set[str] = set()
         self._paused_until = 0.0
 
@@ -119,6 +122,10 @@ class Queue:
             raise QueueUnavailable(
                 f"the broker did not take the tasks ({type(error).__name__})"
             ) from error
+        for each in tickets:
+            self._journal.tell_of(
+                Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
+            )
 
     def close(self) -> None:
         """Close the connections to the broker."""

@@ -40,6 +40,8 @@ PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
+_SHORTEST_KEY = 16
+LogFormat = Literal["console", "json"]
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 
 
@@ -140,6 +142,21 @@ class Settings(BaseSettings):
     retention: Length = timedelta(days=30)
     """How long messages are kept after they ended."""
 
+    log_format: LogFormat = "console"
+    """How ``dispatcher worker`` and ``beat`` write their logs: lines for people or JSON."""
+    log_key: str = Field("", repr=False)
+    """Secret of at least 16 characters, the same in every process, by which log lines name
+    recipients. Without one they name none.
+    """
+
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Where workers answer Prometheus; 0 for any port that is free. Without it nothing is counted.
+
+    With it every process counts. Needs the extra ``metrics``.
+    """
+    metrics_host: str = "127.0.0.1"
+    """The address of that port; ``0.0.0.0`` to be reached from other machines."""
+
     @classmethod
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings."""
@@ -214,6 +231,7 @@ class Settings(BaseSettings):
         return {
             PREFIX + name.upper(): value if isinstance(value, str) else json.dumps(value)
             for name, value in dumped.items()
+            if value is not None
         }
 
     @model_validator(mode="after")
@@ -236,6 +254,10 @@ class Settings(BaseSettings):
             self.horizon < self.redelivery_timeout / 2,
             "horizon", f"{self.horizon} is not below half of redelivery_timeout",
             "a horizon below half of redelivery_timeout, or tasks run twice",
+        )  # fmt: skip
+        _require(
+            not self.log_key or len(self.log_key) >= _SHORTEST_KEY,
+            "log_key", "it is too short", f"a secret of at least {_SHORTEST_KEY} characters",
         )  # fmt: skip
         self._in_order("enqueue_grace", "overdue_after")
         self._in_order("settle", "reconcile_grace")

@@ -13,12 +13,15 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import InvalidValue, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
+from dispatcher.message import Status
 from dispatcher.queue import Queue, Ticket
 from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
@@ -38,6 +41,12 @@ _SPREAD = timedelta(seconds=1)
 """How far apart the messages of unknown outcome come, and how long that may take them all."""
 _EVER = 10**15
 """A time in ms after all others: what is given up goes, also where somebody asked for it since."""
+_ENDS = {
+    Status.HELD: Transition.HELD,
+    Status.FAILED: Transition.FAILED,
+    Status.EXPIRED: Transition.EXPIRED,
+}
+"""What becomes of a rescued message that is not tried again."""
 _SHARDS_AT_ONCE = 4
 """How many shards are closed together to be rebuilt; the rows are read once for all of them."""
 
@@ -73,6 +82,7 @@ class Sweep:
         windows: Upkeep,
         permits: Permits,
         queue: Queue,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -81,6 +91,7 @@ class Sweep:
         self._windows = windows
         self._permits = permits
         self._queue = queue
+        self._journal = journal
 
     def enqueue_due(self) -> int:
         """Hand to Celery what comes near, and again what is due but was not claimed.
@@ -140,10 +151,19 @@ class Sweep:
 
     def rescue(self) -> int:
         """Free the messages whose worker died or froze; return how many."""
-        rescued = _in_batches(lambda: self._store.rescue(at_most=_BATCH))
+        rescued = _in_batches(self._rescue)
         if rescued:
             log.warning("%d messages rescued: their outcome is unknown", rescued)
         return rescued
+
+    def _rescue(self) -> int:
+        rescued = self._store.rescue(at_most=_BATCH)
+        for message_id, channel, attempt, status in rescued:
+            tell = partial(self._journal.tell_of, message_id=message_id, channel=channel)
+            tell(Transition.RESCUED, attempt=attempt)
+            if status in _ENDS:
+                tell(_ENDS[status], attempt=attempt, outcome="unknown")
+        return len(rescued)
 
     def prune(self) -> int:
         """Delete messages that ended longer ago than the retention; return how many."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from socket import gethostname
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from celery import shared_task
@@ -18,7 +20,10 @@ from celery.signals import (
 
 from dispatcher.bootstrap import close_here, finish_here, here, stop_here
 from dispatcher.celery_app import tasks_dropped
+from dispatcher.errors import DispatcherError
 from dispatcher.liveness import Kind
+from dispatcher.submission import CaughtUp
+from dispatcher.sweep import Reconciled
 
 OURS: dict[str, Any] = {
     "acks_late": False,
@@ -61,10 +66,30 @@ def hand_over_again(message_ids: list[UUID], **_: object) -> None:
     here().sweep.hand_over_again(message_ids)
 
 
+def _do(duty: str, work: Callable[[], object]) -> None:
+    parts = here()
+
+    def counted() -> None:
+        try:
+            did = work()
+        except DispatcherError:
+            parts.journal.swept(duty, None)
+            raise
+        parts.journal.swept(duty, _counts(did))
+
+    parts.ticks.run(duty, counted)
+    parts.pulse.done(duty)
+
+
+def _counts(did: object) -> dict[str, int]:
+    return {"messages": did} if isinstance(did, int) else asdict(cast("Reconciled | CaughtUp", did))
+
+
 @worker_ready.connect
 def worker_is_ready(sender: object = None, **_: object) -> None:
-    """Let this worker give signs of life."""
+    """Let this worker give signs of life, and answer Prometheus."""
     here().pulse.start(Kind.WORKER, getattr(sender, "hostname", ""))
+    here().serve_metrics()
 
 
 @beat_init.connect
@@ -83,33 +108,28 @@ def worker_has_ended(**_: object) -> None:
 @shared_task(name="dispatcher.enqueue_due", **OURS)
 def enqueue_due() -> None:
     """Hand over what comes near."""
-    here().ticks.run("enqueue_due", here().sweep.enqueue_due)
-    here().pulse.done("enqueue_due")
+    _do("enqueue_due", here().sweep.enqueue_due)
 
 
 @shared_task(name="dispatcher.rescue", **OURS)
 def rescue() -> None:
     """Free what a dead worker left."""
-    here().ticks.run("rescue", here().sweep.rescue)
-    here().pulse.done("rescue")
+    _do("rescue", here().sweep.rescue)
 
 
 @shared_task(name="dispatcher.reconcile", **OURS)
 def reconcile() -> None:
     """Make Redis agree with the store."""
-    here().ticks.run("reconcile", here().sweep.reconcile)
-    here().pulse.done("reconcile")
+    _do("reconcile", here().sweep.reconcile)
 
 
 @shared_task(name="dispatcher.catch_up", **OURS)
 def catch_up() -> None:
     """Expire or book again what is overdue."""
-    here().ticks.run("catch_up", here().catch_up.run)
-    here().pulse.done("catch_up")
+    _do("catch_up", here().catch_up.run)
 
 
 @shared_task(name="dispatcher.prune", **OURS)
 def prune() -> None:
     """Delete what is old."""
-    here().ticks.run("prune", here().sweep.prune)
-    here().pulse.done("prune")
+    _do("prune", here().sweep.prune)

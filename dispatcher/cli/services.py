@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ from dispatcher.bootstrap import Parts
 from dispatcher.cli import show
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.filters import examples
-from dispatcher.settings import PARENT_VARIABLE, Settings
+from dispatcher.cli.logs import write_logs
+from dispatcher.settings import PARENT_VARIABLE, PREFIX, Settings
 from dispatcher.store import migrate as migrate_store
 
 _PARENT_SECONDS = 0.5
+_COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
@@ -66,20 +69,30 @@ def worker(
     no_doctor: Annotated[
         bool, typer.Option("--no-doctor", help="Start whatever `dispatcher doctor` finds.")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Answer Prometheus there; 0 for any free port."),
+    ] = None,
 ) -> None:
     """Start a Celery worker with the recommended options. Further options go to Celery.
 
     It does not start where the database lacks migrations, Redis evicts or is too old, or the
     clocks of this machine and the database are more than a second apart.
     """
+    if metrics_port is not None:
+        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the parts that tasks build
     settings = Settings.load()
+    if settings.metrics_port is not None:
+        context.with_resource(_counting_together())
     parts = Parts(settings)
     parts.transports  # noqa: B018 - a channel that cannot work stops the start
+    parts.journal  # noqa: B018 - and so does a library that is missing
     parts.close()
     if not no_doctor:
         check_before_start(settings)
     queues = ",".join(settings.queues)
     worker_ready.connect(_collect_rarely, weak=False)
+    write_logs(settings.log_format)
     _celery(
         "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
         "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args,
@@ -88,7 +101,7 @@ def worker(
 
 def beat(context: typer.Context) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
-    Settings.load()
+    write_logs(Settings.load().log_format)
     _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 
@@ -119,6 +132,20 @@ def _celery(*arguments: str) -> None:
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     app.start(list(arguments))
+
+
+@contextmanager
+def _counting_together() -> Iterator[None]:
+    """Let the processes of this worker count in one place, whatever its pool is.
+
+    prometheus-client looks for that when it is imported.
+    """
+    if os.environ.get(_COUNTERS):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="dispatcher-metrics-") as folder:
+        os.environ[_COUNTERS] = folder
+        yield
 
 
 def _collect_rarely(**_: object) -> None:

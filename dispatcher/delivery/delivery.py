@@ -16,6 +16,7 @@ from dispatcher.delivery.senders import Senders
 from dispatcher.delivery.stragglers import Stragglers
 from dispatcher.faults import fault
 from dispatcher.hooks import NOBODY, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
 from dispatcher.settings import Settings
@@ -46,17 +47,29 @@ class Delivery:
         permits: Permits,
         transports: Mapping[str, Transport],
         queue: Queue,
+        journal: Journal,
         hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
+        self._journal = journal
         self._outcomes = Outcomes(
-            settings=settings, clock=clock, claims=claims, permits=permits, hooks=hooks
+            settings=settings,
+            clock=clock,
+            claims=claims,
+            permits=permits,
+            journal=journal,
+            hooks=hooks,
         )
         self._returns = Returns(
-            settings=settings, clock=clock, claims=claims, permits=permits, queue=queue
+            settings=settings,
+            clock=clock,
+            claims=claims,
+            permits=permits,
+            queue=queue,
+            journal=journal,
         )
         self._hands = {
             name: Hands(name, transport, Senders(f"send {name}", most=self._senders_of(name)))
@@ -85,7 +98,7 @@ class Delivery:
             sent += self._deliver(claims, claimed_at, self._clock.monotonic(), leave)
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]
-            early = self._claims.unclaimed(left) if left else {}
+            early = self._look_after(left) if left else {}
             soon = {id_: wait for id_, wait in early.items() if wait <= WAIT_IN_HAND}
             if len(soon) < len(early):
                 self._claims.enqueue_when_due([id_ for id_ in early if id_ not in soon])
@@ -94,6 +107,15 @@ class Delivery:
                 self._clock.sleep(max(0.0, pause.total_seconds()))
             waiting = list(soon)
         return sent
+
+    def _look_after(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
+        """Return how long each of those that could not be claimed has to wait, if it is early."""
+        found = self._claims.unclaimed(message_ids)
+        for message_id, channel in found.expired.items():
+            self._journal.tell_of(Transition.EXPIRED, message_id, channel)
+        for message_id, channel in found.cancelled.items():
+            self._journal.tell_of(Transition.CANCELLED, message_id, channel)
+        return found.waits
 
     def stop(self) -> None:
         """Begin no further hand-over; what is not on its way is put back."""

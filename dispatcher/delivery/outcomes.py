@@ -11,8 +11,9 @@ from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.hooks import AGAIN, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
-from dispatcher.message import Status
+from dispatcher.message import Outcome, Status
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
 
@@ -23,24 +24,36 @@ _RECORD_AGAIN_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A hand-over that came to an end, at a time of the monotonic clock."""
+    """A hand-over that came to an end, at a time of the monotonic clock.
+
+    It began ``late_by`` seconds after the promised time of its message.
+    """
 
     claim: Claim
     outcome: Result | Failure
     at: float
+    late_by: float = 0.0
 
 
 class Outcomes:
     """Records what came of hand-overs, and settles their permits."""
 
     def __init__(
-        self, *, settings: Settings, clock: Clock, claims: Claims, permits: Permits, hooks: Hooks
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        claims: Claims,
+        permits: Permits,
+        journal: Journal,
+        hooks: Hooks,
     ) -> None:
         self._hooks = hooks
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
+        self._journal = journal
 
     def record(self, ended: Sequence[Ended], *, until: float) -> None:
         """Write down what came of hand-overs, again and again until that time (monotonic)."""
@@ -48,7 +61,7 @@ class Outcomes:
         failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
         while True:
             try:
-                self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
+                self._record(results, failures)
                 break
             except StoreUnavailable as error:
                 if error.refused:
@@ -58,6 +71,9 @@ class Outcomes:
                     _lost(error)
                     break
                 self._clock.sleep(_RECORD_AGAIN_SECONDS)
+        for each in ended:
+            outcome = Outcome.SENT if isinstance(each.outcome, Result) else each.outcome.outcome
+            self._journal.attempted(each.claim.message, outcome.value, each.late_by)
         fault("deliver.after_record")
         self._tell(results, failures)
         self._settle(ended)
@@ -70,7 +86,7 @@ class Outcomes:
         ]
         for some_results, some_failures in singles:
             try:
-                self._claims.record(some_results, some_failures, enqueue_in=-self._settings.horizon)
+                self._record(some_results, some_failures)
             except StoreUnavailable as error:
                 _lost(error)
 
@@ -81,6 +97,24 @@ class Outcomes:
             ends = (Status.FAILED,) if each.wait is None else (*AGAIN, Status.EXPIRED)
             statuses = (Status.HELD,) if each.is_held else ends
             self._hooks.changed([each.claim.message.id], *statuses)
+
+    def _record(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
+        expired = self._claims.record(results, failures, enqueue_in=-self._settings.horizon)
+        tell = self._journal.tell
+        for result in results:
+            message = result.claim.message
+            tell(Transition.SENT, message, attempt=message.attempt_count)
+        for each in failures:
+            message = each.claim.message
+            facts = {"attempt": message.attempt_count, "outcome": each.outcome.value}
+            if each.is_held:
+                tell(Transition.HELD, message, **facts)
+            elif each.wait is None:
+                tell(Transition.FAILED, message, **facts)
+            elif message.id in expired:
+                tell(Transition.EXPIRED, message, **facts)
+            else:
+                tell(Transition.RETRIED, message, **facts, wait_seconds=each.wait)
 
     def _settle(self, ended: Sequence[Ended]) -> None:
         now = self._clock.monotonic()

@@ -10,6 +10,7 @@ from dispatcher.clock import Clock
 from dispatcher.delivery.outcomes import permit_of
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permits
 from dispatcher.queue import Queue, Ticket
 from dispatcher.settings import Settings
@@ -22,21 +23,32 @@ class Returns:
     """Returns claims to the store, each with the wait until it is due again."""
 
     def __init__(
-        self, *, settings: Settings, clock: Clock, claims: Claims, permits: Permits, queue: Queue
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        claims: Claims,
+        permits: Permits,
+        queue: Queue,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
         self._queue = queue
+        self._journal = journal
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
         """Put back what has no permit. What is to come back before the sweep looks is enqueued."""
         limit = self._settings.sweep_interval * 2
         soon = [each for each in refused if each[1] <= limit]
-        self._store([each for each in refused if each[1] > limit], -self._settings.horizon)
+        late = [each for each in refused if each[1] > limit]
+        if self._store(late, -self._settings.horizon):
+            self._tell(late)
         if not soon or not self._store(soon, self._settings.enqueue_grace):
             return
+        self._tell(soon)
         now = self._clock.now()
         tickets = [
             Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
@@ -46,6 +58,10 @@ class Returns:
             self._queue.enqueue(tickets)
         except QueueUnavailable as error:
             log.warning("%d messages are enqueued after their grace: %s", len(soon), error)
+
+    def _tell(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
+        for claim, wait in snoozed:
+            self._journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
 
     def put_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
         """Put back what was not handed over, with its permit if it has one."""

@@ -316,7 +316,8 @@ class Round:
         outcome = self._outcome(claim)
         fault("deliver.after_hand_over")
         # Counted at its end: a hand-over is never later than that, so never counted too early.
-        return Ended(claim, outcome, self._clock.monotonic())
+        late_by = now - self._received_at + claim.late_by
+        return Ended(claim, outcome, self._clock.monotonic(), late_by)
 
     def _outcome(self, claim: Claim) -> Result | Failure:
         """Give one message to its transport: the only line that reaches the world."""

@@ -13,7 +13,7 @@ databases do each in their way.
 
 from dispatcher.store.bulk import BulkMessages
 from dispatcher.store.callers import Joinable
-from dispatcher.store.claims import Claim, Claims, Failure, Result
+from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.failed import FailedMessages
@@ -28,7 +28,7 @@ from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
 from dispatcher.store.suppressions import Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
-from dispatcher.store.upkeep import Due, Place, StoreUpkeep
+from dispatcher.store.upkeep import Due, Place, Rescued, StoreUpkeep
 
 __all__ = [
     "Addition",
@@ -55,6 +55,7 @@ __all__ = [
     "Overdue",
     "OverdueFigure",
     "Place",
+    "Rescued",
     "Result",
     "SchemaStanding",
     "Settled",
@@ -64,6 +65,7 @@ __all__ = [
     "StoreUpkeep",
     "Suppression",
     "Suppressions",
+    "Unclaimed",
     "migrate",
     "overdue",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, and_, case, or_, select, update
@@ -38,8 +38,9 @@ from dispatcher.store.schema import IS_SUPPRESSED, has_status, messages
 from dispatcher.store.suppressions import REASON
 
 _NO_WAIT = timedelta(0)
-_NEXT_ATTEMPT_AT, _EXPIRES_AT = (
-    list(Message.__dataclass_fields__).index(name) for name in ("next_attempt_at", "expires_at")
+_SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
+    list(Message.__dataclass_fields__).index(name)
+    for name in ("send_at", "next_attempt_at", "expires_at")
 )
 
 
@@ -48,13 +49,14 @@ class Claim:
     """A message that is ours to deliver until the claim ends. The token fences our record.
 
     ``due_in`` is how long it then still had to wait for its instant, in seconds; ``expires_in`` the
-    time it had left, None for ever.
+    time it had left, None for ever. ``late_by`` is how long ago its promised time was, in seconds.
     """
 
     message: Message
     token: int
     due_in: float = 0.0
     expires_in: float | None = None
+    late_by: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,17 @@ class Failure:
     def is_held(self) -> bool:
         """Whether a person is to decide about it."""
         return self.outcome is Outcome.UNKNOWN and self.claim.message.on_unknown == "hold"
+
+
+class Unclaimed(NamedTuple):
+    """What could not be claimed: how long what is early has to wait, and what has now ended.
+
+    That with the channels; what is cancelled had a recipient who has opted out.
+    """
+
+    waits: dict[UUID, timedelta]
+    expired: dict[UUID, str]
+    cancelled: dict[UUID, str]
 
 
 class Claims:
@@ -122,6 +135,7 @@ class Claims:
                 row[-2],
                 max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds()),
                 _seconds_until(row[_EXPIRES_AT], row[-1]),
+                (row[-1] - row[_SEND_AT]).total_seconds(),
             )
             for row in rows
         ]
@@ -142,23 +156,26 @@ class Claims:
         held = self._database.transact(work)
         return {row.id for row in held if row.claim_token == tokens[row.id]}
 
-    def unclaimed(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
+    def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
         """Look after messages that could not be claimed.
 
-        End those that are past their expiry, and those whose recipient has opted out; return how
-        long each that is scheduled but not due still has to wait.
+        End those that are past their expiry, and those whose recipient has opted out.
         """
         now = database_now()
-        ends = (
-            has_status(Status.SCHEDULED),
-            or_(
-                IS_SUPPRESSED,
-                and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now),
-            ),
-        )
+        is_late = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
+        ends = (has_status(Status.SCHEDULED), or_(IS_SUPPRESSED, is_late))
+        read = select(
+            messages.c.id,
+            messages.c.next_attempt_at,
+            now.label("now"),
+            or_(IS_SUPPRESSED, is_late).label("ends"),
+        ).where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
+        rows = self._database.run(lambda connection: connection.execute(read).all())
+        ending = [row.id for row in rows if row.ends]
+        waiting = [row for row in rows if not row.ends and row.next_attempt_at > row.now]
         these = (
             select(messages.c.id)
-            .where(messages.c.id.in_(message_ids), *ends)
+            .where(messages.c.id.in_(ending), *ends)
             .order_by(messages.c.id)
             .with_for_update()
         )
@@ -171,18 +188,14 @@ class Claims:
                 finished_at=now,
             )
         )
-        query = select(messages.c.id, messages.c.next_attempt_at, now.label("now")).where(
-            messages.c.id.in_(message_ids),
-            has_status(Status.SCHEDULED),
-            messages.c.next_attempt_at > now,
+        told = (messages.c.id, messages.c.channel, IS_SUPPRESSED.label("is_suppressed"))
+        ended = change_chosen(self._database, these, end, *told) if ending else ()
+        self._tell([row.id for row in ended])
+        return Unclaimed(
+            {row.id: row.next_attempt_at - row.now for row in waiting},
+            {row.id: row.channel for row in ended if not row.is_suppressed},
+            {row.id: row.channel for row in ended if row.is_suppressed},
         )
-
-        self._tell([row.id for row in change_chosen(self._database, these, end, messages.c.id)])
-
-        def work(connection: Connection) -> Sequence[Any]:
-            return connection.execute(query).all()
-
-        return {row.id: row.next_attempt_at - row.now for row in self._database.run(work)}
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let the sweep hand these over when they are due at the latest.
@@ -202,8 +215,8 @@ class Claims:
 
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
-    ) -> None:
-        """Write down what came of claims, in one transaction.
+    ) -> set[UUID]:
+        """Write down what came of claims, in one transaction; return what has expired by that.
 
         A success ends the message as sent, however late it comes and whoever has claimed it since:
         it stops a further sending. Only what was cancelled or has expired stays as it is. A failure
@@ -213,12 +226,12 @@ class Claims:
         """
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
-            return
+            return set()
         again = [each for each in failures if each.wait is not None and not each.is_held]
         untold = [each for each in failures if each.is_held]
         ended = [each for each in failures if each.wait is None and not each.is_held]
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> set[UUID]:
             succeeded = [_key(each.claim) for each in results]
             last = self._last_claims(connection, succeeded, Status.SENDING)
             tokens = {each.claim.message.id: each.claim.token for each in results}
@@ -231,6 +244,7 @@ class Claims:
                 for each in again
             ]
             AGAIN.run(connection, rows)
+            expired = self._without_time(connection, again)
             EXPIRED.run(connection, [_key(each.claim) for each in again])
             outcomes = [
                 _key(each.claim)
@@ -242,8 +256,9 @@ class Claims:
                 for each in failures
             ]
             OUTCOME.run(connection, outcomes)
+            return expired
 
-        self._database.transact(work)
+        return self._database.transact(work)
 
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
@@ -267,6 +282,20 @@ class Claims:
             UNDONE_OVERTAKEN.run(connection, overtaken)
 
         self._database.transact(work)
+
+    def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
+        """Return those of which ``EXPIRED`` will end."""
+        claims = [each.claim for each in again if each.claim.expires_in is not None]
+        if not claims:
+            return set()
+        tokens = {each.message.id: each.token for each in claims}
+        query = select(messages.c.id, messages.c.claim_token).where(
+            self._database.one_of(messages.c.id, list(tokens)),
+            has_status(Status.SCHEDULED),
+            messages.c.expires_at <= messages.c.next_attempt_at,
+        )
+        rows = connection.execute(query)
+        return {row.id for row in rows if row.claim_token == tokens[row.id]}
 
     def _last_claims(
         self, connection: Connection, rows: Sequence[Row], status: Status

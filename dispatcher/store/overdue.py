@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
+from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 
@@ -61,8 +62,11 @@ class Overdue:
         self._to_expire = overdue(expire, after)
         self._to_reslot = overdue(reslot, after)
 
-    def expire(self, *, at_most: int) -> int:
-        """End what is not to be sent late, and what is to be booked again but past its expiry."""
+    def expire(self, *, at_most: int) -> dict[UUID, str]:
+        """End what is not to be sent late, and what is to be booked again but past its expiry.
+
+        Return the ids with their channels.
+        """
         now = database_now()
         too_late = and_(self._to_reslot, messages.c.expires_at <= now)
         ends = or_(self._to_expire, too_late)
@@ -78,9 +82,9 @@ class Overdue:
             .where(ends)
             .values(status=Status.EXPIRED.value, finished_at=now, last_error=_EXPIRED)
         )
-        ended = [row.id for row in change_chosen(self._database, wanted, end, messages.c.id)]
-        self._tell(ended)
-        return len(ended)
+        rows = change_chosen(self._database, wanted, end, messages.c.id, messages.c.channel)
+        self._tell([row.id for row in rows])
+        return dict(tuple(row) for row in rows)
 
     def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
         """Take messages that are to be booked again, those of the earliest times first.

@@ -84,6 +84,15 @@ class Taken(NamedTuple):
     age: timedelta
 
 
+class Rescued(NamedTuple):
+    """A message whose claim ran out, and what has become of it."""
+
+    message_id: UUID
+    channel: str
+    attempt: int
+    status: Status
+
+
 class StoreUpkeep:
     """The store's half of the sweep. Any number of sweeps may run side by side.
 
@@ -132,8 +141,8 @@ class StoreUpkeep:
         rows = change_chosen(self._database, wanted, put_off, *told)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
-    def rescue(self, *, at_most: int) -> int:
-        """End the claims that have run out; return how many.
+    def rescue(self, *, at_most: int) -> list[Rescued]:
+        """End the claims that have run out; return whose.
 
         What the attempt did is unknown: its worker may have been anywhere between claim and
         record. Such a message is held where it says so; else it is due again at once, unless its
@@ -142,7 +151,7 @@ class StoreUpkeep:
         now = database_now()
         run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
         chosen = (
-            select(messages.c.id, messages.c.claim_token)
+            select(messages.c.id, messages.c.channel, messages.c.attempt_count)
             .where(*run_out)
             .order_by(messages.c.claim_expires_at)
             .limit(at_most)
@@ -152,7 +161,7 @@ class StoreUpkeep:
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         too_late = messages.c.expires_at <= now
 
-        def work(connection: Connection) -> list[UUID]:
+        def work(connection: Connection) -> list[Rescued]:
             rows = connection.execute(chosen).all()
             if not rows:
                 return []
@@ -184,11 +193,13 @@ class StoreUpkeep:
                     last_error=_UNKNOWN,
                 )
             )
-            return ids
+            standing = select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
+            now_is = dict(tuple(row) for row in connection.execute(standing))
+            return sorted(Rescued(*row, Status(now_is[row.id])) for row in rows)
 
         rescued = self._database.transact(work)
-        self._tell(rescued)
-        return len(rescued)
+        self._tell([each.message_id for each in rescued])
+        return rescued
 
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many."""

@@ -17,7 +17,8 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.message import Draft, Message
+from dispatcher.journal import Journal, Transition
+from dispatcher.message import Draft, Message, Rejection
 from dispatcher.reservation import Booking, Bulk, Posting, Request
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
@@ -74,6 +75,7 @@ class BulkSubmission:
         suppressions: Suppressions,
         handover: Handover,
         submission: Submission,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -82,6 +84,7 @@ class BulkSubmission:
         self._suppressions = suppressions
         self._handover = handover
         self._submission = submission
+        self._journal = journal
 
     def submit_each(
         self,
@@ -131,14 +134,20 @@ class BulkSubmission:
         """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
         cases = cases_of(drafts)
         self._finish(self._collected(self._begun(cases, atomic=True)))
-        return Tally(len(cases), progress).add(cases)
+        return self._told(Tally(len(cases), progress).add(cases))
 
     def _stored(self, batch: _Prepared, tally: Tally) -> list[Result]:
         """Finish a batch, and with it the cases that are judged again because of a refusal."""
         self._finish(batch)
         while again := renewed(batch.cases):
             self._finish(self._collected(self._begun(again)))
-        return tally.add(batch.cases)
+        return self._told(tally.add(batch.cases))
+
+    def _told(self, results: list[Result]) -> list[Result]:
+        for each in results:
+            if isinstance(each, Rejection):
+                self._journal.refused(each.error)
+        return results
 
     def _begun(self, cases: list[Case], *, atomic: bool = False) -> _Prepared:
         """Judge a batch, and send what books it."""
@@ -190,6 +199,8 @@ class BulkSubmission:
         if stored and took > self._settings.settle.total_seconds():
             self._look_again(stored, keep=batch.atomic)
         accepted = [each.result for each in stored if isinstance(each.result, Message)]
+        for message in accepted:
+            self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(*accepted)
         self._submission.hooks.accepted(accepted)
         fault("submit_many.after_enqueue")

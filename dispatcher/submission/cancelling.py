@@ -14,6 +14,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.hooks import NOBODY, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.scope import counted
@@ -30,12 +31,19 @@ class Cancelling:
     """What ``Changes.cancel`` does, for a batch at a time."""
 
     def __init__(
-        self, *, settings: Settings, bulk: Bulk, store: BulkMessages, hooks: Hooks = NOBODY
+        self,
+        *,
+        settings: Settings,
+        bulk: Bulk,
+        store: BulkMessages,
+        journal: Journal,
+        hooks: Hooks = NOBODY,
     ) -> None:
         self._hooks = hooks
         self._settings = settings
         self._bulk = bulk
         self._store = store
+        self._journal = journal
 
     def cancel(self, message_ids: Sequence[UUID]) -> list[Message | DispatcherError]:
         """Cancel what is still scheduled, and give the places back at once.
@@ -47,10 +55,13 @@ class Cancelling:
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
             found = self._store.cancel(some)
+            cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
+            for each in cancelled:
+                self._journal.tell(Transition.CANCELLED, each)
             fault("cancel_many.after_rows")
             self._hooks.changed(found, Status.CANCELLED)
-            self._release([each for each in found.values() if each.status is Status.CANCELLED])
-            answers += [_answer(each, found.get(each)) for each in some]
+            self._release(cancelled)
+            answers += [_answer(one, found.get(one)) for one in some]
         return answers
 
     def _release(self, cancelled: Sequence[Message]) -> None:

@@ -14,6 +14,7 @@ from dispatcher.errors import (
     StoreUnavailable,
     TooLate,
 )
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message
 from dispatcher.reservation import Terms
 from dispatcher.scope import counted
@@ -49,12 +50,19 @@ class CatchUp:
     """
 
     def __init__(
-        self, *, settings: Settings, store: Overdue, changes: Changes, handover: Handover
+        self,
+        *,
+        settings: Settings,
+        store: Overdue,
+        changes: Changes,
+        handover: Handover,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._store = store
         self._changes = changes
         self._handover = handover
+        self._journal = journal
         self._reslots = bool(settings.caught_up_by("reslot"))
         self._is_needed = self._reslots or bool(settings.caught_up_by("expire"))
 
@@ -65,8 +73,10 @@ class CatchUp:
         expired = moved = 0
         for _ in range(_MOST_BATCHES):
             ended = self._store.expire(at_most=_EXPIRED_AT_ONCE)
-            expired += ended
-            if ended < _EXPIRED_AT_ONCE:
+            for message_id, channel in ended.items():
+                self._journal.tell_of(Transition.EXPIRED, message_id, channel)
+            expired += len(ended)
+            if len(ended) < _EXPIRED_AT_ONCE:
                 break
         for _ in range(_MOST_BATCHES if self._reslots else 0):
             taken = self._store.take(at_most=_MOVED_AT_ONCE, ttl=self._settings.claim_ttl)
@@ -99,6 +109,7 @@ class CatchUp:
                 if _is_for_good(error, self._latest(message, now)):
                     log.warning("message %s: overdue, and no slot is left", message.id)
                     self._store.give_up(message)
+                    self._journal.tell(Transition.EXPIRED, message)
                     given_up += 1
                 else:
                     left.append(message)
@@ -108,7 +119,9 @@ class CatchUp:
                 log.warning("message %s cannot be booked again: %s", message.id, error)
                 left.append(message)
             else:
-                moved += [found] if found else []
+                if found is not None:
+                    self._journal.tell(Transition.RESCHEDULED, found, send_at=found.send_at)
+                    moved.append(found)
         self._handover.enqueue(*moved)
         return len(moved), given_up, left
 

@@ -18,6 +18,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.hooks import NOBODY, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.reservation import Moving, Terms, Windows
 from dispatcher.scope import counted
@@ -56,6 +57,7 @@ class Changes:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        journal: Journal,
         check: Check = no_check,
         hooks: Hooks = NOBODY,
     ) -> None:
@@ -64,6 +66,7 @@ class Changes:
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._journal = journal
         self._check = check
         self._hooks = hooks
 
@@ -76,6 +79,7 @@ class Changes:
         message = self._messages.cancel(message_id)
         if message.status is not Status.CANCELLED:
             raise TooLate(message_id, message.status)
+        self._journal.tell(Transition.CANCELLED, message)
         fault("cancel.after_row")
         self._hooks.changed([message_id], Status.CANCELLED)
         try:
@@ -124,6 +128,7 @@ class Changes:
             judge_times(valid, now=now)
             moved = self.move(message, valid)
             if moved is not None:
+                self._journal.tell(Transition.RESCHEDULED, moved, send_at=moved.send_at)
                 self._handover.enqueue(moved)
                 return moved
         raise StoreUnavailable("others changed the message again and again")

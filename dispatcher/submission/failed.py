@@ -6,6 +6,7 @@ from uuid import UUID
 
 from dispatcher.errors import InvalidValue, TooLate, UnknownChannel
 from dispatcher.hooks import AGAIN, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
 from dispatcher.store import FailedMessages, Suppressions
@@ -24,10 +25,12 @@ class Failed:
         settings: Settings,
         failed: FailedMessages,
         suppressions: Suppressions,
+        journal: Journal,
         hooks: Hooks,
     ) -> None:
         self._settings = settings
         self._failed = failed
+        self._journal = journal
         self._hooks = hooks
         self._suppressions = suppressions
 
@@ -56,5 +59,6 @@ class Failed:
         now = self._failed.retry(found, tries=channel.max_attempts)
         if now.message.status is Status.FAILED and now.token == found.token:
             raise TooLate(message_id, "past its expiry")
+        self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         self._hooks.changed([message_id], *AGAIN)
         return now.message

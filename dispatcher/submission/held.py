@@ -6,6 +6,7 @@ from uuid import UUID
 
 from dispatcher.errors import TooLate
 from dispatcher.hooks import AGAIN, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.store import HeldMessages, Messages, Suppressions
 
@@ -16,12 +17,19 @@ class Held:
     """The use cases of those who look after what is held. The row decides every race."""
 
     def __init__(
-        self, *, messages: Messages, held: HeldMessages, suppressions: Suppressions, hooks: Hooks
+        self,
+        *,
+        messages: Messages,
+        held: HeldMessages,
+        suppressions: Suppressions,
+        journal: Journal,
+        hooks: Hooks,
     ) -> None:
         self._messages = messages
         self._suppressions = suppressions
         self._held = held
         self._hooks = hooks
+        self._journal = journal
 
     def find(self, *, at_most: int) -> list[Message]:
         """Return the messages that are held, oldest first."""
@@ -39,6 +47,8 @@ class Held:
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
         self._hooks.changed([message_id], *AGAIN, Status.EXPIRED)
+        ended = message.status is Status.EXPIRED
+        self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
         return message
 
     def drop(self, message_id: UUID) -> Message:
@@ -51,6 +61,7 @@ class Held:
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
         self._hooks.changed([message_id], Status.FAILED)
+        self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 
     def _require_held(self, message_id: UUID) -> Message:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
+    DispatcherError,
     IdempotencyConflict,
     NoPlace,
     ReservationsUnavailable,
@@ -20,6 +21,7 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Reserved, Upkeep, Windows
 from dispatcher.settings import Settings
@@ -63,6 +65,7 @@ class JoinedSubmission:
         store: JoinedMessages,
         handover: Handover,
         submission: Submission,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -71,6 +74,7 @@ class JoinedSubmission:
         self._store = store
         self._handover = handover
         self._submission = submission
+        self._journal = journal
 
     def submit(self, draft: Draft, session: Joinable) -> Message:
         """Accept ``draft`` if the caller commits: schedule, join, reserve, add.
@@ -78,6 +82,13 @@ class JoinedSubmission:
         Raises like :meth:`Submission.submit`, but never OutcomeUnknown; then nothing is reserved or
         stored, and the caller's transaction is as it was before.
         """
+        try:
+            return self._submit(draft, session)
+        except DispatcherError as error:
+            self._journal.refused(error)
+            raise
+
+    def _submit(self, draft: Draft, session: Joinable) -> Message:
         now = self._clock.now()
         valid = self._submission.scheduled(draft, now=now)
         transaction = self._store.join(session, self._settle)
@@ -145,8 +156,11 @@ class JoinedSubmission:
             log.warning("%d messages, if stored, are enqueued later: %s", len(joined), error)
             return
         stored = [each for each in joined if each.message.id in found]
-        self._handover.enqueue(*(each.message for each in stored))
-        self._submission.hooks.accepted([each.message for each in stored])
+        accepted = [each.message for each in stored]
+        for message in accepted:
+            self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
+        self._handover.enqueue(*accepted)
+        self._submission.hooks.accepted(accepted)
         fault("joined.after_enqueue")
         late = self._clock.monotonic() - self._settings.settle.total_seconds()
         try:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
+    DispatcherError,
     IdempotencyConflict,
     NoPlace,
     OutcomeUnknown,
@@ -17,6 +18,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.hooks import NOBODY, Hooks
+from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
@@ -54,6 +56,7 @@ class Submission:
         windows: Windows,
         messages: Messages,
         handover: Handover,
+        journal: Journal,
         check: Check = no_check,
         fill: Fill = no_templates,
         hooks: Hooks = NOBODY,
@@ -63,6 +66,7 @@ class Submission:
         self._windows = windows
         self._messages = messages
         self._handover = handover
+        self._journal = journal
         self._check = check
         self._fill = fill
         self.hooks = hooks
@@ -74,6 +78,13 @@ class Submission:
         ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
         OutcomeUnknown.
         """
+        try:
+            return self._submit(draft)
+        except DispatcherError as error:
+            self._journal.refused(error)
+            raise
+
+    def _submit(self, draft: Draft) -> Message:
         now = self._clock.now()
         valid = self.scheduled(draft, now=now)
         known = self._known(valid)
@@ -92,6 +103,7 @@ class Submission:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
             self.look_again(message, booking)
+        self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
         self.hooks.accepted([message])

@@ -15,7 +15,17 @@ from uuid import UUID
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Body, Message, Outcome, Status
 from dispatcher.sendtime import to_ms
-from dispatcher.store import Claim, Due, Failure, GivenUp, Place, Result, Settled
+from dispatcher.store import (
+    Claim,
+    Due,
+    Failure,
+    GivenUp,
+    Place,
+    Rescued,
+    Result,
+    Settled,
+    Unclaimed,
+)
 from dispatcher.store.upkeep import Taken
 
 NAMES = tuple(field.name for field in fields(Message))
@@ -252,6 +262,7 @@ class MemoryClaims:
                 row.claim_token,
                 max(0.0, (row.next_attempt_at - now).total_seconds()),
                 None if row.expires_at is None else (row.expires_at - now).total_seconds(),
+                (now - row.send_at).total_seconds(),
             )
             for row in taken
         ]
@@ -262,15 +273,16 @@ class MemoryClaims:
             row.claim_expires_at = self._tables.now() + self._ttl
         return {row.id for row in ours if row is not None}
 
-    def unclaimed(self, message_ids: Sequence[UUID]) -> dict[UUID, timedelta]:
+    def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
         now = self._tables.now()
-        waits = {}
+        waits, expired = {}, {}
         for row in filter(None, map(self._tables.scheduled, message_ids)):
             if row.next_attempt_at > now:
                 waits[row.id] = row.next_attempt_at - now
             elif row.expires_at is not None and row.expires_at <= now:
                 row.end(Status.EXPIRED, now)
-        return waits
+                expired[row.id] = row.channel
+        return Unclaimed(waits, expired, {})
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         for row in filter(None, map(self._tables.scheduled, message_ids)):
@@ -278,8 +290,9 @@ class MemoryClaims:
 
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
-    ) -> None:
+    ) -> set[UUID]:
         tables, now = self._tables, self._tables.now()
+        expired: set[UUID] = set()
         for result in results:
             row = tables.sent_by(result.claim)
             if row is not None:
@@ -292,8 +305,9 @@ class MemoryClaims:
             if row is not None:
                 self._failed(row, failure, enqueue_in)
             if failure.wait is not None and not failure.is_held:
-                self._expired(failure.claim)
+                expired |= self._expired(failure.claim)
             self._outcome(failure.claim, failure.outcome, failure.error, None)
+        return expired
 
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
@@ -337,12 +351,12 @@ class MemoryClaims:
         row.next_attempt_at = now + rounded(wait)
         row.enqueue_at = now + rounded(max(_NO_WAIT, wait + enqueue_in))
 
-    def _expired(self, claim: Claim) -> None:
+    def _expired(self, claim: Claim) -> set[UUID]:
         row = self._tables.ours(claim, (Status.SCHEDULED,))
-        if row is None or row.expires_at is None:
-            return
-        if row.expires_at <= row.next_attempt_at:
-            row.end(Status.EXPIRED, self._tables.now())
+        if row is None or row.expires_at is None or row.expires_at > row.next_attempt_at:
+            return set()
+        row.end(Status.EXPIRED, self._tables.now())
+        return {row.id}
 
     def _outcome(
         self, claim: Claim, outcome: Outcome, error: str | None, receipt: str | None
@@ -383,7 +397,7 @@ class MemoryStoreUpkeep:
         ]
         return sorted(due, key=lambda each: each.next_attempt_at)
 
-    def rescue(self, *, at_most: int) -> int:
+    def rescue(self, *, at_most: int) -> list[Rescued]:
         now = self._tables.now()
         rows = [
             row
@@ -395,7 +409,9 @@ class MemoryStoreUpkeep:
         rows.sort(key=lambda row: row.claim_expires_at or now)
         for row in rows[:at_most]:
             self._rescue(row, now)
-        return len(rows[:at_most])
+        return sorted(
+            Rescued(row.id, row.channel, row.attempt_count, row.status) for row in rows[:at_most]
+        )
 
     def _rescue(self, row: Row, now: datetime) -> None:
         for attempt in self._tables.attempts[row.id].values():

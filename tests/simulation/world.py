@@ -24,6 +24,7 @@ from dispatcher.errors import (
     OutcomeUnknown,
     TooLate,
 )
+from dispatcher.journal import Journal
 from dispatcher.message import Draft, Message, Outcome, Status
 from dispatcher.queue import Group
 from dispatcher.quota import Limit, Quota
@@ -268,6 +269,7 @@ class World:
             permits=self._reached(self.permits, "permits", process),
             transports={"sms": transport, "mail": transport},
             queue=self._queue_of(process),
+            journal=Journal(),
         )
         self.workers[process] = Lanes(delivery, at_once=self.settings.groups_at_once)
         self._reborn(process, lambda: self._worker(number))
@@ -313,6 +315,7 @@ class World:
             windows=self._reached(self.windows_upkeep, "windows", process),
             permits=self._reached(self.permits, "permits", process),
             queue=self._queue_of(process),
+            journal=Journal(),
         )
 
         def every(duty: Callable[[], object], name: str) -> Callable[[], None]:
@@ -337,7 +340,7 @@ class World:
         )
         parts: dict[str, Any] = {
             "settings": self.settings, "clock": process, "windows": windows,
-            "messages": messages, "handover": handover,
+            "messages": messages, "handover": handover, "journal": Journal(),
         }  # fmt: skip
         submission_, changes = Submission(**parts), Changes(**parts)
 
@@ -602,10 +605,11 @@ class WatchedClaims(MemoryClaims):
 
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
-    ) -> None:
+    ) -> set[UUID]:
         others = self._of_others(each.claim for each in failures)
-        super().record(results, failures, enqueue_in=enqueue_in)
+        expired = super().record(results, failures, enqueue_in=enqueue_in)
         self._look_again(others)
+        return expired
 
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta

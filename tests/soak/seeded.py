@@ -130,7 +130,7 @@ BUGS = (
     Bug(
         name="no rescue",
         changes=_one(
-            "sweep.py", "_in_batches(lambda: self._store.rescue(at_most=_BATCH))", "0"
+            "sweep.py", "_in_batches(self._rescue)", "0"
         ),
         faults=("worker.kill",),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import traceback
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ import pytest
 
 from dispatcher import IdempotencyConflict, Message, QuotaExceeded, TemporaryFailure
 from dispatcher.bootstrap import Parts
+from dispatcher.checkup import doctor_for
 from dispatcher.errors import Unavailable
 from dispatcher.limiters import Permit
 from dispatcher.redis_keys import PermitKeys
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
+from tests.support.http_receiver import receiving
+from tests.support.mail import ScriptedServer
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 
@@ -73,6 +77,8 @@ def play(house: House) -> None:
     house.parts.sweep.rescue()
     house.parts.sweep.prune()
     house.dispatcher.find(recipient=RECIPIENT)
+    with doctor_for(house.settings, clock=house.clock) as doctor:
+        doctor.examine()
 
 
 def leaks(caplog: pytest.LogCaptureFixture, *, of: str = "") -> list[str]:
@@ -104,8 +110,49 @@ def test_no_library_says_it_for_us_up_to_info(
 def test_no_library_says_it_for_us_at_debug(
     build: Build, everything: pytest.LogCaptureFixture
 ) -> None:
-    play(build(clock=hour_ago()))
+    play(build(clock=hour_ago(), log_key=PASSWORD * 2))
     assert leaks(everything) == []
+    named = [vars(each).get("recipient") for each in everything.records]
+    assert any(named), "a line names its recipient, but by a digest"
+
+
+def test_neither_mail_nor_webhooks_say_it_at_debug(
+    build: Build, everything: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    secret = "whsec_" + base64.b64encode(f"{PASSWORD} and more".encode()).decode()
+    address = f"{RECIPIENT}@example.org"
+    script: dict[str, str | list[str]] = {
+        "EHLO": "250-scripted\r\n250-AUTH PLAIN\r\n250 8BITMIME",
+        "AUTH": "235 welcome",
+        "RCPT": [f"451 not now, {address}", "250 ok", f"550 5.1.1 no {address}"],
+    }
+    with ScriptedServer(script) as mail, receiving() as receiver:
+        smtp = {
+            "url": f"smtp://{RECIPIENT}:{PASSWORD}@127.0.0.1:{mail.port}",
+            "from": "Shop <mail@shop.example>",
+        }
+        hook = {
+            "http": True, "allow": ["127.0.0.1"], "secrets": [secret], "ports": [receiver.port],
+            "url": f"{receiver.url}?token={PASSWORD}",
+        }  # fmt: skip
+        channels = {
+            "email": {"transport": "smtp", "options": smtp},
+            "hook": {"transport": "webhook", "options": hook},
+        }
+        house = build(clock=hour_ago(), quotas="100/minute", channels=channels)
+        body = {"subject": BODY, "text": BODY}
+        mails = [house.submit(address, channel="email", body=body) for _ in range(3)]
+        house.deliver(*mails)
+        hooks = [house.submit(RECIPIENT, channel="hook", body=body) for _ in range(3)]
+        for status, message in zip((500, 202, 410), hooks, strict=True):
+            receiver.answers(status)
+            house.deliver(message)
+    assert len(mail.got) == 1
+    assert [each.headers.get("webhook-id") for each in receiver.received]
+    assert secret not in str([each.getMessage() for each in everything.records])
+    assert leaks(everything) == []
+    written = "".join(capfd.readouterr())
+    assert not [each for each in SECRETS if each in written], "not past the log either"
 
 
 def test_no_traceback_quotes_the_key_of_a_command_that_redis_refused(house: House) -> None:

@@ -62,7 +62,7 @@ def test_what_is_not_due_unknown_or_not_scheduled_is_not_claimed(database: Datab
 
 def test_an_early_message_is_told_how_long_to_wait(database: Database) -> None:
     early, due = rows.add(database), rows.add_due(database)
-    waits = claims(database).unclaimed([early.id, due.id, uuid4()])
+    waits = claims(database).unclaimed([early.id, due.id, uuid4()]).waits
     assert set(waits) == {early.id}
     assert timedelta(minutes=59) < waits[early.id] <= timedelta(hours=1)
 
@@ -70,7 +70,7 @@ def test_an_early_message_is_told_how_long_to_wait(database: Database) -> None:
 def test_an_expired_message_ends_instead_of_being_claimed(database: Database) -> None:
     message = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1))
     assert claims(database).claim([message.id]) == []
-    assert claims(database).unclaimed([message.id]) == {}
+    assert claims(database).unclaimed([message.id]) == ({}, {message.id: message.channel}, {})
     ended = Messages(database).get(message.id)
     assert ended.status is Status.EXPIRED
     assert ended.finished_at is not None
@@ -178,7 +178,7 @@ def lapsed(database: Database) -> Claim:
     """Return a claim that ran out and was rescued."""
     claim = rows.claimed(database)
     rows.age(database, claim.message.id)
-    assert StoreUpkeep(database).rescue(at_most=10) == 1
+    assert len(StoreUpkeep(database).rescue(at_most=10)) == 1
     return claim
 
 
@@ -208,7 +208,7 @@ def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     """Return two claims of one message: of a worker that froze, and of the next one."""
     frozen = rows.claimed(database, **changes)
     rows.age(database, frozen.message.id)
-    assert StoreUpkeep(database).rescue(at_most=10) == 1
+    assert len(StoreUpkeep(database).rescue(at_most=10)) == 1
     if changes.get("on_unknown") == "hold":
         HeldMessages(database).release(frozen.message.id)
     (current,) = claims(database).claim([frozen.message.id])

@@ -361,13 +361,16 @@ LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]]
         lambda database: [rows.add_due(database) for _ in range(3)],
         lambda database: len(StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)),
     ),
-    "rescue": (_claims_that_ran_out, lambda database: StoreUpkeep(database).rescue(at_most=9)),
+    "rescue": (_claims_that_ran_out, lambda database: len(StoreUpkeep(database).rescue(at_most=9))),
     "prune": (
         _old,
         lambda database: StoreUpkeep(database).prune(older_than=timedelta(days=30), at_most=9),
     ),
     "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(at_most=9))),
-    "expire": (_overdue, lambda database: _catching_up(database, expire=["sms"]).expire(at_most=9)),
+    "expire": (
+        _overdue,
+        lambda database: len(_catching_up(database, expire=["sms"]).expire(at_most=9)),
+    ),
     "take": (_overdue, _taken),
     "overdue": (_overdue, lambda database: len(rows.listed(database, overdue=True))),
     "listed": (_held, lambda database: len(rows.listed(database, at_most=9, status=Status.HELD))),

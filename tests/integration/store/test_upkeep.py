@@ -90,10 +90,10 @@ def test_what_is_claimed_or_ended_is_not_due(database: Database) -> None:
 
 def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     claim = rows.claimed(database)
-    assert StoreUpkeep(database).rescue(at_most=9) == 0, "it has time left"
+    assert len(StoreUpkeep(database).rescue(at_most=9)) == 0, "it has time left"
     rows.age(database, claim.message.id)
-    assert StoreUpkeep(database).rescue(at_most=9) == 1
-    assert StoreUpkeep(database).rescue(at_most=9) == 0
+    assert len(StoreUpkeep(database).rescue(at_most=9)) == 1
+    assert len(StoreUpkeep(database).rescue(at_most=9)) == 0
     rescued = Messages(database).get(claim.message.id)
     assert (rescued.status, rescued.attempt_count) == (Status.SCHEDULED, 1)
     assert "unknown" in (rescued.last_error or "")
@@ -107,7 +107,7 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
 def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) -> None:
     claim = rows.claimed(database, max_attempts=1)
     rows.age(database, claim.message.id)
-    assert StoreUpkeep(database).rescue(at_most=9) == 1
+    assert len(StoreUpkeep(database).rescue(at_most=9)) == 1
     failed = Messages(database).get(claim.message.id)
     assert failed.status is Status.FAILED
     assert failed.finished_at is not None
@@ -116,24 +116,26 @@ def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) 
 def test_a_rescued_message_expires_when_its_time_is_up(database: Database) -> None:
     claim = rows.claimed(database, expires_at=rows.now() + timedelta(minutes=1))
     rows.age(database, claim.message.id)
-    assert StoreUpkeep(database).rescue(at_most=9) == 1
+    assert len(StoreUpkeep(database).rescue(at_most=9)) == 1
     assert Messages(database).get(claim.message.id).status is Status.EXPIRED
 
 
 def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None:
     for _ in range(10):
         rows.age(database, rows.claimed(database).message.id)
-    assert StoreUpkeep(database).rescue(at_most=4) == 4
+    assert len(StoreUpkeep(database).rescue(at_most=4)) == 4
     counts: list[int] = []
     threads = [
-        threading.Thread(target=lambda: counts.append(StoreUpkeep(database).rescue(at_most=10)))
+        threading.Thread(
+            target=lambda: counts.append(len(StoreUpkeep(database).rescue(at_most=10)))
+        )
         for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert sum(counts) + StoreUpkeep(database).rescue(at_most=10) == 6
+    assert sum(counts) + len(StoreUpkeep(database).rescue(at_most=10)) == 6
 
 
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
@@ -238,6 +240,6 @@ def test_what_was_rescued_is_told_from_what_was_never_tried(database: Database) 
     upkeep = StoreUpkeep(database)
     rescued, fresh = rows.claimed(database).message, rows.add_due(database)
     rows.age(database, rescued.id)
-    assert upkeep.rescue(at_most=9) == 1
+    assert len(upkeep.rescue(at_most=9)) == 1
     due = upkeep.take_due(at_most=9, grace=rows.SOON)
     assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}

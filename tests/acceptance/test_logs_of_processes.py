@@ -1,0 +1,89 @@
+"""What a real worker and real beats write at DEBUG: lines of JSON, and no secret in any."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.environment import Environment, Maker, dispatcher_command
+from tests.support.proxy import Proxy
+from tests.support.servers import PostgresServer, RedisServer
+from tests.support.waiting import wait_until
+
+BODY, RECIPIENT = "canary-body-5711", "canary-recipient-5712"
+SCOPE, TOKEN = "canary-scope-5713", "canary-token-5714"
+PASSWORD, LOG_KEY = "canary-password-5715", "canary-log-key-5716"
+SECRETS = (BODY, RECIPIENT, SCOPE, TOKEN, PASSWORD, LOG_KEY)
+SERVICES = {
+    "worker": dispatcher_command("worker", "--loglevel=DEBUG"),
+    "beat-1": dispatcher_command("beat", "--loglevel=DEBUG"),
+}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = []
+    for name in SERVICES:
+        written = (folder / f"{name}.log").read_text(errors="replace").splitlines()
+        found += [json.loads(line) for line in written if line.startswith("{")]
+    return found
+
+
+def told(folder: Path) -> set[str]:
+    return {line["transition"] for line in lines(folder) if "transition" in line}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_no_process_writes_a_secret(
+    environment: Maker,
+    folder: Path,
+    postgres: PostgresServer,
+    postgres_name: str,
+    own_redis: RedisServer,
+) -> None:
+    with own_redis.client() as client, Proxy(own_redis.socket) as line:
+        client.execute_command(
+            "ACL", "SETUSER", "canary", "on", f">{PASSWORD}", "~*", "&*", "+@all"
+        )
+        redis_url = f"redis://canary:{PASSWORD}@127.0.0.1:{line.port}"
+        quoting = {"transport": "tests.support.quoting:Quoting", "options": {"token": TOKEN}}
+        running = environment(
+            services=SERVICES,
+            redis_url=f"{redis_url}/0",
+            broker_url=f"{redis_url}/1",
+            database_url=postgres.url(postgres_name).replace("postgres@", f"postgres:{PASSWORD}@"),
+            channels={"quoting": {**quoting, "backoff_base": 0.1, "max_attempts": 3}},
+            quotas="100/minute",
+            log_format="json",
+            log_key=LOG_KEY,
+        )
+        wait_until(lambda: submitted(running), 20)
+        wait_until(lambda: {"retried", "sent"} <= told(folder), 30)
+        line.cut_all()
+        wait_until(lambda: submitted(running), 20)
+        running.wait_until_ended(30)
+    written = [path.read_text(errors="replace") for path in sorted(folder.glob("*.log"))]
+    assert len(written) == len(SERVICES)
+    assert [text for text in written if any(secret in text for secret in SECRETS)] == []
+    sent = [line for line in lines(folder) if line.get("transition") == "sent"]
+    assert {line["channel"] for line in sent} == {"quoting"}
+    assert len({line["recipient"] for line in sent}) == 1
+    assert {line["level"] for line in lines(folder)} >= {"DEBUG", "INFO", "WARNING"}
+
+
+def submitted(running: Environment) -> bool:
+    """Submit one more, as soon as it is accepted."""
+    if not running.accepts():
+        return False
+    running.dispatcher.submit(
+        channel="quoting",
+        recipient=RECIPIENT,
+        scope=SCOPE,
+        body={"text": BODY},
+        send_in=timedelta(0),
+        on_conflict="shift",
+    )
+    return True

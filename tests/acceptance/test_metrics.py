@@ -1,0 +1,74 @@
+"""A real worker answers Prometheus, and counts alike with threads and with processes."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.environment import CHANNEL, Maker, dispatcher_command
+from tests.support.waiting import wait_until
+
+MANY = 12
+POOLS = {
+    "threads": ["--concurrency=4"],
+    "processes": ["--pool=prefork", "--concurrency=2"],
+}
+
+
+def address(folder: Path) -> str | None:
+    found = re.search(r"metrics at (http://\S+)", (folder / "worker.log").read_text())
+    return found[1] if found else None
+
+
+def scraped(url: str) -> Mapping[tuple[str, frozenset[Any]], float]:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own, on loopback
+        text = answer.read().decode()
+    return {
+        (each.name.removeprefix("dispatcher_"), frozenset(each.labels.items())): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_worker_tells_what_all_its_processes_counted(
+    environment: Maker, folder: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    services = {
+        "worker": dispatcher_command("worker", "--metrics-port=0", *POOLS[pool]),
+        "beat-1": dispatcher_command("beat"),
+    }
+    running = environment(services=services, quotas="100/second")
+    for number in range(MANY):
+        running.dispatcher.submit(
+            channel=CHANNEL, recipient=f"person {number}", body={}, send_in=timedelta(0)
+        )
+    running.wait_until_ended(20)
+    wait_until(lambda: address(folder) is not None, 10)
+    url = address(folder)
+    assert url is not None
+
+    def value(name: str, **labels: str) -> float:
+        return scraped(url).get((name, frozenset(labels.items())), 0.0)
+
+    wait_until(lambda: value("transitions_total", transition="sent", channel=CHANNEL) == MANY, 10)
+    assert value("attempts_total", channel=CHANNEL, outcome="sent") == MANY
+    assert value("lateness_seconds_count", channel=CHANNEL) == MANY
+    wait_until(lambda: value("sweep_runs_total", duty="rescue", result="done") >= 2, 10)
+    wait_until(lambda: value("workers") == 1, 15)
+    assert 0 <= value("sweep_age_seconds", duty="rescue") < 10
+    assert value("overdue_messages") == 0
+    names = {name for name, _ in scraped(url)}
+    assert {"process_cpu_seconds_total", "oldest_overdue_seconds"} <= names
+    assert list(folder.glob("dispatcher-metrics-*"))
+    running.stop("worker", 15)
+    assert not list(folder.glob("dispatcher-metrics-*")), "it takes its counters along"
