@@ -57,7 +57,7 @@ class StoreSurvey:
             found = inspect(connection)
             return {
                 each["name"]
-                for table in expected.tables
+                for table in set(expected.tables) & set(found.get_table_names())
                 for each in (*found.get_indexes(table), *found.get_unique_constraints(table))
             }
 
