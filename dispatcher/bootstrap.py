@@ -25,12 +25,11 @@ from dispatcher.clock import Clock, SystemClock
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
-from dispatcher.hooks import AGAIN, NOBODY, Hooks
+from dispatcher.hooks import Hooks
 from dispatcher.hooks import find as find_hooks
 from dispatcher.journal import Journal
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.liveness import Pulse, Signs
-from dispatcher.message import Status
 from dispatcher.metrics import exposition, prometheus_meter
 from dispatcher.overview import Overviews
 from dispatcher.queue import Queue
@@ -136,7 +135,8 @@ class Parts:
     def journal(self) -> Journal:
         """What tells of each transition."""
         meter = None if self.settings.metrics_port is None else prometheus_meter()
-        return Journal(log_key=self.settings.log_key, meter=meter)
+        listen = None if self.hooks is None else self.hooks.told
+        return Journal(log_key=self.settings.log_key, meter=meter, listen=listen)
 
     @_built_once
     def exposition(self) -> Exposition:
@@ -228,10 +228,10 @@ class Parts:
         return Checks(self.settings.channels)
 
     @_built_once
-    def hooks(self) -> Hooks:
-        """What tells the administrator's code what became of messages."""
+    def hooks(self) -> Hooks | None:
+        """What tells the administrator's code what became of messages, if there is any."""
         if not self.settings.hooks:
-            return NOBODY
+            return None
         return Hooks(find_hooks(self.settings.hooks), read=BulkMessages(self.database).these)
 
     @_built_once
@@ -254,7 +254,6 @@ class Parts:
             handover=self.handover,
             check=self.checks,
             fill=self.templates.fill,
-            hooks=self.hooks,
             journal=self.journal,
         )
 
@@ -325,7 +324,6 @@ class Parts:
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
-            hooks=self.hooks,
             journal=self.journal,
         )
 
@@ -337,7 +335,6 @@ class Parts:
             held=HeldMessages(self.database),
             suppressions=self.suppressions,
             journal=self.journal,
-            hooks=self.hooks,
         )
 
     @_built_once
@@ -348,7 +345,6 @@ class Parts:
             failed=FailedMessages(self.database),
             suppressions=self.suppressions,
             journal=self.journal,
-            hooks=self.hooks,
         )
 
     @_built_once
@@ -359,7 +355,6 @@ class Parts:
             bulk=Bulk(self.windows),
             store=BulkMessages(self.database),
             journal=self.journal,
-            hooks=self.hooks,
         )
 
     @_built_once
@@ -387,16 +382,10 @@ class Parts:
         return Delivery(
             settings=self.settings,
             clock=self.clock,
-            claims=Claims(
-                self.database,
-                ttl=self.settings.claim_ttl,
-                leaves=self._left,
-                tell=lambda ids: self.hooks.changed(ids, Status.EXPIRED, Status.CANCELLED),
-            ),
+            claims=Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left),
             permits=self.permits,
             transports=self.transports,
             queue=self.queue,
-            hooks=self.hooks,
             journal=self.journal,
         )
 
@@ -411,13 +400,7 @@ class Parts:
         return Sweep(
             settings=self.settings,
             clock=self.clock,
-            store=StoreUpkeep(
-                self.database,
-                leaves=self._left,
-                tell=lambda ids: self.hooks.changed(
-                    ids, *AGAIN, Status.HELD, Status.FAILED, Status.EXPIRED
-                ),
-            ),
+            store=StoreUpkeep(self.database, leaves=self._left),
             messages=self.messages,
             windows=self.upkeep,
             permits=self.permits,
@@ -438,7 +421,6 @@ class Parts:
             after=self.settings.overdue_after,
             expire=self.settings.caught_up_by("expire"),
             reslot=self.settings.caught_up_by("reslot"),
-            tell=lambda ids: self.hooks.changed(ids, Status.EXPIRED),
         )
         return CatchUp(
             settings=self.settings,
@@ -530,7 +512,7 @@ class Parts:
 
     def close_hooks(self) -> None:
         """Tell what waits to be told."""
-        if "hooks" in vars(self) and self.hooks is not NOBODY:
+        if "hooks" in vars(self) and self.hooks is not None:
             self.hooks.close()
 
     def serve_metrics(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.journal import Transition
 from dispatcher.message import Message, Status
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,18 @@ _NAMES = {
 }
 _ACCEPTED = "on_scheduled"
 KNOWN = (_ACCEPTED, *dict.fromkeys(_NAMES.values()))
-AGAIN = (Status.SCHEDULED, Status.SENDING)
-"""How a message stands that is to be tried again, when it is looked at."""
+_AGAIN = frozenset({Status.SCHEDULED, Status.SENDING})
+_STATUSES = {
+    Transition.SENT: frozenset({Status.SENT}),
+    Transition.FAILED: frozenset({Status.FAILED}),
+    Transition.EXPIRED: frozenset({Status.EXPIRED}),
+    Transition.CANCELLED: frozenset({Status.CANCELLED}),
+    Transition.HELD: frozenset({Status.HELD}),
+    Transition.RETRIED: _AGAIN,
+    Transition.RELEASED: _AGAIN,
+    Transition.RESCUED: _AGAIN,
+}
+"""How a message stands after a transition, if nothing has come of it since. Of others none hear."""
 
 Read = Callable[[Sequence[UUID]], Iterable[Message]]
 
@@ -48,12 +59,12 @@ class _Event(NamedTuple):
 
 
 class Hooks:
-    """Calls ``target.on_sent(message)`` and its like. Without a target it does nothing.
+    """Calls ``target.on_sent(message)`` and its like.
 
     ``read`` returns messages as they are stored. Shared by threads; after a fork make a new one.
     """
 
-    def __init__(self, target: object = None, *, read: Read | None = None) -> None:
+    def __init__(self, target: object, *, read: Read) -> None:
         self._read = read
         self._calls = {
             name: getattr(target, name) for name in KNOWN if callable(getattr(target, name, None))
@@ -64,16 +75,13 @@ class Hooks:
         self._is_ending = False
         self._dropped = self._in_hand = 0
 
-    def accepted(self, messages: Iterable[Message]) -> None:
-        """Tell of messages that are stored now."""
-        if _ACCEPTED in self._calls:
-            self._add(_Event(each.id, each, frozenset()) for each in messages)
-
-    def changed(self, message_ids: Iterable[UUID], *statuses: Status) -> None:
-        """Tell of messages that have changed: of those that have one of these statuses."""
-        if any(_NAMES[each] in self._calls for each in statuses):
-            wanted = frozenset(statuses)
-            self._add(_Event(each, None, wanted) for each in message_ids)
+    def told(self, transition: Transition, message_id: UUID, message: Message | None) -> None:
+        """Tell of a transition that is committed, if the message still stands as it left it."""
+        statuses = _STATUSES.get(transition, frozenset())
+        if transition is Transition.SCHEDULED and _ACCEPTED in self._calls:
+            self._add(_Event(message_id, message, statuses))
+        elif any(_NAMES[each] in self._calls for each in statuses):
+            self._add(_Event(message_id, None, statuses))
 
     def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
         """Tell what waits, for so many seconds at most."""
@@ -88,13 +96,13 @@ class Hooks:
                     "hooks: %d messages are told of by nobody", len(self._waiting) + self._in_hand
                 )
 
-    def _add(self, events: Iterable[_Event]) -> None:
-        given = list(events)
+    def _add(self, event: _Event) -> None:
         with self._changed:
-            room = max(0, _MOST_WAITING - len(self._waiting))
-            self._waiting.extend(given[:room])
-            self._dropped += len(given[room:])
-            if self._thread is None and given and not self._is_ending:
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting.append(event)
+            else:
+                self._dropped += 1
+            if self._thread is None and not self._is_ending:
                 self._thread = threading.Thread(target=self._run, name="hooks", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -120,7 +128,7 @@ class Hooks:
     def _tell(self, some: Sequence[_Event]) -> None:
         asked = [each.message_id for each in some if each.accepted is None]
         try:
-            found = {each.id: each for each in self._read(asked)} if asked and self._read else {}
+            found = {each.id: each for each in self._read(asked)} if asked else {}
         except StoreUnavailable as error:
             log.warning("hooks: %d messages are told of by nobody: %s", len(asked), error)
             found = {}
@@ -143,10 +151,6 @@ class Hooks:
             # Its text may quote the body.
             kind = type(error).__name__
             log.error("message %s: %s raised %s", message.id, name, kind)  # noqa: TRY400 - same
-
-
-NOBODY = Hooks()
-"""Tells nobody."""
 
 
 def find(text: str) -> Any:

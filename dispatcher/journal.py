@@ -103,26 +103,37 @@ class Meter(Protocol):
         """Count a run of a duty and what it did, None for one that failed."""
 
 
+Listen = Callable[[Transition, UUID, Message | None], object]
+"""Takes each transition, and the message where it is at hand. It must be quick."""
+
+
 class Journal:
-    """Tells what became of messages, in the log and to a meter, if there is one.
+    """Tells what became of messages, in the log, to a meter and to who listens, if there are any.
 
     With a ``log_key`` a line names its recipient by a digest that only who has the key can make,
     the same in every process; without one by nothing.
     """
 
-    def __init__(self, *, log_key: str = "", meter: Meter | None = None) -> None:
+    def __init__(
+        self, *, log_key: str = "", meter: Meter | None = None, listen: Listen | None = None
+    ) -> None:
         self._meter = meter
+        self._listen = listen
         self._key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
 
     def tell(self, transition: Transition, message: Message, **facts: Fact) -> None:
         """Say what became of a message. ``facts`` are named as in :data:`FIELDS`."""
         self._tell(transition, message.id, message.channel, message.recipient, facts)
+        if self._listen is not None:
+            self._listen(transition, message.id, message)
 
     def tell_of(
         self, transition: Transition, message_id: UUID, channel: str, **facts: Fact
     ) -> None:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
         self._tell(transition, message_id, channel, None, facts)
+        if self._listen is not None:
+            self._listen(transition, message_id, None)
 
     def attempted(self, message: Message, outcome: str, late_seconds: float) -> None:
         """Say that a try was recorded, and how long after its time it began."""

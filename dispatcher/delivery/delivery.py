@@ -15,7 +15,6 @@ from dispatcher.delivery.round import LONGEST_HOLD_SECONDS, Hands, Round
 from dispatcher.delivery.senders import Senders
 from dispatcher.delivery.stragglers import Stragglers
 from dispatcher.faults import fault
-from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
@@ -48,7 +47,6 @@ class Delivery:
         transports: Mapping[str, Transport],
         queue: Queue,
         journal: Journal,
-        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -56,12 +54,7 @@ class Delivery:
         self._permits = permits
         self._journal = journal
         self._outcomes = Outcomes(
-            settings=settings,
-            clock=clock,
-            claims=claims,
-            permits=permits,
-            journal=journal,
-            hooks=hooks,
+            settings=settings, clock=clock, claims=claims, permits=permits, journal=journal
         )
         self._returns = Returns(
             settings=settings,

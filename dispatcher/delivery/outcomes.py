@@ -10,10 +10,9 @@ from datetime import timedelta
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
-from dispatcher.message import Outcome, Status
+from dispatcher.message import Outcome
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
 
@@ -46,9 +45,7 @@ class Outcomes:
         claims: Claims,
         permits: Permits,
         journal: Journal,
-        hooks: Hooks,
     ) -> None:
-        self._hooks = hooks
         self._settings = settings
         self._clock = clock
         self._claims = claims
@@ -75,7 +72,6 @@ class Outcomes:
             outcome = Outcome.SENT if isinstance(each.outcome, Result) else each.outcome.outcome
             self._journal.attempted(each.claim.message, outcome.value, each.late_by)
         fault("deliver.after_record")
-        self._tell(results, failures)
         self._settle(ended)
 
     def _record_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
@@ -89,14 +85,6 @@ class Outcomes:
                 self._record(some_results, some_failures)
             except StoreUnavailable as error:
                 _lost(error)
-
-    def _tell(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
-        """Let the hooks know; they look whether it was recorded as it was meant."""
-        self._hooks.changed((each.claim.message.id for each in results), Status.SENT)
-        for each in failures:
-            ends = (Status.FAILED,) if each.wait is None else (*AGAIN, Status.EXPIRED)
-            statuses = (Status.HELD,) if each.is_held else ends
-            self._hooks.changed([each.claim.message.id], *statuses)
 
     def _record(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
         expired = self._claims.record(results, failures, enqueue_in=-self._settings.horizon)

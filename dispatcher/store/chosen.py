@@ -6,7 +6,7 @@ changed. There a transaction reads first what it will change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,13 +15,6 @@ from sqlalchemy import ColumnElement, Connection, Delete, Row, Select, Update
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.schema import messages
-
-Tell = Callable[[Sequence[UUID]], None]
-"""Takes the ids of messages whose change is committed."""
-
-
-def tell_nobody(message_ids: Sequence[UUID]) -> None:
-    """Say nothing."""
 
 
 def chosen(connection: Connection, query: Select[tuple[UUID]]) -> Any:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, and_, case, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, select, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import (
@@ -29,7 +29,7 @@ from dispatcher.store.changes import (
     sent_at_once,
     snoozed_at_once,
 )
-from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
+from dispatcher.store.chosen import change_chosen
 from dispatcher.store.claiming import Claiming, at_once
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
@@ -100,19 +100,13 @@ class Claims:
     """Takes messages to deliver them and writes down what came of it.
 
     The database's clock alone decides what is due. Every call may be run again. What ``leaves``
-    describes is not taken. ``tell`` is given the ids of what has ended, after the commit.
+    describes is not taken.
     """
 
     def __init__(
-        self,
-        database: Database,
-        *,
-        ttl: timedelta,
-        leaves: ColumnElement[bool] | None = None,
-        tell: Tell = tell_nobody,
+        self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
     ) -> None:
         self._database = database
-        self._tell = tell
         self._ttl = ttl
         self._takes = ~IS_SUPPRESSED if leaves is None else and_(~IS_SUPPRESSED, ~leaves)
         self._claim_at_once = database.straight(at_once(self._takes))
@@ -163,39 +157,46 @@ class Claims:
         """
         now = database_now()
         is_late = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
-        ends = (has_status(Status.SCHEDULED), or_(IS_SUPPRESSED, is_late))
+        these = (messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
         read = select(
             messages.c.id,
             messages.c.next_attempt_at,
             now.label("now"),
-            or_(IS_SUPPRESSED, is_late).label("ends"),
-        ).where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
+            is_late.label("is_late"),
+            IS_SUPPRESSED.label("is_suppressed"),
+        ).where(*these)
         rows = self._database.run(lambda connection: connection.execute(read).all())
-        ending = [row.id for row in rows if row.ends]
-        waiting = [row for row in rows if not row.ends and row.next_attempt_at > row.now]
+        unwanted = [row.id for row in rows if row.is_suppressed]
+        late = [row.id for row in rows if row.is_late and not row.is_suppressed]
+        return Unclaimed(
+            {
+                row.id: row.next_attempt_at - row.now
+                for row in rows
+                if row.next_attempt_at > row.now and not row.is_suppressed
+            },
+            self._end(late, is_late, status=Status.EXPIRED.value),
+            self._end(unwanted, IS_SUPPRESSED, status=Status.CANCELLED.value, last_error=REASON),
+        )
+
+    def _end(
+        self, message_ids: Sequence[UUID], reason: ColumnElement[bool], **values: str
+    ) -> dict[UUID, str]:
+        """End those of scheduled messages to which ``reason`` applies; return their channels."""
+        if not message_ids:
+            return {}
         these = (
             select(messages.c.id)
-            .where(messages.c.id.in_(ending), *ends)
+            .where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED), reason)
             .order_by(messages.c.id)
             .with_for_update()
         )
         end = (
             update(messages)
-            .where(*ends)
-            .values(
-                status=case((IS_SUPPRESSED, Status.CANCELLED.value), else_=Status.EXPIRED.value),
-                last_error=case((IS_SUPPRESSED, REASON), else_=messages.c.last_error),
-                finished_at=now,
-            )
+            .where(has_status(Status.SCHEDULED), reason)
+            .values(finished_at=database_now(), **values)
         )
-        told = (messages.c.id, messages.c.channel, IS_SUPPRESSED.label("is_suppressed"))
-        ended = change_chosen(self._database, these, end, *told) if ending else ()
-        self._tell([row.id for row in ended])
-        return Unclaimed(
-            {row.id: row.next_attempt_at - row.now for row in waiting},
-            {row.id: row.channel for row in ended if not row.is_suppressed},
-            {row.id: row.channel for row in ended if row.is_suppressed},
-        )
+        rows = change_chosen(self._database, these, end, messages.c.id, messages.c.channel)
+        return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let the sweep hand these over when they are due at the latest.

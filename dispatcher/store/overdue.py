@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 
 from dispatcher.message import Message, Status
-from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
+from dispatcher.store.chosen import change_chosen
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
@@ -55,10 +55,8 @@ class Overdue:
         after: timedelta,
         expire: Collection[str] = (),
         reslot: Collection[str] = (),
-        tell: Tell = tell_nobody,
     ) -> None:
         self._database = database
-        self._tell = tell
         self._to_expire = overdue(expire, after)
         self._to_reslot = overdue(reslot, after)
 
@@ -83,7 +81,6 @@ class Overdue:
             .values(status=Status.EXPIRED.value, finished_at=now, last_error=_EXPIRED)
         )
         rows = change_chosen(self._database, wanted, end, messages.c.id, messages.c.channel)
-        self._tell([row.id for row in rows])
         return dict(tuple(row) for row in rows)
 
     def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
@@ -141,4 +138,3 @@ class Overdue:
             .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=_NO_SLOT)
         )
         self._database.run(lambda connection: connection.execute(statement))
-        self._tell([message.id])

@@ -31,7 +31,7 @@ from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
 from dispatcher.store import given_up
-from dispatcher.store.chosen import Tell, change_chosen, tell_nobody
+from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
 from dispatcher.store.given_up import Settled
 from dispatcher.store.instants import database_now, later
@@ -96,19 +96,11 @@ class Rescued(NamedTuple):
 class StoreUpkeep:
     """The store's half of the sweep. Any number of sweeps may run side by side.
 
-    What ``leaves`` describes is not handed to Celery. ``tell`` is given the ids of what was
-    rescued, after the commit.
+    What ``leaves`` describes is not handed to Celery.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        leaves: ColumnElement[bool] | None = None,
-        tell: Tell = tell_nobody,
-    ) -> None:
+    def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
         self._database = database
-        self._tell = tell
         self._takes = true() if leaves is None else ~leaves
 
     def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
@@ -197,9 +189,7 @@ class StoreUpkeep:
             now_is = dict(tuple(row) for row in connection.execute(standing))
             return sorted(Rescued(*row, Status(now_is[row.id])) for row in rows)
 
-        rescued = self._database.transact(work)
-        self._tell([each.message_id for each in rescued])
-        return rescued
+        return self._database.transact(work)
 
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many."""

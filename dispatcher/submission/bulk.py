@@ -202,7 +202,6 @@ class BulkSubmission:
         for message in accepted:
             self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(*accepted)
-        self._submission.hooks.accepted(accepted)
         fault("submit_many.after_enqueue")
 
     def _add(self, batch: _Prepared) -> list[Case]:

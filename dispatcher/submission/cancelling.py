@@ -13,7 +13,6 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
-from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
@@ -31,15 +30,8 @@ class Cancelling:
     """What ``Changes.cancel`` does, for a batch at a time."""
 
     def __init__(
-        self,
-        *,
-        settings: Settings,
-        bulk: Bulk,
-        store: BulkMessages,
-        journal: Journal,
-        hooks: Hooks = NOBODY,
+        self, *, settings: Settings, bulk: Bulk, store: BulkMessages, journal: Journal
     ) -> None:
-        self._hooks = hooks
         self._settings = settings
         self._bulk = bulk
         self._store = store
@@ -59,7 +51,6 @@ class Cancelling:
             for each in cancelled:
                 self._journal.tell(Transition.CANCELLED, each)
             fault("cancel_many.after_rows")
-            self._hooks.changed(found, Status.CANCELLED)
             self._release(cancelled)
             answers += [_answer(one, found.get(one)) for one in some]
         return answers

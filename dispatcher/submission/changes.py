@@ -17,7 +17,6 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
-from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.reservation import Moving, Terms, Windows
@@ -59,7 +58,6 @@ class Changes:
         handover: Handover,
         journal: Journal,
         check: Check = no_check,
-        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -68,7 +66,6 @@ class Changes:
         self._handover = handover
         self._journal = journal
         self._check = check
-        self._hooks = hooks
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a scheduled message and give its place back at once.
@@ -81,7 +78,6 @@ class Changes:
             raise TooLate(message_id, message.status)
         self._journal.tell(Transition.CANCELLED, message)
         fault("cancel.after_row")
-        self._hooks.changed([message_id], Status.CANCELLED)
         try:
             self._windows.release(message_id, self._scopes_of(message))
         except ReservationsUnavailable as error:

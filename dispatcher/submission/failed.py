@@ -5,7 +5,6 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import InvalidValue, TooLate, UnknownChannel
-from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
@@ -26,12 +25,10 @@ class Failed:
         failed: FailedMessages,
         suppressions: Suppressions,
         journal: Journal,
-        hooks: Hooks,
     ) -> None:
         self._settings = settings
         self._failed = failed
         self._journal = journal
-        self._hooks = hooks
         self._suppressions = suppressions
 
     def retry(self, message_id: UUID, *, perhaps_sent: bool = False) -> Message:
@@ -60,5 +57,4 @@ class Failed:
         if now.message.status is Status.FAILED and now.token == found.token:
             raise TooLate(message_id, "past its expiry")
         self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
-        self._hooks.changed([message_id], *AGAIN)
         return now.message

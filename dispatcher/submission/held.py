@@ -5,7 +5,6 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import TooLate
-from dispatcher.hooks import AGAIN, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.store import HeldMessages, Messages, Suppressions
@@ -23,12 +22,10 @@ class Held:
         held: HeldMessages,
         suppressions: Suppressions,
         journal: Journal,
-        hooks: Hooks,
     ) -> None:
         self._messages = messages
         self._suppressions = suppressions
         self._held = held
-        self._hooks = hooks
         self._journal = journal
 
     def find(self, *, at_most: int) -> list[Message]:
@@ -46,7 +43,6 @@ class Held:
         message = self._held.release(message_id)
         if message.status not in _RELEASED:
             raise TooLate(message_id, message.status)
-        self._hooks.changed([message_id], *AGAIN, Status.EXPIRED)
         ended = message.status is Status.EXPIRED
         self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
         return message
@@ -60,7 +56,6 @@ class Held:
         message = self._held.drop(message_id)
         if message.status is not Status.FAILED:
             raise TooLate(message_id, message.status)
-        self._hooks.changed([message_id], Status.FAILED)
         self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
         return message
 

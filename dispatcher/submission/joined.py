@@ -160,7 +160,6 @@ class JoinedSubmission:
         for message in accepted:
             self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(*accepted)
-        self._submission.hooks.accepted(accepted)
         fault("joined.after_enqueue")
         late = self._clock.monotonic() - self._settings.settle.total_seconds()
         try:

@@ -17,7 +17,6 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.hooks import NOBODY, Hooks
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
@@ -59,7 +58,6 @@ class Submission:
         journal: Journal,
         check: Check = no_check,
         fill: Fill = no_templates,
-        hooks: Hooks = NOBODY,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -69,7 +67,6 @@ class Submission:
         self._journal = journal
         self._check = check
         self._fill = fill
-        self.hooks = hooks
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -106,7 +103,6 @@ class Submission:
         self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
-        self.hooks.accepted([message])
         return message
 
     def scheduled(self, draft: Draft, *, now: datetime) -> ValidDraft:

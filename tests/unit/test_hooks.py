@@ -12,7 +12,8 @@ from uuid import UUID
 import pytest
 
 from dispatcher import InvalidSettings, Message, Settings, Status, StoreUnavailable
-from dispatcher.hooks import NOBODY, Hooks, find
+from dispatcher.hooks import KNOWN, Hooks, find
+from dispatcher.journal import Journal, Transition
 from tests.support.rows import a_message
 
 
@@ -52,24 +53,65 @@ def row(status: Status = Status.SENT) -> Message:
     return a_message(status=status)
 
 
+def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
+    """Tell what a journal tells, which has no more than the ids of some."""
+    journal = Journal(listen=hooks.told)
+    for each in messages:
+        if transition is Transition.SCHEDULED:
+            journal.tell(transition, each)
+        else:
+            journal.tell_of(transition, each.id, each.channel)
+
+
 def test_each_is_told_by_how_it_stands_and_by_nothing_else() -> None:
     told = Told()
     rows = [row(Status.SENT), row(Status.SCHEDULED), row(Status.CANCELLED), row(Status.SENT)]
     hooks = Hooks(told, read=lambda ids: [each for each in rows if each.id in ids])
     new = row(Status.SCHEDULED)
-    hooks.accepted([new])
-    hooks.changed([each.id for each in rows[:3]], Status.SENT)
-    hooks.changed([rows[3].id, row().id], Status.SENT, Status.FAILED)
+    tell(hooks, Transition.SCHEDULED, new)
+    tell(hooks, Transition.SENT, *rows, row())
     hooks.close()
     assert told.calls == [("scheduled", new.id), ("sent", rows[0].id), ("sent", rows[3].id)]
 
 
 def test_what_nobody_asks_for_is_not_even_read() -> None:
     hooks = Hooks(Told(), read=lambda _: pytest.fail("it was read"))
-    hooks.changed([row().id], Status.HELD, Status.EXPIRED)
-    NOBODY.changed([row().id], Status.SENT)
-    NOBODY.accepted([row()])
+    tell(hooks, Transition.HELD, row())
+    tell(hooks, Transition.EXPIRED, row())
     hooks.close()
+
+
+TOLD_OF = {
+    Transition.SCHEDULED: (Status.SCHEDULED, "on_scheduled"),
+    Transition.ENQUEUED: (Status.SCHEDULED, None),
+    Transition.SENT: (Status.SENT, "on_sent"),
+    Transition.RETRIED: (Status.SCHEDULED, "on_retry"),
+    Transition.SNOOZED: (Status.SCHEDULED, None),
+    Transition.FAILED: (Status.FAILED, "on_failed"),
+    Transition.HELD: (Status.HELD, "on_held"),
+    Transition.RELEASED: (Status.SENDING, "on_retry"),
+    Transition.EXPIRED: (Status.EXPIRED, "on_expired"),
+    Transition.CANCELLED: (Status.CANCELLED, "on_cancelled"),
+    Transition.RESCUED: (Status.SCHEDULED, "on_retry"),
+    Transition.RESCHEDULED: (Status.SCHEDULED, None),
+}
+
+
+@pytest.mark.parametrize("transition", Transition)
+def test_each_transition_has_its_hook_or_none(transition: Transition) -> None:
+    status, name = TOLD_OF[transition]
+    message = row(status)
+    calls: list[tuple[str, Message]] = []
+
+    class All:
+        pass
+
+    for known in KNOWN:
+        setattr(All, known, staticmethod(lambda each, known=known: calls.append((known, each))))
+    hooks = Hooks(All(), read=lambda _: [message])
+    tell(hooks, transition, message)
+    hooks.close()
+    assert calls == ([(name, message)] if name else [])
 
 
 def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(
@@ -78,7 +120,8 @@ def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(
     told = Told()
     bad, good = row(Status.FAILED), row(Status.SENT)
     hooks = Hooks(told, read=lambda _: [bad, good])
-    hooks.changed([bad.id, good.id], Status.FAILED, Status.SENT)
+    tell(hooks, Transition.FAILED, bad)
+    tell(hooks, Transition.SENT, good)
     hooks.close()
     assert told.calls == [("sent", good.id)]
     assert f"message {bad.id}: on_failed raised ValueError" in caplog.text
@@ -94,8 +137,8 @@ def test_a_store_that_is_away_costs_those_it_was_asked_for(
     told = Told()
     hooks = Hooks(told, read=away)
     new = row()
-    hooks.changed([row().id], Status.SENT)
-    hooks.accepted([new])
+    tell(hooks, Transition.SENT, row())
+    tell(hooks, Transition.SCHEDULED, new)
     hooks.close()
     assert told.calls == [("scheduled", new.id)]
     assert "told of by nobody" in caplog.text
@@ -120,11 +163,11 @@ def test_one_that_hangs_holds_up_nobody_and_is_told_no_more_than_is_kept(
     monkeypatch.setattr("dispatcher.hooks._MOST_WAITING", 10)
     caplog.set_level(logging.WARNING)
     slow = Slow()
-    hooks = Hooks(slow)
-    hooks.accepted([row()])
+    hooks = Hooks(slow, read=lambda _: [])
+    tell(hooks, Transition.SCHEDULED, row())
     assert slow.begun.wait(10)
     started = time.monotonic()
-    hooks.accepted([row() for _ in range(15)])
+    tell(hooks, Transition.SCHEDULED, *(row() for _ in range(15)))
     hooks.close(timeout=0.05)
     assert time.monotonic() - started < 2
     assert "hooks: 11 messages are told of by nobody" in caplog.text

@@ -53,7 +53,9 @@ def house(build: Build) -> Iterator[House]:
 
 def told(house: House) -> list[tuple[str, str]]:
     """Wait for the hooks; return what they were told, with the status the message had."""
-    house.parts.hooks.close(30)
+    hooks = house.parts.hooks
+    assert hooks is not None
+    hooks.close(30)
     return [(kind, message.status.value) for kind, message in CALLS]
 
 

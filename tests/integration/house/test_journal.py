@@ -128,10 +128,12 @@ def test_those_that_expire(build: Build, told: Any) -> None:
 
 def test_one_whose_recipient_opted_out_unseen(roomy: House, told: Any) -> None:
     message = roomy.submit()
+    late = roomy.submit("ben", expire_after=timedelta(seconds=1))
     roomy.parts.suppressions.add(message.recipient, None)
     for _ in range(2):
-        roomy.deliver(message)
+        roomy.deliver(message, late)
     assert told(message)[2:] == ["cancelled"]
+    assert told(late)[2:] == ["expired"]
 
 
 def test_one_whose_next_try_would_come_after_its_expiry(roomy: House, told: Any) -> None:
