@@ -18,8 +18,6 @@ from dispatcher.store import Claim, Claims, Failure, Result
 
 log = logging.getLogger(__name__)
 
-_RECORD_AGAIN_SECONDS = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -52,27 +50,28 @@ class Outcomes:
         self._permits = permits
         self._journal = journal
 
-    def record(self, ended: Sequence[Ended], *, until: float) -> None:
-        """Write down what came of hand-overs, again and again until that time (monotonic)."""
+    def record(self, ended: Sequence[Ended], *, until: float) -> bool:
+        """Write down what came of hand-overs; False where it is to be tried again.
+
+        That is where the store is away, before that time (monotonic). After it they are lost.
+        """
         results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
         failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
-        while True:
-            try:
-                self._record(results, failures)
-                break
-            except StoreUnavailable as error:
-                if error.refused:
-                    self._record_each(results, failures)
-                    break
-                if self._clock.monotonic() > until:
-                    _lost(error)
-                    break
-                self._clock.sleep(_RECORD_AGAIN_SECONDS)
+        try:
+            self._record(results, failures)
+        except StoreUnavailable as error:
+            if error.refused:
+                self._record_each(results, failures)
+            elif self._clock.monotonic() <= until:
+                return False
+            else:
+                _lost(error)
         for each in ended:
             outcome = Outcome.SENT if isinstance(each.outcome, Result) else each.outcome.outcome
             self._journal.attempted(each.claim.message, outcome.value, each.late_by)
         fault("deliver.after_record")
         self._settle(ended)
+        return True
 
     def _record_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
         """Record one by one, so that what the store refuses takes no other outcome with it."""

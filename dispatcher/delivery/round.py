@@ -36,6 +36,7 @@ _WAIT_FOR_PERMITS_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
 _RECORD_EVERY_SECONDS = 0.05
+_RECORD_AGAIN_SECONDS = 0.2
 _STRAGGLES_AFTER_SECONDS = 0.05
 _RECORD_FOR_SECONDS = 120.0
 """How long at least to try to write down what came of hand-overs, while the store is away."""
@@ -119,7 +120,9 @@ class Round:
         self._sending = Sending(hands.senders, clock, self._hand_over, self._changed.set)
         self._with_senders: dict[UUID, Claim] = {}
         self._ended: list[Ended] = []
-        self._recorded_at = claimed_at
+        self._record_at = claimed_at + _RECORD_EVERY_SECONDS
+        self._record_until = 0.0
+        self._is_unrecorded = False
         self._escaped: BaseException | None = None
         self._sent = 0
         self._waiting = list(group)
@@ -219,23 +222,32 @@ class Round:
             del self._with_senders[event.claim.message.id]
             if isinstance(event, Ended):
                 self._ended.append(event)
+                self._record_until = self._patience()
                 self._sent += isinstance(event.outcome, Result)
             elif isinstance(event, Unsent):
                 unsent.append((event.claim, event.wait))
             else:
                 self._escaped = event.error
         self._returns.put_back(unsent)
-        is_time = self._clock.monotonic() - self._recorded_at > _RECORD_EVERY_SECONDS
-        if self._ended and (is_time or not self._with_senders):
+        is_time = self._clock.monotonic() >= self._record_at
+        is_last = not self._with_senders and not self._is_unrecorded
+        if self._ended and (is_time or is_last):
             self._record()
 
-    def _record(self) -> None:
+    def _patience(self) -> float:
+        """Return until when to try to write down what has ended now."""
         # Nobody can rescue what was claimed while the store is away, and the token fences.
         patience = 0.0 if self._is_stopping() else _RECORD_FOR_SECONDS
-        until = max(self._ends_at, self._clock.monotonic() + patience)
-        self._outcomes.record(self._ended, until=until)
-        self._ended = []
-        self._recorded_at = self._clock.monotonic()
+        return max(self._ends_at, self._clock.monotonic() + patience)
+
+    def _record(self) -> None:
+        """Record once. What is to be tried again holds up nobody who is led by the same thread."""
+        is_done = self._outcomes.record(self._ended, until=self._record_until)
+        self._is_unrecorded = not is_done
+        if is_done:
+            self._ended = []
+        pause = _RECORD_EVERY_SECONDS if is_done else _RECORD_AGAIN_SECONDS
+        self._record_at = self._clock.monotonic() + pause
 
     def _keep_hold(self) -> None:
         """Renew claims in time; put back what no sender can begin any more.
@@ -280,6 +292,8 @@ class Round:
         elif self._waiting:
             self._clock.sleep(left)
             self._ask_at = self._clock.monotonic()
+        elif self._ended:
+            self._clock.sleep(_RECORD_AGAIN_SECONDS)
 
     def _break_off(self) -> None:
         """Put back what does not go any more."""

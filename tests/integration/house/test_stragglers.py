@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
+from uuid import UUID
 
 import pytest
 
-from dispatcher import Message, Outcome, Status
+from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.channel import Channel
 from dispatcher.delivery import stragglers as module
+from dispatcher.store import Failure, Result
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 from tests.support.waiting import wait_until
@@ -35,6 +38,24 @@ class Holding:
             assert self.released.wait(20)
             if self.error:
                 raise self.error
+
+
+class Locked:
+    """Claims that cannot be recorded for some messages, as where somebody has locked their rows."""
+
+    def __init__(self, claims: object) -> None:
+        self.ids: set[UUID] = set()
+        self._claims = claims
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._claims, name)
+
+    def record(
+        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+    ) -> None:
+        if self.ids & {each.claim.message.id for each in results}:
+            raise StoreUnavailable("locked")
+        self.__getattr__("record")(results, failures, enqueue_in=enqueue_in)
 
 
 @pytest.fixture
@@ -146,6 +167,23 @@ def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding])
     held.released.set()
     assert house.parts.lanes.finish(20)
     assert is_sent(house, message)
+
+
+def test_one_that_cannot_be_recorded_holds_up_no_other(holding: tuple[House, Holding]) -> None:
+    house, held = holding
+    outcomes = vars(vars(house.parts.delivery)["_outcomes"])
+    outcomes["_claims"] = locked = Locked(outcomes["_claims"])
+    messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
+    for each in messages:
+        [thread] = in_background(house, [each])
+        wait_until(lambda thread=thread: passes(house) and not thread.is_alive())  # type: ignore[misc]  # bound
+    locked.ids.add(messages[0].id)
+    held.released.set()
+    wait_until(lambda: is_sent(house, *messages[1:]))
+    house.moved.advance(house.settings.claim_ttl)
+    assert house.again(messages[0]).status is Status.SENDING
+    locked.ids.clear()
+    wait_until(lambda: passes(house) and is_sent(house, *messages))
 
 
 def test_a_stop_waits_no_longer_than_a_claim_is_kept(
