@@ -77,8 +77,8 @@ def _do(duty: str, work: Callable[[], object]) -> None:
             raise
         parts.journal.swept(duty, _counts(did))
 
-    parts.ticks.run(duty, counted)
-    parts.pulse.done(duty)
+    if parts.ticks.run(duty, counted):
+        parts.pulse.done(duty)
 
 
 def _counts(did: object) -> dict[str, int]:

@@ -56,7 +56,7 @@ def up() -> None:
         show.out.print(
             "try, from a second shell here: "
             f"dispatcher submit --channel {next(iter(running.channels))} "
-            '--recipient ada --text hello --send-in "5 seconds"',
+            '--recipient ada@example.org --text hello --send-in "5 seconds"',
             soft_wrap=True,
         )
         stopped.wait()

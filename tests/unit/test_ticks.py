@@ -56,3 +56,25 @@ def test_what_goes_wrong_is_the_tasks(clock: MovableClock) -> None:
 
     with pytest.raises(ValueError, match="odd"):
         ticks(clock).run("rescue", fail)
+
+
+def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock) -> None:
+    begun: list[str] = []
+    hung = ticks(clock)
+
+    def hang(depth: int) -> None:
+        begun.append("rescue")
+        if depth:
+            clock.advance(SECOND)
+            assert hung.run("rescue", lambda: hang(depth - 1)) is (depth == 3)
+
+    assert hung.run("rescue", lambda: hang(3))
+    assert begun == ["rescue", "rescue"]
+    clock.advance(SECOND)
+    assert hung.run("rescue", lambda: None), "those have ended"
+
+
+def test_whether_a_duty_was_done_is_told(clock: MovableClock) -> None:
+    told = ticks(clock)
+    assert told.run("rescue", lambda: None) is True
+    assert told.run("rescue", lambda: None) is False

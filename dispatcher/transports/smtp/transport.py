@@ -32,7 +32,8 @@ class SmtpTransport:
     or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
     ``url`` and ``from``; ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we
     call ourselves); ``idle_seconds`` (how long a line is kept for the next message). ``timeout``
-    bounds a hand-over from the first look for a line to the answer, in seconds.
+    bounds a hand-over from the first look for a line to the answer, in seconds; looking the
+    server's name up is bounded by the resolver alone.
 
     Nothing connects before the first message. Raises InvalidSettings.
     """
