@@ -12,6 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from uuid import UUID
 
 _WORD = re.compile(rb":[a-z]+")
 _KIND = re.compile(rb"\A\{[^}]*\}:window@([a-z0-9_.-]+):")
@@ -71,6 +72,10 @@ class ShardKeys(_PartKeys):
     def twins(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
         return f"{self.tag}:twins:{digest_of(idempotency_key)}"
+
+    def moving(self, message_id: UUID) -> str:
+        """Return the STRING with the last hold of a message that is being moved."""
+        return f"{self.tag}:moving:{message_id.hex}"
 
 
 @dataclass(frozen=True)

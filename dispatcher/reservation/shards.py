@@ -17,7 +17,7 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.redis_errors import cause, reason
 from dispatcher.reservation.answers import translated
-from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, new_hold
+from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, Taken, new_hold
 from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.words import ENDLESS, Words
@@ -113,8 +113,9 @@ class Shards:
         def attempt(start_ms: int, latest_ms: int, step: int, held: bytes) -> _Reply:
             del held  # once the place is held, the script answers with it
             table = self._words.table(group, start_ms, step)
-            words = [message_id.bytes, hold, start_ms, latest_ms, *table]
-            names = [group.keys.pending, group.keys.epoch, *group.windows]
+            words = [message_id.bytes, hold, start_ms, latest_ms, self._twins_life_ms, *table]
+            moving = group.keys.moving(message_id)
+            names = [group.keys.pending, group.keys.epoch, moving, *group.windows]
             reply: list[Any] = self._call(self._move, names, words)
             return reply
 
@@ -140,11 +141,13 @@ class Shards:
                 start_ms = blocked.until_ms
         raise ReservationsUnavailable(ENDLESS)
 
-    def take(self, group: Group, message_id: UUID, hold: bytes) -> bool:
-        """Make a hold the place of its message; tell whether it still stood everywhere."""
-        names = [group.keys.pending, *group.windows]
-        taken: int = self._call(self._take, names, [message_id.bytes, hold])
-        return taken == len(group.scopes)
+    def take(self, group: Group, message_id: UUID, hold: bytes) -> Taken:
+        """Make a hold the place of its message, if it still stands in all of the group."""
+        names = [group.keys.pending, group.keys.moving(message_id), *group.windows]
+        taken: int | bytes = self._call(self._take, names, [message_id.bytes, hold])
+        if taken == b"later":
+            return Taken.LATER
+        return Taken.TAKEN if taken == len(group.scopes) else Taken.LOST
 
     def drop(self, group: Group, hold: bytes) -> None:
         """Give up a hold."""

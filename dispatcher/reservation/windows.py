@@ -28,6 +28,7 @@ from dispatcher.reservation.places import (
     Moving,
     Place,
     Submit,
+    Taken,
     grouped,
     new_hold,
     own_shard,
@@ -170,16 +171,26 @@ class Windows:
             raise
         return Moving(message_id, terms, from_ms(place.at_ms), hold)
 
-    def take(self, moving: Moving) -> bool:
+    def take(self, moving: Moving) -> Taken:
         """Make a held place the message's: the store has the new time. The old one is free.
 
-        Return whether the hold still stood; if not, reconcile restores what the store knows.
+        LATER: another one was held for it since, whose time the store may have by now; then both
+        places stay taken. LOST: the hold is gone in some window; reconcile restores what the store
+        knows.
         """
         held = [
             self.shards.take(group, moving.message_id, moving.hold)
             for group in self.groups(moving.terms)
         ]
-        return all(held)
+        return Taken.LOST if Taken.LOST in held else max(held)
+
+    def renew(self, moving: Moving) -> None:
+        """Make a hold the last one of its message again, so that it can be taken."""
+        at_ms = to_ms(moving.send_at)
+        for group in self.groups(moving.terms):
+            self.shards.move(
+                group, moving.message_id, hold=moving.hold, asked_ms=at_ms, latest_ms=at_ms
+            )
 
     def drop(self, moving: Moving) -> None:
         """Give a held place up."""

@@ -19,7 +19,7 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
-from dispatcher.reservation import Moving, Terms, Windows
+from dispatcher.reservation import Moving, Taken, Terms, Windows
 from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
@@ -159,7 +159,7 @@ class Changes:
             self._drop(moving)
         else:
             fault("reschedule.after_row")
-            if not self._taken(moving):
+            if self._taken(moving) is Taken.LOST:
                 self._settle_again(message, moved, moving, valid)
             fault("reschedule.after_take")
             self._not_cancelled(message.id)
@@ -189,14 +189,25 @@ class Changes:
         found = (moved.send_at, moved.zone, moved.expires_at, moved.expire_after)
         return moved if found == wanted else None
 
-    def _taken(self, moving: Moving) -> bool:
+    def _taken(self, moving: Moving) -> Taken:
+        """Take a held place; drop it where somebody has moved the message further.
+
+        What is left undone here is left to reconcile, and until then both places stay taken.
+        """
         try:
-            return self._windows.take(moving)
-        except ReservationsUnavailable as error:
+            for _ in range(_TRIES):
+                taken = self._windows.take(moving)
+                if taken is not Taken.LATER:
+                    return taken
+                self._windows.renew(moving)  # whoever moves it from now on makes this one late
+                if self._messages.get(moving.message_id).send_at != moving.send_at:
+                    self._drop(moving)
+                    return taken
+        except (ReservationsUnavailable, NoPlace) as error:
             log.warning(
                 "message %s: moved, its old place is freed later: %s", moving.message_id, error
             )
-            return True
+        return Taken.LATER
 
     def _settle_again(
         self, message: Message, moved: Message, moving: Moving, valid: ValidDraft
@@ -207,7 +218,10 @@ class Changes:
         """
         try:
             again = self._windows.move(message.id, terms=valid.terms, send_at=moving.send_at)
-            self._windows.take(again)
+            if self._messages.get(message.id).send_at != moving.send_at:
+                self._drop(again)  # somebody has moved it further
+            else:
+                self._windows.take(again)
         except ReservationsUnavailable as error:
             log.warning("message %s: its new place is restored later: %s", message.id, error)
         except NoPlace:

@@ -24,7 +24,16 @@ from dispatcher.errors import (
 from dispatcher.limiters import Permit, PermitAnswer
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
-from dispatcher.reservation import Booking, Moving, Rebuild, Reserved, Submit, Terms, Unconfirmed
+from dispatcher.reservation import (
+    Booking,
+    Moving,
+    Rebuild,
+    Reserved,
+    Submit,
+    Taken,
+    Terms,
+    Unconfirmed,
+)
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
 
@@ -61,6 +70,7 @@ class Contents:
     pending: dict[Any, dict[tuple[bytes, str], int]] = field(
         default_factory=lambda: defaultdict(dict)
     )
+    moving: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     twins: dict[str, Twins] = field(default_factory=dict)
     logs: dict[str, dict[bytes, float]] = field(default_factory=lambda: defaultdict(dict))
     closings: dict[str, int] = field(default_factory=dict)
@@ -201,19 +211,29 @@ class MemoryWindows:
         at_ms = self._found(terms, others, send_at, latest)
         hold = self._new_hold(message_id)
         window[hold] = at_ms
+        self._server.holds.moving[name, message_id.bytes] = hold
         self._server.holds.pending[keys][hold, name] = self._server.now_ms()
         return Moving(message_id, terms, from_ms(at_ms), hold)
 
-    def take(self, moving: Moving) -> bool:
+    def take(self, moving: Moving) -> Taken:
         keys = self.keys_of(moving.terms)
         name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
         if moving.hold not in window:
-            return False
+            return Taken.LOST
+        if self._server.holds.moving.get((name, moving.message_id.bytes)) != moving.hold:
+            return Taken.LATER
+        del self._server.holds.moving[name, moving.message_id.bytes]
         member, pending = moving.message_id.bytes, self._server.holds.pending[keys]
         window[member] = window.pop(moving.hold)
         pending.pop((moving.hold, name), None)
         pending[member, name] = self._server.now_ms()
-        return True
+        return Taken.TAKEN
+
+    def renew(self, moving: Moving) -> None:
+        keys = self._opened(moving.terms)
+        name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
+        if moving.hold in window:
+            self._server.holds.moving[name, moving.message_id.bytes] = moving.hold
 
     def drop(self, moving: Moving) -> None:
         self._remove(self.keys_of(moving.terms), moving.terms, moving.hold)

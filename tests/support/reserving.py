@@ -61,8 +61,10 @@ class Reserving(AbstractContextManager["Reserving"]):
         return {(each.member, each.window.decode()) for each in found}
 
     def dump(self) -> dict[bytes, bytes]:
-        """Return everything that is there."""
-        names = cast(list[bytes], self.client.keys("*"))
+        """Return everything that is there, but for what is remembered of moves for a while."""
+        names = [
+            name for name in cast(list[bytes], self.client.keys("*")) if b":moving:" not in name
+        ]
         return {name: cast(bytes, self.client.dump(name)) for name in names}
 
     def __exit__(self, *_: object) -> None:

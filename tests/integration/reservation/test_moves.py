@@ -15,7 +15,7 @@ from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import shard_of
-from dispatcher.reservation import Moving, Reserved, Terms
+from dispatcher.reservation import Moving, Reserved, Taken, Terms
 from dispatcher.scope import PLAIN, Scope, counted, plain
 from tests.support import model
 from tests.support.proxy import Proxy
@@ -260,31 +260,33 @@ def test_a_lost_reply_of_a_take_leaves_the_message_at_its_new_time(
     stands(through, terms, place=(message_id, NOON + HOUR))
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_of_two_moves_of_one_message_either_may_be_taken(
-    real: Reserving, terms: Terms, first: int
+def test_of_two_moves_of_one_message_the_later_one_may_be_taken(
+    real: Reserving, terms: Terms
 ) -> None:
     message_id = book(real, terms)
     times = [NOON + 10 * MINUTE, NOON + 20 * MINUTE]
     moves = [move(real, message_id, terms, time) for time in times]
     assert moves[0].hold != moves[1].hold
-    stands(
-        real,
-        terms,
-        place=(message_id, NOON),
-        one=(moves[0].hold, times[0]),
-        other=(moves[1].hold, times[1]),
-    )
-    assert real.windows.take(moves[first])
-    real.windows.drop(moves[1 - first])
-    stands(real, terms, place=(message_id, times[first]))
+    held = {"one": (moves[0].hold, times[0]), "other": (moves[1].hold, times[1])}
+    stands(real, terms, place=(message_id, NOON), **held)
+    assert real.windows.take(moves[0]) is Taken.LATER
+    stands(real, terms, place=(message_id, NOON), **held)
+    assert real.windows.take(moves[1])
+    real.windows.drop(moves[0])
+    stands(real, terms, place=(message_id, times[1]))
 
 
-def test_of_two_moves_taken_the_last_one_counts(real: Reserving, terms: Terms) -> None:
+def test_a_move_that_is_taken_late_changes_nothing(real: Reserving, terms: Terms) -> None:
+    """The store has the time of the second one by then; both are taken until reconcile."""
     message_id = book(real, terms)
-    moves = [move(real, message_id, terms, NOON + n * HOUR) for n in (1, 2)]
-    assert all(real.windows.take(each) for each in moves)
-    stands(real, terms, place=(message_id, NOON + 2 * HOUR))
+    first = move(real, message_id, terms, NOON + HOUR)
+    second = move(real, message_id, terms, NOON + 2 * HOUR)
+    assert real.windows.take(second) is Taken.TAKEN
+    assert real.windows.take(first) is Taken.LATER
+    stands(real, terms, place=(message_id, NOON + 2 * HOUR), one=(first.hold, NOON + HOUR))
+    sweep(real, {message_id: NOON + 2 * HOUR})
+    for scope in terms.scopes:
+        assert real.places(scope) == {message_id.bytes: ms(NOON + 2 * HOUR)}
 
 
 def test_a_hold_left_behind_goes_when_the_store_has_the_old_time(
