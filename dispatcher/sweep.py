@@ -293,8 +293,8 @@ class Sweep:
             corrected += self._windows.confirm(some, holding)
             confirmed = sum(each.message_id in holding for each in some)
             known, unknown = known + confirmed, unknown + len(some) - confirmed
-            if settled.under_way:
-                break  # they would be found again at once
+            if settled.under_way or len(found) < _BATCH:
+                break  # what is left would be found again at once
         return known, unknown, corrected
 
     def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, datetime]) -> Settled:

@@ -229,7 +229,8 @@ class Upkeep:
             for each in known:
                 words: list[bytes | int] = [each.member, each.message_id.bytes]
                 words += [to_ms(send_at[each.message_id]), each.before_ms]
-                names: list[bytes | str] = [each.window, each.keys.pending]
+                moving = each.keys.moving(each.message_id)
+                names: list[bytes | str] = [each.window, each.keys.pending, moving]
                 self._confirm(keys=names, args=words, client=pipeline)
             for each in found:
                 if each.message_id not in send_at:

@@ -139,7 +139,8 @@ class Changes:
         """
         asked_at = asked_at or valid.send_at
         if (valid.send_at, valid.zone) == (message.send_at, message.zone):
-            return self._change_row(message, message.send_at, valid, asked_at)
+            row, is_moved = self._change_row(message, message.send_at, valid, asked_at)
+            return row if is_moved else None
         started = self._clock.monotonic()
         moving = self._windows.move(
             message.id, terms=valid.terms, send_at=valid.send_at, latest=valid.latest
@@ -149,21 +150,21 @@ class Changes:
             raise ReservationsUnavailable("holding another place took too long")
         fault("reschedule.after_hold")
         try:
-            moved = self._change_row(message, moving.send_at, valid, asked_at)
+            row, is_moved = self._change_row(message, moving.send_at, valid, asked_at)
         except StoreUnavailable as error:
             # Unless the database refused, the row may have changed: reconcile finds out.
             if error.refused:
                 self._drop(moving)
             raise
-        if moved is None:
-            self._drop(moving)
-        else:
+        if row.send_at == moving.send_at:  # also where somebody has changed it otherwise since
             fault("reschedule.after_row")
             if self._taken(moving) is Taken.LOST:
-                self._settle_again(message, moved, moving, valid)
+                self._settle_again(message, row, moving, valid)
             fault("reschedule.after_take")
             self._not_cancelled(message.id)
-        return moved
+        else:
+            self._drop(moving)
+        return row if is_moved else None
 
     def _not_cancelled(self, message_id: UUID) -> None:
         """Free the new place of a message that was cancelled while it moved; raise TooLate."""
@@ -174,7 +175,8 @@ class Changes:
 
     def _change_row(
         self, message: Message, send_at: datetime, valid: ValidDraft, asked_at: datetime
-    ) -> Message | None:
+    ) -> tuple[Message, bool]:
+        """Return the row as it now stands, and whether it is as it was to be."""
         expires_at = valid.expiry(send_at)
         moved = self._messages.move(
             message,
@@ -187,7 +189,7 @@ class Changes:
         )
         wanted = (send_at, valid.zone, expires_at, valid.expire_after)
         found = (moved.send_at, moved.zone, moved.expires_at, moved.expire_after)
-        return moved if found == wanted else None
+        return moved, found == wanted
 
     def _taken(self, moving: Moving) -> Taken:
         """Take a held place; drop it where somebody has moved the message further.
@@ -203,7 +205,7 @@ class Changes:
                 if self._messages.get(moving.message_id).send_at != moving.send_at:
                     self._drop(moving)
                     return taken
-        except (ReservationsUnavailable, NoPlace) as error:
+        except ReservationsUnavailable as error:
             log.warning(
                 "message %s: moved, its old place is freed later: %s", moving.message_id, error
             )

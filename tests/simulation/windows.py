@@ -351,8 +351,13 @@ class MemoryUpkeep:
             entry = each.member, each.window.decode()
             if pending.get(entry, each.before_ms + 1) > each.before_ms:
                 continue
-            del pending[entry]
             known = each.message_id in send_at
+            own = each.message_id.bytes, each.window.decode()
+            if known and pending.get(own, each.before_ms) > each.before_ms:
+                continue
+            if known and each.member != each.message_id.bytes:
+                self._server.holds.moving.pop((own[1], own[0]), None)
+            del pending[entry]
             if not known or each.member != each.message_id.bytes:
                 window.pop(each.member, None)
             if known:

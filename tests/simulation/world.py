@@ -279,8 +279,10 @@ class World:
         """Nothing is handed over but under the claim that holds, by the database's clock."""
         row = self.tables.messages.get(message.id)
         ends_at = None if row is None else row.claim_expires_at
-        if row is not None and row.status is Status.SENT and row.claim_token > 1:
-            return  # an earlier try was told to be sent after this one was claimed
+        if row is not None and row.status is Status.SENT:
+            last = self.tables.attempts[message.id].get(row.claim_token)
+            if last is not None and last.outcome is Outcome.UNKNOWN:
+                return  # an earlier try was told to be sent after this one was claimed
         if row is None or ends_at is None or ends_at <= self.tables.now():
             self.facts.wrong.append(f"{message.id} was handed over after its claim had ended")
         elif row.attempt_count != message.attempt_count:

@@ -199,6 +199,31 @@ def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
 
 
 @pytest.mark.every_database
+def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
+    house: House, message: Message
+) -> None:
+    """Its own look at the row tells of another expiry; the time is the one that it holds."""
+    end = LATER + 9 * HOUR
+
+    def other() -> None:
+        house.change([message], expires_at=end)
+
+    messages, change = house.parts.messages, once(other)
+
+    def move(given: Message, **values: Any) -> Message:
+        messages.move(given, **values)
+        change()
+        return messages.get(given.id)
+
+    double = Between(messages)
+    vars(double)["move"] = move
+    vars(house.parts.changes)["_messages"] = double
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    assert settled(house)
+
+
+@pytest.mark.every_database
 def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
     house = build()
     message = house.submit(send_at=LATER)

@@ -21,6 +21,7 @@ from tests.support import model
 from tests.support.proxy import Proxy
 from tests.support.reserving import SHARDS, Reserving, ms, reserving
 from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -335,6 +336,36 @@ def test_a_hold_younger_than_was_asked_stays(real: Reserving, terms: Terms) -> N
     late = [each._replace(before_ms=0) for each in found]
     assert real.upkeep.confirm(late, {message_id: NOON}) == 0, "read before it was taken"
     stands(real, terms, place=(message_id, NOON + HOUR))
+
+
+def test_a_hold_left_behind_does_not_undo_a_move_made_since(real: Reserving, terms: Terms) -> None:
+    """The sweep has read the time of the first move, which a second one has ended since."""
+    message_id = book(real, terms)
+    sweep(real, {message_id: NOON})
+    move(real, message_id, terms, NOON + HOUR)  # its process died when the store had that time
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    wait_until(lambda: real.upkeep.unconfirmed(older_than=timedelta(0), at_most=1)[0].before_ms
+               > found[0].before_ms)  # fmt: skip
+    assert real.windows.take(move(real, message_id, terms, NOON + 2 * HOUR)) is Taken.TAKEN
+    assert real.upkeep.confirm(found, {message_id: NOON + HOUR}) == 0
+    for scope in terms.scopes:
+        assert real.places(scope)[message_id.bytes] == ms(NOON + 2 * HOUR)
+    sweep(real, {message_id: NOON + 2 * HOUR})
+    stands_alone = {message_id.bytes: ms(NOON + 2 * HOUR)}
+    assert all(real.places(each) == stands_alone for each in terms.scopes)
+
+
+def test_a_hold_that_the_sweep_has_settled_makes_older_moves_late(
+    real: Reserving, terms: Terms
+) -> None:
+    message_id = book(real, terms)
+    first = move(real, message_id, terms, NOON + HOUR)
+    second = move(real, message_id, terms, NOON + 2 * HOUR)
+    real.windows.renew(first)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    of_second = [each for each in found if each.member == second.hold]
+    real.upkeep.confirm(of_second, {message_id: NOON + 2 * HOUR})
+    assert real.windows.take(first) is not Taken.TAKEN
 
 
 def test_a_taken_place_is_compared_with_the_store_once_more(real: Reserving, terms: Terms) -> None:
