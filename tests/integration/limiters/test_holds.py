@@ -53,6 +53,24 @@ def test_a_hold_that_is_renewed_goes_on(moved: Clocked) -> None:
     assert not limiter.renew("provider", "never taken")
 
 
+@pytest.mark.parametrize("order", [(60 * SECOND, SECOND), (SECOND, 60 * SECOND)])
+def test_a_short_hold_does_not_end_a_longer_one_of_the_same_name(
+    redis_client: redis.Redis, order: tuple[timedelta, timedelta]
+) -> None:
+    for hold in order:
+        assert Concurrency(2, hold=hold, name="shared").on(redis_client).acquire("provider").allowed
+    [key] = cast("list[bytes]", redis_client.keys("*"))
+    assert redis_client.pttl(key) > 59_000
+
+
+def test_holds_that_have_ended_do_not_pile_up(redis_client: redis.Redis) -> None:
+    limiter = Concurrency(1_000, hold=10 * MS).on(redis_client)
+    for _ in range(600):
+        assert limiter.acquire("provider").allowed
+    [key] = cast("list[bytes]", redis_client.keys("*"))
+    assert redis_client.zcard(key) < 400
+
+
 def test_a_hold_given_back_cannot_be_renewed(moved: Clocked) -> None:
     limiter = Concurrency(1).on(moved)
     held = limiter.acquire("provider")
