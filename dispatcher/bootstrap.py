@@ -183,13 +183,18 @@ class Parts:
             self.redis,
             self.rules,
             keys=self.fence.keys,
-            twins_life=self.settings.reconcile_grace * 2,
+            under_way=self.settings.reconcile_grace * 2,
         )
 
     @_built_once
     def upkeep(self) -> Upkeep:
         """What rebuilds and settles the windows."""
-        return Upkeep(self.redis, self.fence, marker_life=self.settings.settle + MARKER_SPARE)
+        return Upkeep(
+            self.redis,
+            self.fence,
+            marker_life=self.settings.settle + MARKER_SPARE,
+            under_way=self.settings.reconcile_grace * 2,
+        )
 
     @_built_once
     def permits(self) -> Permits:
@@ -294,7 +299,7 @@ class Parts:
                 self.redis,
                 self.rules,
                 keys=self.fence.keys,
-                twins_life=self.settings.reconcile_grace * 2,
+                under_way=self.settings.reconcile_grace * 2,
                 clock=self.clock,
             )
 

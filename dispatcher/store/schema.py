@@ -78,6 +78,7 @@ messages = Table(
     Column("on_unknown", String(5), nullable=False, server_default="retry"),
     Column("expire_after", Length),
     Column("asked_at", Instant),
+    Column("move_token", Integer, nullable=False, server_default="0"),
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),

@@ -126,7 +126,12 @@ class World:
         self.facts = Facts()
         self._shifts_us = [self.rng.randrange(-2 * _SECOND, 2 * _SECOND) for _ in range(2)]
         self.tables = Tables(self._server_clock(0))
-        self.server = Server(self._server_clock(1), namespace="sim", shards=_SETTINGS.shards)
+        self.server = Server(
+            self._server_clock(1),
+            namespace="sim",
+            shards=_SETTINGS.shards,
+            under_way=_SETTINGS.reconcile_grace * 2,
+        )
         self.provider = Provider()
         self.broker = Broker(self.scheduler, self.weather)
         self.broker.take = self._take
@@ -165,7 +170,7 @@ class World:
             while self.scheduler.now_us < seconds * _SECOND:
                 self._pass(1)
             self._calm()
-            self._pass(10)  # callers who were asking still get their answers
+            self._pass(14)  # callers who were asking, or frozen, still get their answers
             end_us = self.scheduler.now_us + _CALM_SECONDS * _SECOND
             while self.scheduler.now_us < end_us and not self._is_settled():
                 self._pass(1)
@@ -216,6 +221,7 @@ class World:
 
     def _start(self) -> None:
         self._all: list[Process] = []
+        self._network = Process(self.scheduler, "network")
         for number in range(2):
             self._worker(number)
             self._sweeper(number)
@@ -235,6 +241,7 @@ class World:
             part,
             room,
             process,
+            network=self._network,
             scheduler=self.scheduler,
             weather=self.weather,
             tell=lambda what, detail: self._tell_call(process, what, detail),
