@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.queue import Queue, Ticket
+from dispatcher.redis_keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
 from dispatcher.store import Due, Kept, Messages, Place, Settled, StoreUpkeep
@@ -275,9 +277,10 @@ class Sweep:
 
     def _settle_unconfirmed(self) -> tuple[int, int, int]:
         known, unknown, corrected = 0, 0, 0
+        waiting: Counter[ShardKeys] = Counter()
         for _ in range(_MOST_BATCHES):
             found = self._windows.unconfirmed(
-                older_than=self._settings.reconcile_grace, at_most=_BATCH
+                older_than=self._settings.reconcile_grace, at_most=_BATCH, skip=waiting
             )
             if not found:
                 break
@@ -296,8 +299,9 @@ class Sweep:
             corrected += self._windows.confirm(some, stored)
             confirmed = sum(each.message_id in holding for each in some)
             known, unknown = known + confirmed, unknown + len(some) - confirmed
-            if left or len(found) < _BATCH:
-                break  # what is left would be found again at once
+            if len(found) < _BATCH:
+                break
+            waiting.update(each.keys for each in found if each.message_id in left)
         return known, unknown, corrected
 
     def _fence(self, found: Sequence[Unconfirmed]) -> set[UUID]:

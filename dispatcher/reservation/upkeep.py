@@ -220,13 +220,22 @@ class Upkeep:
                 self._open(keys=[part.epoch, part.rebuild], args=facts, client=pipeline)
             return sum(pipeline.execute())
 
-    def unconfirmed(self, *, older_than: timedelta, at_most: int) -> list[Unconfirmed]:
-        """Return reservations that have waited for the store longer than ``older_than``."""
+    def unconfirmed(
+        self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
+    ) -> list[Unconfirmed]:
+        """Return reservations that have waited for the store longer than ``older_than``.
+
+        Those that have waited longest come first in each shard; ``skip`` leaves out so many of
+        them.
+        """
+        skip = skip or {}
         with translated():
             before = self._now_ms() - older_than // timedelta(milliseconds=1)
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
-                pipeline.zrangebyscore(keys.pending, "-inf", before, start=0, num=at_most)
+                pipeline.zrangebyscore(
+                    keys.pending, "-inf", before, start=skip.get(keys, 0), num=at_most
+                )
             replies = pipeline.execute()
         return [
             Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)

@@ -353,7 +353,10 @@ class MemoryUpkeep:
             del self._server.holds.markers[part]
         return len(ours)
 
-    def unconfirmed(self, *, older_than: timedelta, at_most: int) -> list[Unconfirmed]:
+    def unconfirmed(
+        self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
+    ) -> list[Unconfirmed]:
+        skip = skip or {}
         before = self._server.now_ms() - older_than // _MILLISECOND
         found = []
         for keys in self._server.keys:
@@ -361,7 +364,7 @@ class MemoryUpkeep:
             ordered = sorted((at, member, name) for (member, name), at in entries if at <= before)
             found += [
                 Unconfirmed(UUID(bytes=member[:16]), member, name.encode(), keys, before)
-                for _, member, name in ordered[:at_most]
+                for _, member, name in ordered[skip.get(keys, 0) :][:at_most]
             ]
         return found[:at_most]
 

@@ -71,7 +71,7 @@ class Reserving(AbstractContextManager["Reserving"]):
     def dump(self) -> dict[bytes, bytes]:
         """Return everything that is there, but for what is remembered of moves for a while."""
         names = [
-            name for name in cast(list[bytes], self.client.keys("*")) if b":moving:" not in name
+            name for name in cast(list[bytes], self.client.keys("*")) if b":moved:" not in name
         ]
         return {name: cast(bytes, self.client.dump(name)) for name in names}
 
