@@ -28,6 +28,7 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
+from dispatcher.testing import a_message
 from dispatcher.tracing.spans import Spans
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
@@ -183,11 +184,20 @@ def test_a_submit_is_a_child_of_what_its_caller_does_and_a_hand_over_is_not(
     assert deliver.parent is None
 
 
+def test_a_hand_over_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
+    tracing = traced.parts.tracing
+    assert tracing is not None
+    with trace.get_tracer("a task").start_as_current_span("run"), tracing.delivering(a_message()):
+        pass
+    (deliver,) = spans.named("dispatcher.deliver")
+    assert deliver.parent is None
+    assert linked(deliver) == []
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.every_database
 def test_many_submits_are_one_span(traced: House, spans: Collected, atomic: bool) -> None:
-    asked = drafts(3, quiet_hours="none")
-    messages = traced.dispatcher.submit_many(asked, atomic=atomic)
+    messages = traced.dispatcher.submit_many(drafts(3), atomic=atomic)
     (submit,) = spans.named("dispatcher.submit")
     assert len(messages) == 3
     for each in messages:
@@ -327,10 +337,10 @@ def test_a_fault_of_the_sdk_holds_up_no_message_and_makes_no_outcome_unknown(
     message = traced.submit()
     with spans.also(Faulty(when)):
         assert traced.deliver(message) == 1
-    traced.deliver(traced.submit("ben"))
-    assert traced.sent[0] == message.id
-    assert len(traced.sent) == 2
-    assert traced.again(message).status == "sent"
+        other = traced.submit("ben")
+        assert traced.deliver(other) == 1
+    assert traced.sent == [message.id, other.id]
+    assert [traced.again(each).status for each in (message, other)] == ["sent", "sent"]
     assert caplog.text.count("nothing is traced any more") == 1
     assert CANARY not in caplog.text
 
