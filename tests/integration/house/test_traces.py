@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -182,6 +183,20 @@ def test_a_submit_is_a_child_of_what_its_caller_does_and_a_hand_over_is_not(
     (submit,), (deliver,) = spans.named("dispatcher.submit"), spans.named("dispatcher.deliver")
     assert submit.parent == request.get_span_context()
     assert deliver.parent is None
+
+
+def test_an_awaited_submit_is_a_child_of_what_its_coroutine_does(
+    traced: House, spans: Collected
+) -> None:
+    async def serve() -> None:
+        with trace.get_tracer("a web framework").start_as_current_span("GET"):
+            await traced.dispatcher.asubmit(
+                channel="memory", recipient="ada", body={}, send_in=HOUR
+            )
+
+    asyncio.run(serve())
+    (submit,), (request,) = spans.named("dispatcher.submit"), spans.named("GET")
+    assert submit.parent == request.get_span_context()
 
 
 def test_a_hand_over_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
