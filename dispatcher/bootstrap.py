@@ -80,6 +80,7 @@ from dispatcher.submission import (
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.templating import Templates
 from dispatcher.ticks import Ticks
+from dispatcher.tracing import Tracing, opentelemetry_tracing
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
@@ -137,6 +138,11 @@ class Parts:
         meter = None if self.settings.metrics_port is None else prometheus_meter()
         listen = None if self.hooks is None else self.hooks.told
         return Journal(log_key=self.settings.log_key, meter=meter, listen=listen)
+
+    @_built_once
+    def tracing(self) -> Tracing | None:
+        """What opens spans, if there are to be any."""
+        return opentelemetry_tracing() if self.settings.traces else None
 
     @_built_once
     def exposition(self) -> Exposition:
@@ -260,6 +266,7 @@ class Parts:
             check=self.checks,
             fill=self.templates.fill,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once
@@ -274,6 +281,7 @@ class Parts:
             handover=self.handover,
             submission=self.submission,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once
@@ -288,6 +296,7 @@ class Parts:
             handover=self.handover,
             submission=self.submission,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once
@@ -392,6 +401,7 @@ class Parts:
             transports=self.transports,
             queue=self.queue,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once

@@ -19,7 +19,7 @@ COLUMNS = (
     "id", "send_at", "next_attempt_at", "enqueue_at", "created_at", "max_attempts",
     "attempt_count", "claim_token", "reserved", "status", "channel", "recipient", "scope", "body",
     "on_unknown", "expires_at", "idempotency_key", "fingerprint", "scopes", "zone", "quiet_hours",
-    "expire_after", "asked_at",
+    "expire_after", "asked_at", "trace",
 )  # fmt: skip
 """The columns of a new message in the order in which they are written; the others are NULL."""
 
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 250
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
-_NULLS = _NULL * 8
+_NULLS = _NULL * 9
 _NEW = Struct(">ih ii i? i9s").pack(2, 0, 4, 0, 1, True, 9, b"scheduled")
 """What is the same in every new row: nothing was tried, nobody claimed it, it has its place."""
 _START = Struct(f">h i16s iq iq iq iq ih {len(_NEW)}s").pack
@@ -91,8 +91,8 @@ def _optional(message: Message, fingerprint: str | None) -> bytes:
         message.zone,
         message.quiet_hours,
     )
-    asked_at = message.asked_at
-    if expires_at is None and asked_at is None and texts == _NO_TEXTS:
+    asked_at, trace = message.asked_at, message.trace
+    if expires_at is None and asked_at is None and trace is None and texts == _NO_TEXTS:
         return _NULLS
     written = [_NUMBER(8, _instant(expires_at)) if expires_at else _NULL]
     for text in texts:
@@ -101,6 +101,7 @@ def _optional(message: Message, fingerprint: str | None) -> bytes:
     length = message.expire_after
     written.append(_NULL if length is None else _NUMBER(8, to_length_ms(length)))
     written.append(_NULL if asked_at is None else _NUMBER(8, _instant(asked_at)))
+    written.append(_NULL if trace is None else _LENGTH(len(trace)) + trace.encode())
     return b"".join(written)
 
 

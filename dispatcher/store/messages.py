@@ -33,7 +33,7 @@ _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after", "asked_at",
+    "expire_after", "asked_at", "trace",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
@@ -253,7 +253,7 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
-            message.asked_at, message.recipient, message.channel,
+            message.asked_at, message.trace, message.recipient, message.channel,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 

@@ -79,6 +79,7 @@ messages = Table(
     Column("expire_after", Length),
     Column("asked_at", Instant),
     Column("move_token", Integer, nullable=False, server_default="0"),
+    Column("trace", String(55)),  # all that version 00 of a traceparent has
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),

@@ -64,6 +64,7 @@ class Row:
     on_unknown: Any
     expire_after: timedelta | None
     asked_at: datetime | None
+    trace: str | None
     enqueue_at: datetime
     fingerprint: str | None
     claim_token: int = 0

@@ -128,7 +128,7 @@ class Both:
             status=Status.SCHEDULED, attempt_count=0, max_attempts=2,
             idempotency_key=rng.choice([None, "one", "two", "three"]), created_at=now,
             finished_at=None, last_error=None, on_unknown=rng.choice(["retry", "hold"]),
-            expire_after=expires,
+            expire_after=expires, trace=rng.choice([None, f"00-{5:032x}-{7:016x}-01"]),
         )  # fmt: skip
         enqueue_at = send_at - timedelta(seconds=self.rng.choice([1, 4]))
         self.known.append(
