@@ -20,7 +20,6 @@ from dispatcher.store import Claim
 from dispatcher.submission import Changes, Submission
 from dispatcher.sweep import Sweep
 from tests.simulation.store import MemoryClaims, MemoryStoreUpkeep, Row, Tables
-from tests.simulation.windows import Server
 
 Bug = Callable[[], AbstractContextManager[object]]
 
@@ -122,10 +121,6 @@ def orphans_stay() -> AbstractContextManager[object]:
     return patch.object(Sweep, "_settle_unconfirmed", lambda _: (0, 0, 0))
 
 
-def late_moves_are_taken() -> AbstractContextManager[object]:
-    return patch.object(Server, "last_moved", lambda *_: -1)
-
-
 def _both(first: Any, second: Any) -> AbstractContextManager[object]:
     stack = ExitStack()
     stack.enter_context(first)
@@ -145,5 +140,4 @@ BUGS: tuple[Bug, ...] = (
     send_without_waiting_for_the_instant,
     nobody_rescues,
     orphans_stay,
-    late_moves_are_taken,
 )
