@@ -74,7 +74,7 @@ class ShardKeys(_PartKeys):
         return f"{self.tag}:twins:{digest_of(idempotency_key)}"
 
     def moved(self, message_id: UUID) -> str:
-        """Return the STRING with the token of the last move of a message that was taken."""
+        """Return the HASH with the token of the time that each window was last told of."""
         return f"{self.tag}:moved:{message_id.hex}"
 
 

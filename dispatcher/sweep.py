@@ -296,7 +296,7 @@ class Sweep:
                 if each.message_id not in left
             ]
             stored = {message_id: Stored(*kept) for message_id, kept in holding.items()}
-            corrected += self._windows.confirm(some, stored)
+            corrected += self._windows.confirm([*some, *self._beside_holds(some, stored)], stored)
             confirmed = sum(each.message_id in holding for each in some)
             known, unknown = known + confirmed, unknown + len(some) - confirmed
             if len(found) < _BATCH:
@@ -312,9 +312,22 @@ class Sweep:
         held = {each.message_id for each in found if each.is_hold}
         if not held:
             return held
-        fenced = self._store.fence(sorted(held))
+        try:
+            fenced = self._store.fence(sorted(held))
+        except StoreUnavailable as error:
+            log.warning("%d holds stay for the next sweep: %s", len(held), error)
+            return held
         fault("reconcile.after_fence")
         return held - fenced
+
+    def _beside_holds(
+        self, found: Sequence[Unconfirmed], stored: Collection[UUID]
+    ) -> list[Unconfirmed]:
+        """Return the places of the messages whose holds are settled, also where none is left."""
+        held = {each.message_id for each in found if each.is_hold} & set(stored)
+        if not held:
+            return []
+        return self._windows.places(found, self._reserved(self._store.places_of(sorted(held))))
 
     def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, Kept]) -> Settled:
         """Make sure that what the store does not know to need its place is never stored."""

@@ -1,38 +1,37 @@
 -- Make a hold the place of its message: the store has the new time. The old place is free at once.
 --
--- KEYS  1 pending ZSET   2 moved STRING   3... window ZSETs
--- ARGV  1 message id, 16 bytes   2 hold   3 token that the store gave with the new time
---       4 life of the STRING, ms
--- Reply 1 when it is done, or the message has been moved further since; 0 when the hold is gone in
---       some window: then nothing changes
+-- KEYS  1 pending ZSET   2 moved HASH   3... window ZSETs
+-- ARGV  1 message id, 16 bytes   2 hold   3 its time, ms
+--       4 a time by this server's clock after which the store gave the token, ms
+--       5 token that the store gave with the new time   6 life of the HASH, ms
+-- Reply 1 when it is done; 0 when some window has lost the hold, or has it at another time, or the
+--       life is over: then nothing changes
 --
--- Idempotent. The STRING has the token of the last move that was taken, so that an older one that
--- comes late only gives up its hold. It lives as long as a hold can be taken. The message is pending
--- again, so that reconcile compares both times once more.
+-- Idempotent. The HASH has, for each window, the token of the time that it was last told. A window
+-- that was told of a later one only gives up the hold. The message is pending again, so that
+-- reconcile compares both times once more.
 
 -- @include booking.lua
 
-local token, life, now = tonumber(ARGV[3]), tonumber(ARGV[4]), now_ms()
-local is_late = tonumber(redis.call('GET', KEYS[2]) or -1) >= token
-local found = {}
+local id, hold, at, token, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5]), now_ms()
+local told = redis.call('HMGET', KEYS[2], unpack(KEYS, 3))
+local is_alive = tonumber(ARGV[4]) > now - tonumber(ARGV[6])
 for place = 3, #KEYS do
-  local at = redis.call('ZSCORE', KEYS[place], ARGV[2])
-  local held_at = redis.call('ZSCORE', KEYS[1], ARGV[2] .. KEYS[place])
-  if not is_late and not (at and held_at and tonumber(held_at) > now - life) then
+  local is_late = tonumber(told[place - 2] or -1) >= token
+  local held = redis.call('ZSCORE', KEYS[place], hold)
+  if not is_late and not (is_alive and held and tonumber(held) == at) then
     return 0
   end
-  found[place] = at
 end
 for place = 3, #KEYS do
   local window = KEYS[place]
-  redis.call('ZREM', window, ARGV[2])
-  redis.call('ZREM', KEYS[1], ARGV[2] .. window)
-  if not is_late then
-    redis.call('ZADD', window, found[place], ARGV[1])
-    redis.call('ZADD', KEYS[1], now, ARGV[1] .. window)
+  redis.call('ZREM', window, hold)
+  redis.call('ZREM', KEYS[1], hold .. window)
+  if tonumber(told[place - 2] or -1) < token then
+    redis.call('ZADD', window, at, id)
+    redis.call('ZADD', KEYS[1], now, id .. window)
+    redis.call('HSET', KEYS[2], window, token)
+    redis.call('PEXPIRE', KEYS[2], ARGV[6])
   end
-end
-if not is_late then
-  redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 end
 return 1

@@ -9,7 +9,7 @@ who examine a deployment.
 from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.places import Booking, Moving, Place, Request, Submit
+from dispatcher.reservation.places import Blocked, Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.plan import Answered, Copies
 from dispatcher.reservation.posting import Posting
 from dispatcher.reservation.survey import ClusterFacts, Readiness, RedisFacts, RedisSurvey
@@ -20,6 +20,7 @@ from dispatcher.reservation.windows import Windows
 
 __all__ = [
     "Answered",
+    "Blocked",
     "Booked",
     "Booking",
     "Bulk",

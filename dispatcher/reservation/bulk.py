@@ -167,7 +167,7 @@ class Bulk:
         """
         booked = {place: _place(posting.requests[place], found[place]) for place in deeper}
         orders = list(posting.requests)
-        for place, (message_id, at_ms) in booked.items():
+        for place, (message_id, at_ms, _) in booked.items():
             latest_ms = orders[place].latest_ms
             orders[place] = Request(message_id, orders[place].terms, at_ms, latest_ms)
         answers = self._book(posting, orders, deeper, level)
@@ -202,7 +202,7 @@ class Bulk:
             self._leave(posting, found, moved, kept)
         for earlier in range(level):
             orders = list(requests)
-            for place, (message_id, at_ms) in moved.items():
+            for place, (message_id, at_ms, _) in moved.items():
                 submit = requests[place].submit if earlier == 0 else None
                 orders[place] = Request(message_id, requests[place].terms, at_ms, at_ms, submit)
             answers = self._book(posting, orders, moved, earlier)

@@ -63,10 +63,14 @@ def grouped(terms: Terms, shards: Sequence[ShardKeys]) -> list[Group]:
 
 
 class Place(NamedTuple):
-    """Where a message was booked, or held. The id is a twin's when a twin booked first."""
+    """Where a message was booked, or held. The id is a twin's when a twin booked first.
+
+    ``held_at_ms`` is when that was, for a hold, in ms by the clock of Redis.
+    """
 
     message_id: UUID
     at_ms: int
+    held_at_ms: int = 0
 
 
 class Request(NamedTuple):
@@ -106,12 +110,16 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A place held for a message that still has another. Take it or drop it."""
+    """A place held for a message that still has another. Take it or drop it.
+
+    ``held_at_ms`` is when it was held or seen, in ms by the clock of Redis.
+    """
 
     message_id: UUID
     terms: Terms
     send_at: datetime
     hold: bytes
+    held_at_ms: int = 0
 
 
 class Blocked(NamedTuple):

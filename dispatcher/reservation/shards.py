@@ -17,10 +17,19 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.redis_errors import cause, reason
 from dispatcher.reservation.answers import translated
-from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, new_hold
+from dispatcher.reservation.places import (
+    Batch,
+    Blocked,
+    Group,
+    Moving,
+    Place,
+    Submit,
+    new_hold,
+)
 from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.words import ENDLESS, Words
+from dispatcher.sendtime import to_ms
 
 CLOSED = "the windows are not complete; the sweep rebuilds them from the store"
 RETRY_AFTER = timedelta(seconds=1)
@@ -106,14 +115,24 @@ class Shards:
             return [bool(freed) for freed in pipeline.execute()]
 
     def move(
-        self, group: Group, message_id: UUID, *, hold: bytes, asked_ms: int, latest_ms: int
+        self,
+        group: Group,
+        message_id: UUID,
+        *,
+        hold: bytes,
+        asked_ms: int,
+        latest_ms: int,
+        beside: bytes = b"",
     ) -> Place | Blocked:
-        """Hold another place for a message that has one, judged as if its own were free."""
+        """Hold another place for a message that has one, judged as if its own were free.
+
+        And the one of another hold, ``beside``.
+        """
 
         def attempt(start_ms: int, latest_ms: int, step: int, held: bytes) -> _Reply:
             del held  # once the place is held, the script answers with it
             table = self._words.table(group, start_ms, step)
-            words = [message_id.bytes, hold, start_ms, latest_ms, *table]
+            words = [message_id.bytes, hold, beside, start_ms, latest_ms, *table]
             names = [group.keys.pending, group.keys.epoch, *group.windows]
             reply: list[Any] = self._call(self._move, names, words)
             return reply
@@ -140,18 +159,24 @@ class Shards:
                 start_ms = blocked.until_ms
         raise ReservationsUnavailable(ENDLESS)
 
-    def have(self, groups: Sequence[Group], hold: bytes) -> bool:
-        """Return whether a hold stands in all windows of these groups."""
+    def have(self, groups: Sequence[Group], moving: Moving) -> bool:
+        """Return whether a hold stands in all windows of these groups, at its time."""
         pipeline = self._client.pipeline(transaction=False)
         for window in [window for group in groups for window in group.windows]:
-            pipeline.zscore(window, hold)
+            pipeline.zscore(window, moving.hold)
         with translated():
-            return None not in pipeline.execute()
+            return set(pipeline.execute()) == {to_ms(moving.send_at)}
 
-    def take(self, group: Group, message_id: UUID, hold: bytes, token: int) -> bool:
-        """Make a hold the place of its message; False where a window has lost it."""
-        names = [group.keys.pending, group.keys.moved(message_id), *group.windows]
-        words = [message_id.bytes, hold, token, self._under_way_ms]
+    def take(self, group: Group, moving: Moving, token: int) -> bool:
+        """Make a hold the place of its message; False where a window has lost it.
+
+        Also where it is older than what is remembered of moves.
+        """
+        names = [group.keys.pending, group.keys.moved(moving.message_id), *group.windows]
+        words = [
+            moving.message_id.bytes, moving.hold, to_ms(moving.send_at), moving.held_at_ms,
+            token, self._under_way_ms,
+        ]  # fmt: skip
         taken: int = self._call(self._take, names, words)
         return taken == 1
 
@@ -195,7 +220,7 @@ class Shards:
     ) -> Place | Blocked:
         """Repeat ``attempt`` until it finds a place, or cannot any more."""
         why: Blocked | None = None
-        message_id, start_ms = asked
+        message_id, start_ms = asked.message_id, asked.at_ms
         for step in range(_MOST_CALLS):
             reply = attempt(start_ms, max(start_ms, latest_ms), step, b"")
             if isinstance(reply, int):
@@ -204,7 +229,7 @@ class Shards:
             if word == b"booked":
                 return Place(UUID(bytes=reply[2]), at_ms)
             if word == b"held":
-                return Place(message_id, at_ms)
+                return Place(message_id, *reply[1:])
             if word == b"unsure":
                 if reply[2:]:
                     why = why or self._blocked(group, reply)
@@ -243,7 +268,7 @@ class Shards:
                 raise closed()
             keep = hold is not None
             if reply[0] == b"held":
-                return Place(message_id, reply[1])
+                return Place(message_id, *reply[1:])
             return Place(UUID(bytes=reply[2]), reply[1])
         finally:
             if not keep:

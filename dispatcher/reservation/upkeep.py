@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -55,7 +55,7 @@ class Unconfirmed(NamedTuple):
 
     @property
     def is_hold(self) -> bool:
-        """Whether it is a place that a move held."""
+        """Whether it is a hold: that of a move, or of a submit that was being judged slowly."""
         return self.member != self.message_id.bytes
 
 
@@ -266,6 +266,26 @@ class Upkeep:
                     self._orphan(keys=names, args=words, client=pipeline)
             self._tidy.windows({(each.window, each.keys) for each in found}, pipeline)
             return sum(pipeline.execute()[: len(known)])
+
+    def places(self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]) -> list[Unconfirmed]:
+        """Let the places of some messages be confirmed in all their windows; return them.
+
+        ``rows`` are those of whose holds some are among ``found``: where a hold is left in one
+        window, another may have lost it.
+        """
+        before_ms = max((each.before_ms for each in found), default=0)
+        added = []
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for message_id, scope in [
+                (row.message_id, each) for row in rows for each in row.scopes
+            ]:
+                keys, member = self._keys(scope), message_id.bytes
+                window = keys.window(scope.name, scope.kind).encode()
+                pipeline.zadd(keys.pending, {member + window: before_ms}, nx=True)
+                added.append(Unconfirmed(message_id, member, window, keys, before_ms))
+            pipeline.execute()
+        return added
 
     def tidy(self, *, keys_at_once: int) -> int:
         """Forget what no quota counts any more in the windows among the next so many keys.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -143,11 +144,12 @@ class Windows:
         terms: Terms,
         send_at: datetime,
         latest: datetime | None = None,
+        beside: Moving | None = None,
     ) -> Moving:
         """Hold another place for a message, judged as if the one it has were free.
 
-        The message keeps its place until :meth:`take`; :meth:`drop` gives the other one up.
-        Raises like :meth:`reserve`; then nothing is held.
+        And the one that it holds ``beside``. The message keeps its place until :meth:`take`;
+        :meth:`drop` gives the other one up. Raises like :meth:`reserve`; then nothing is held.
         """
         hold = new_hold(message_id)
         asked_ms = to_ms(send_at)
@@ -155,11 +157,18 @@ class Windows:
 
         def hold_place(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
             return self.shards.move(
-                group, message_id, hold=hold, asked_ms=place.at_ms, latest_ms=latest_ms
+                group,
+                message_id,
+                hold=hold,
+                asked_ms=place.at_ms,
+                latest_ms=latest_ms,
+                beside=beside.hold if beside else b"",
             )
 
         def undo(place: Place) -> None:
-            self.drop(Moving(message_id, terms, from_ms(place.at_ms), hold))
+            nonlocal hold
+            dropped, hold = hold, new_hold(message_id)  # a late copy drops no later one
+            self.drop(Moving(message_id, terms, from_ms(place.at_ms), dropped))
 
         try:
             place = self._in_all(
@@ -169,33 +178,36 @@ class Windows:
             # Only the reply may have been lost.
             self._try_to(lambda: undo(Place(message_id, asked_ms)))
             raise
-        return Moving(message_id, terms, from_ms(place.at_ms), hold)
+        return Moving(message_id, terms, from_ms(place.at_ms), hold, place.held_at_ms)
 
-    def hold_again(self, moving: Moving) -> None:
-        """Hold the same place once more where a shard has lost it.
+    def hold_again(self, moving: Moving) -> Moving | Blocked:
+        """Hold the same place once more where a window has lost it, and be it too old.
 
-        Raises QuotaExceeded or QuietHours when another message got it there, and
-        ReservationsUnavailable. What is held stays so.
+        Where another message got it there, say so; what is held elsewhere stays so.
         """
         at_ms = to_ms(moving.send_at)
+        held_at_ms: list[int] = []
         for group in self.groups(moving.terms):
             found = self.shards.move(
                 group, moving.message_id, hold=moving.hold, asked_ms=at_ms, latest_ms=at_ms
             )
             if isinstance(found, Blocked):
-                raise self.refusal(moving.terms, at_ms, found, moving.message_id)
+                return found
+            held_at_ms.append(found.held_at_ms)
+        return replace(moving, held_at_ms=min(held_at_ms))
 
-    def take(self, moving: Moving, *, token: int, partly: bool = False) -> bool:
+    def take(self, moving: Moving, *, token: int) -> bool:
         """Make a held place the message's, whose old one is then free.
 
-        ``token`` is what the store gave with the new time. Where the message was moved further
-        since, only the hold goes. False where a window has lost the hold: then it is to be held
-        again, or the message to go back. ``partly`` takes it in the other shards all the same.
+        ``token`` is what the store gave with the new time, after the place was held. Where the
+        message was moved further since, only the hold goes. False where a window has lost the
+        hold, or holds it for too long: then it is to be held again, or the message to go back.
         """
         groups = self.groups(moving.terms)
-        if len(groups) > 1 and not partly and not self.shards.have(groups, moving.hold):
+        # The old place goes when all shards have the new one.
+        if len(groups) > 1 and not self.shards.have(groups, moving):
             return False
-        taken = [self.shards.take(group, moving.message_id, moving.hold, token) for group in groups]
+        taken = [self.shards.take(group, moving, token) for group in groups]
         return all(taken)
 
     def drop(self, moving: Moving) -> None:

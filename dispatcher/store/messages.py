@@ -28,7 +28,7 @@ from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, has_status, mess
 from dispatcher.store.suppressions import is_suppressed
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
-MOVABLE_COLUMNS = (*MESSAGE_COLUMNS, messages.c.move_token)
+MOVABLE_COLUMNS = (*MESSAGE_COLUMNS, messages.c.move_token, database_now().label("read_at"))
 _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
@@ -40,10 +40,15 @@ _ADD_TRIES = 3
 
 
 class Movable(NamedTuple):
-    """A message, and the token that rises whenever its time changes, or is fenced."""
+    """A message, and what its move is guarded by.
+
+    ``token`` rises whenever its time changes, or is fenced; it was read at ``read_at``, by the
+    database's clock.
+    """
 
     message: Message
     token: int
+    read_at: datetime
 
 
 class Messages:
@@ -146,7 +151,9 @@ class Messages:
         self,
         found: Movable,
         *,
+        within: timedelta,
         send_at: datetime,
+        next_attempt_at: datetime | None = None,
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
@@ -155,8 +162,9 @@ class Messages:
     ) -> Movable:
         """Give a message another time if nobody has moved it, or fenced it, since it was found.
 
-        ``zone`` is what the new time was judged by. Return the message as it now stands. Raises
-        MessageNotFound.
+        And no later than ``within`` after that: its place is held for no longer. ``zone`` is what
+        the new time was judged by. The next try is at that time unless ``next_attempt_at`` says
+        otherwise. Return the message as it now stands. Raises MessageNotFound.
         """
         statement = (
             update(messages)
@@ -164,10 +172,11 @@ class Messages:
                 messages.c.id == found.message.id,
                 has_status(Status.SCHEDULED),
                 messages.c.move_token == found.token,
+                database_now() <= found.read_at + within,
             )
             .values(
                 send_at=send_at,
-                next_attempt_at=send_at,
+                next_attempt_at=next_attempt_at or send_at,
                 enqueue_at=enqueue_at,
                 zone=zone,
                 expires_at=expires_at,
@@ -303,7 +312,7 @@ def to_message(row: Sequence[Any]) -> Message:
 
 def to_movable(row: Row[Any]) -> Movable:
     """Turn a row of ``MOVABLE_COLUMNS``, and perhaps more, into what they tell."""
-    return Movable(to_message(row), row.move_token)
+    return Movable(to_message(row), row.move_token, row.read_at)
 
 
 def to_attempt(row: Row[Any]) -> Attempt:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select, update
 
 from dispatcher.message import Message, Status
 from dispatcher.store.chosen import change_chosen
@@ -101,8 +101,7 @@ class Overdue:
         wanted = ordered.where(these).with_for_update(skip_locked=True)
         taken_until = later(now, ttl.total_seconds())
         put_off = update(messages).values(enqueue_at=taken_until)
-        told = (*MOVABLE_COLUMNS, now.label("now"))
-        rows = change_chosen(self._database, wanted, put_off, *told)
+        rows = change_chosen(self._database, wanted, put_off, *MOVABLE_COLUMNS)
         if not rows:
             return None
         found = sorted(map(to_movable, rows), key=_place)
@@ -117,7 +116,7 @@ class Overdue:
         if self._database.run(lambda connection: connection.scalar(others)):
             self.give_back([each.message for each in found])
             return None
-        return Taken(found, rows[0].now)
+        return Taken(found, rows[0].read_at)
 
     def give_back(self, taken: Sequence[Message]) -> None:
         """Let the next sweep take what was not booked again."""
@@ -126,8 +125,11 @@ class Overdue:
         again = statement.values(enqueue_at=database_now())
         self._database.run(lambda connection: connection.execute(again))
 
-    def give_up(self, message: Message) -> None:
-        """End a message for which there is no slot, unless somebody has changed it meanwhile."""
+    def give_up(self, message: Message) -> bool:
+        """End a message for which there is no slot, unless somebody has changed it meanwhile.
+
+        Tell whether it has ended so.
+        """
         statement = (
             update(messages)
             .where(
@@ -137,7 +139,17 @@ class Overdue:
             )
             .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=_NO_SLOT)
         )
-        self._database.run(lambda connection: connection.execute(statement))
+        ended = (
+            messages.c.id == message.id,
+            messages.c.status == Status.EXPIRED.value,
+            messages.c.last_error == _NO_SLOT,
+        )
+
+        def work(connection: Connection) -> bool:
+            connection.execute(statement)
+            return connection.execute(select(messages.c.id).where(*ended)).one_or_none() is not None
+
+        return self._database.run(work)
 
 
 def _place(found: Movable) -> tuple[datetime, UUID]:

@@ -215,6 +215,13 @@ class StoreUpkeep:
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return {row.id: Kept(row.send_at, row.move_token) for row in rows}
 
+    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+        """Return the reservations of those of the messages that hold one."""
+        query = select(*PLACE).where(
+            self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE, IS_MESSAGE
+        )
+        return [Place._make(row) for row in self._read(query)]
+
     def fence(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Let no move of these take effect that has begun by now; return which were fenced.
 

@@ -220,7 +220,7 @@ class BulkSubmission:
         booked = batch.booked
         created_at = from_ms(to_ms(self._clock.now()))
         for case in booked:
-            message_id, at_ms = case.place
+            message_id, at_ms, _ = case.place
             case.result = self._submission.message(
                 case.valid_draft, message_id, from_ms(at_ms), created_at
             )

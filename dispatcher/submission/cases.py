@@ -72,7 +72,7 @@ class Case:
     @property
     def booking(self) -> Booking:
         """What was booked, with all that it takes to give it back."""
-        message_id, at_ms = self.place
+        message_id, at_ms, _ = self.place
         submit = self.request.submit if self.request else None
         return Booking(message_id, self.valid_draft.terms, from_ms(at_ms), submit)
 

@@ -108,10 +108,7 @@ class CatchUp:
                 continue
             except (NoPlace, InvalidValue) as error:
                 if _is_for_good(error, self._latest(message, now)):
-                    log.warning("message %s: overdue, and no slot is left", message.id)
-                    self._store.give_up(message)
-                    self._journal.tell(Transition.EXPIRED, message)
-                    given_up += 1
+                    given_up += self._is_given_up(message)
                 else:
                     left.append(message)
             except StoreUnavailable as error:
@@ -120,11 +117,20 @@ class CatchUp:
                 log.warning("message %s cannot be booked again: %s", message.id, error)
                 left.append(message)
             else:
-                if found is not None:
+                if found is None:  # somebody else was quicker, or this took too long
+                    left.append(message)
+                else:
                     self._journal.tell(Transition.RESCHEDULED, found, send_at=found.send_at)
                     moved.append(found)
         self._handover.enqueue(*moved)
         return len(moved), given_up, left
+
+    def _is_given_up(self, message: Message) -> bool:
+        log.warning("message %s: overdue, and no slot is left", message.id)
+        is_expired = self._store.give_up(message)
+        if is_expired:
+            self._journal.tell(Transition.EXPIRED, message)
+        return is_expired
 
     def _moved(self, movable: Movable, now: datetime) -> Message | None:
         """Return a message at its new time, None where somebody else was quicker.

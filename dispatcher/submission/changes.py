@@ -19,8 +19,9 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
-from dispatcher.reservation import Moving, Terms, Windows
+from dispatcher.reservation import Blocked, Moving, Terms, Windows
 from dispatcher.scope import counted
+from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable
 from dispatcher.submission.handover import Handover
@@ -29,6 +30,7 @@ from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_ch
 log = logging.getLogger(__name__)
 
 _TRIES = 10
+_BETWEEN_TRIES_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,14 @@ class Changes:
             raise TooLate(message_id, message.status)
         self._journal.tell(Transition.CANCELLED, message)
         fault("cancel.after_row")
-        try:
-            self._windows.release(message_id, self._scopes_of(message))
-        except ReservationsUnavailable as error:
-            log.warning("message %s: cancelled, its place is freed later: %s", message_id, error)
+        self._free(message)
         return message
+
+    def _free(self, message: Message) -> None:
+        try:
+            self._windows.release(message.id, self._scopes_of(message))
+        except ReservationsUnavailable as error:
+            log.warning("message %s: cancelled, its place is freed later: %s", message.id, error)
 
     def update(self, message_id: UUID, *, body: Mapping[str, Any]) -> Message:
         """Give a scheduled message another body.
@@ -167,7 +172,7 @@ class Changes:
         """Free the new place of a message that was cancelled while it moved; raise TooLate."""
         now = self._messages.get(message_id)
         if now.status is Status.CANCELLED:
-            self.cancel(message_id)
+            self._free(now)
             raise TooLate(message_id, now.status)
 
     def _change_row(
@@ -175,6 +180,7 @@ class Changes:
     ) -> Movable:
         return self._messages.move(
             found,
+            within=self._settings.reconcile_grace,
             send_at=send_at,
             zone=valid.zone,
             expires_at=valid.expiry(send_at),
@@ -184,55 +190,79 @@ class Changes:
         )
 
     def _take(self, moving: Moving, token: int, before: Message) -> None:
-        """Take a held place; where the windows have lost it, hold it anew.
+        """Take a held place, or go back to the old one where another message got it.
 
-        Raises NoPlace when another message got it; then the row has its time from ``before``. What
-        is left undone here is left to reconcile, and until then both places stay taken.
+        Raises NoPlace when the row has its time from ``before`` again.
         """
-        try:
-            for _ in range(_TRIES):
+        blocked = self._taken(moving, token)
+        if blocked is not None and self._is_back(moving, before):
+            at_ms = to_ms(moving.send_at)
+            raise self._windows.refusal(moving.terms, at_ms, blocked, before.id)
+
+    def _taken(self, moving: Moving, token: int) -> Blocked | None:
+        """Take a held place, held anew where the windows have lost it; say why that cannot be.
+
+        What is left undone here is left to reconcile, and until then both places stay taken.
+        """
+        reason = "it was lost again and again"
+        for _ in range(_TRIES):
+            try:
                 if self._windows.take(moving, token=token):
-                    return
-                self._windows.hold_again(moving)
-                now = self._messages.movable(moving.message_id)
-                if now.message.send_at != moving.send_at:  # somebody has moved it further
-                    self._drop(moving)
-                    return
-                token = now.token
-        except ReservationsUnavailable as error:
-            log.warning(
-                "message %s: moved, its places are put right later: %s", moving.message_id, error
-            )
-        except NoPlace:
-            if self._is_back(moving, before):
-                raise
+                    return None
+                again = self._windows.hold_again(moving)
+            except ReservationsUnavailable as error:
+                reason = str(error)
+                self._clock.sleep(_BETWEEN_TRIES_SECONDS)
+                continue
+            if isinstance(again, Blocked):
+                return again
+            moving = again
+            now = self._messages.movable(moving.message_id)
+            if now.message.send_at != moving.send_at:  # somebody has moved it further
+                self._drop(moving)
+                return None
+            token = now.token
+        log.warning(
+            "message %s: moved, its places are put right later: %s", moving.message_id, reason
+        )
+        return None
 
     def _is_back(self, moving: Moving, before: Message) -> bool:
-        """Return a message to its old time, if that is free, and tell whether it has that time."""
-        now = self._messages.movable(before.id)
-        if now.message.send_at == moving.send_at:
-            self._windows.take(moving, token=now.token, partly=True)
+        """Return a message to its old time where that is free; tell whether it has that time."""
+        reason = "its time was changed again and again"
+        for _ in range(_TRIES):
+            now = self._messages.movable(before.id)
+            if now.message.send_at != moving.send_at:
+                self._drop(moving)
+                return now.message.send_at == before.send_at
             try:
                 back = self._windows.move(
-                    before.id, terms=self._scopes_of(before), send_at=before.send_at
+                    before.id,
+                    terms=self._scopes_of(before),
+                    send_at=before.send_at,
+                    beside=moving,
                 )
             except (NoPlace, ReservationsUnavailable) as error:
-                log.warning("message %s: kept at a time without a place: %s", before.id, error)
-                return False
+                reason = str(error)
+                break
             now = self._messages.move(
                 now,
+                within=self._settings.reconcile_grace,
                 send_at=before.send_at,
+                next_attempt_at=before.next_attempt_at,
                 zone=before.zone,
                 expires_at=before.expires_at,
                 expire_after=before.expire_after,
                 asked_at=before.asked_at,
-                enqueue_at=self._handover.enqueue_at(before.send_at),
+                enqueue_at=self._handover.enqueue_at(before.next_attempt_at),
             )
             if now.message.send_at == before.send_at:
-                self._windows.take(back, token=now.token)
-            else:
-                self._drop(back)
-        return now.message.send_at == before.send_at
+                self._taken(back, now.token)
+                self._drop(moving)
+                return True
+            self._drop(back)
+        log.warning("message %s: kept at a time without a place: %s", before.id, reason)
+        return False
 
     def _drop(self, moving: Moving) -> None:
         try:

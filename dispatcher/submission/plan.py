@@ -81,7 +81,7 @@ class Planning:
         booked = settle(waiting, copies.reserve(requests_of(waiting)))
         created_at = from_ms(to_ms(now))
         for case in booked:
-            message_id, at_ms = case.place
+            message_id, at_ms, _ = case.place
             case.result = self._submission.message(
                 case.valid_draft, message_id, from_ms(at_ms), created_at
             )

@@ -223,6 +223,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         found = self.house.parts.messages.movable(message_id)
         moved = self.house.parts.messages.move(
             found,
+            within=timedelta(minutes=1),
             send_at=moving.send_at,
             zone=message.zone,
             expires_at=message.expires_at,
@@ -233,7 +234,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         accepted.at = asked
         if steps == 2:
             first = self.house.parts.windows.groups(moving.terms)[0]
-            self.house.parts.windows.shards.take(first, message_id, moving.hold, moved.token)
+            self.house.parts.windows.shards.take(first, moving, moved.token)
             self.model.ledger.take(first.scopes, message_id, as_id)
             self.model.forget_holds()
 

@@ -197,13 +197,15 @@ class MemoryMessages:
 
     def movable(self, message_id: UUID) -> Movable:
         message = self.get(message_id)
-        return Movable(message, self._tables.messages[message_id].move_token)
+        return Movable(message, self._tables.messages[message_id].move_token, self._tables.now())
 
     def move(
         self,
         found: Movable,
         *,
+        within: timedelta,
         send_at: datetime,
+        next_attempt_at: datetime | None = None,
         zone: str | None,
         expires_at: datetime | None,
         expire_after: timedelta | None,
@@ -211,9 +213,10 @@ class MemoryMessages:
         enqueue_at: datetime,
     ) -> Movable:
         row = self._tables.scheduled(found.message.id)
-        if row is not None and row.move_token == found.token:
+        in_time = self._tables.now() <= found.read_at + within
+        if row is not None and row.move_token == found.token and in_time:
             row.move_token += 1
-            row.send_at = row.next_attempt_at = cut(send_at)
+            row.send_at, row.next_attempt_at = cut(send_at), cut(next_attempt_at or send_at)
             row.zone, row.expire_after = zone, expire_after
             row.asked_at = None if asked_at is None else cut(asked_at)
             row.expires_at = None if expires_at is None else cut(expires_at)
@@ -446,6 +449,10 @@ class MemoryStoreUpkeep:
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
         return {row.id: _kept(row) for row in found if row and row.status not in NO_PLACE}
+
+    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+        found = (self._tables.messages.get(message_id) for message_id in message_ids)
+        return [_place(row) for row in found if row and row.status not in NO_PLACE]
 
     def fence(self, message_ids: Sequence[UUID]) -> set[UUID]:
         rows = [row for row in map(self._tables.messages.get, message_ids) if row]

@@ -144,6 +144,8 @@ class Both:
             send_at = self.clock.now() + self._wait()
             self.ask(
                 0, "move", found, send_at=send_at, zone=None,
+                within=self.rng.choice([timedelta(0), TTL]),
+                next_attempt_at=self.rng.choice([None, send_at + timedelta(seconds=3)]),
                 expires_at=send_at + TTL, expire_after=TTL, enqueue_at=send_at,
                 asked_at=self.rng.choice([None, found.message.send_at]),
             )  # fmt: skip

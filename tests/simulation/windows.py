@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from uuid import UUID
 from dispatcher.errors import (
     IdempotencyConflict,
     LimitersUnavailable,
+    NoPlace,
     QuotaExceeded,
     ReservationsUnavailable,
 )
@@ -25,6 +26,7 @@ from dispatcher.limiters import Permit, PermitAnswer
 from dispatcher.quota import Limit, Quota
 from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.reservation import (
+    Blocked,
     Booking,
     Moving,
     Rebuild,
@@ -221,41 +223,69 @@ class MemoryWindows:
         terms: Terms,
         send_at: datetime,
         latest: datetime | None = None,
+        beside: Moving | None = None,
     ) -> Moving:
-        keys = self._opened(terms)
-        name, window = self._server.window_of(keys, terms.scopes[0].name)
-        others = sorted(at for member, at in window.items() if member != message_id.bytes)
-        at_ms = self._found(terms, others, send_at, latest)
-        hold = self._new_hold(message_id)
-        window[hold] = at_ms
-        self._server.holds.pending[keys][hold, name] = self._server.now_ms()
-        return Moving(message_id, terms, from_ms(at_ms), hold)
+        free = {message_id.bytes} | ({beside.hold} if beside else set())
+        at_ms = self._judged(terms, free, send_at, latest)
+        return self._held(Moving(message_id, terms, from_ms(at_ms), self._new_hold(message_id)))
 
-    def hold_again(self, moving: Moving) -> None:
-        keys = self._opened(moving.terms)
-        name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
-        if moving.hold in window:
-            return
-        others = sorted(at for member, at in window.items() if member != moving.message_id.bytes)
-        window[moving.hold] = self._found(moving.terms, others, moving.send_at, None)
-        self._server.holds.pending[keys][moving.hold, name] = self._server.now_ms()
+    def hold_again(self, moving: Moving) -> Moving | Blocked:
+        free = {moving.message_id.bytes, moving.hold}
+        _, window = self._window_of(moving)
+        if window.get(moving.hold) == to_ms(moving.send_at):
+            return replace(moving, held_at_ms=self._server.now_ms())
+        try:
+            self._judged(moving.terms, free, moving.send_at, None)
+        except QuotaExceeded as refused:
+            return Blocked(to_ms(refused.next_slot), None, None, (), is_slot=True)
+        return self._held(moving)
 
-    def take(self, moving: Moving, *, token: int, partly: bool = False) -> bool:
-        del partly  # there is one shard
-        keys = self.keys_of(moving.terms)
-        name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
+    def refusal(
+        self, terms: Terms, asked_ms: int, blocked: Blocked, mover: UUID | None = None
+    ) -> NoPlace:
+        del mover
+        return QuotaExceeded(
+            quota="a quota",
+            scope=str(terms.scopes[0]),
+            send_at=from_ms(asked_ms),
+            conflicting=(),
+            next_slot=from_ms(blocked.until_ms),
+        )
+
+    def take(self, moving: Moving, *, token: int) -> bool:
+        name, window = self._window_of(moving)
         own, held = (moving.message_id.bytes, name), (moving.hold, name)
-        pending, now_ms = self._server.holds.pending[keys], self._server.now_ms()
-        if self._server.last_moved(own) >= token:
+        server = self._server
+        pending, now_ms = server.holds.pending[self.keys_of(moving.terms)], server.now_ms()
+        if server.last_moved(own) >= token:
             self.drop(moving)
             return True
-        if moving.hold not in window or pending.get(held, 0) <= now_ms - self._server.under_way_ms:
+        at_ms = to_ms(moving.send_at)
+        if window.get(moving.hold) != at_ms or moving.held_at_ms <= now_ms - server.under_way_ms:
             return False
-        window[own[0]] = window.pop(moving.hold)
+        del window[moving.hold]
+        window[own[0]] = at_ms
         pending.pop(held, None)
         pending[own] = now_ms
-        self._server.mark_moved(own, token)
+        server.mark_moved(own, token)
         return True
+
+    def _judged(
+        self, terms: Terms, free: set[bytes], send_at: datetime, latest: datetime | None
+    ) -> int:
+        _, window = self._server.window_of(self._opened(terms), terms.scopes[0].name)
+        others = sorted(at for member, at in window.items() if member not in free)
+        return self._found(terms, others, send_at, latest)
+
+    def _held(self, moving: Moving) -> Moving:
+        name, window = self._window_of(moving)
+        now_ms = self._server.now_ms()
+        window[moving.hold] = to_ms(moving.send_at)
+        self._server.holds.pending[self.keys_of(moving.terms)][moving.hold, name] = now_ms
+        return replace(moving, held_at_ms=now_ms)
+
+    def _window_of(self, moving: Moving) -> tuple[str, dict[bytes, int]]:
+        return self._server.window_of(self.keys_of(moving.terms), moving.terms.scopes[0].name)
 
     def drop(self, moving: Moving) -> None:
         self._remove(self.keys_of(moving.terms), moving.terms, moving.hold)
@@ -380,6 +410,8 @@ class MemoryUpkeep:
             own = each.message_id.bytes, each.window.decode()
             if kept and pending.get(own, each.before_ms) > each.before_ms:
                 continue
+            if kept and not each.is_hold and self._server.last_moved(own) > kept.token:
+                continue
             del pending[entry]
             if not kept or each.is_hold:
                 window.pop(each.member, None)
@@ -391,6 +423,16 @@ class MemoryUpkeep:
             corrected += window.get(own[0]) != at_ms
             window[own[0]] = at_ms
         return corrected
+
+    def places(self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]) -> list[Unconfirmed]:
+        before_ms = max((each.before_ms for each in found), default=0)
+        added = []
+        for row, keys, name in self._each(list(rows)):
+            self._server.holds.pending[keys].setdefault((row.message_id.bytes, name), before_ms)
+            added.append(
+                Unconfirmed(row.message_id, row.message_id.bytes, name.encode(), keys, before_ms)
+            )
+        return added
 
     def tidy(self, *, keys_at_once: int) -> int:
         del keys_at_once  # nothing gets as old as that

@@ -17,6 +17,7 @@ from dispatcher import (
     MessageNotFound,
     QuietHours,
     QuotaExceeded,
+    ReservationsUnavailable,
     Status,
     StoreUnavailable,
     TooLate,
@@ -399,7 +400,14 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
             windows.reserve(
                 new_id(), terms=Terms(groups[lost].scopes), send_at=LATER + HOUR + MINUTE / 2
             )
+        between(house, "_windows", before={"move": still_taken})
 
+    def still_taken() -> None:
+        for group in groups:
+            with pytest.raises(QuotaExceeded):
+                windows.reserve(new_id(), terms=Terms(group.scopes), send_at=LATER)
+
+    house.change([message], next_attempt_at=LATER + MINUTE)  # put off
     between(house, "_messages", after={"move": once(lose)})
     if is_free:
         moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
@@ -409,10 +417,68 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
             house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     at = house.again(message).send_at
     assert at == (LATER + HOUR if is_free else LATER)
+    wait = timedelta(0) if is_free else MINUTE
+    assert house.again(message).next_attempt_at == at + wait, "a refused move changes nothing"
     for group in groups:
         for window in group.windows:
             assert house.redis.zscore(window, message.id.bytes) == to_ms(at)
             assert house.redis.zcard(window) == 1 + (not is_free and group == groups[lost])
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
+def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
+    build: Build, lost: int
+) -> None:
+    house = build(
+        shards=16,
+        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
+        scopes={"tenant": {"quotas": ["1/minute"]}},
+    )
+    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
+    past_the_grace(house)
+    groups = house.parts.windows.groups(house.parts.changes._scopes_of(message))
+    windows = house.parts.windows
+
+    def lose() -> None:
+        for member, _ in house.redis.zscan_iter(groups[0].windows[0]):
+            if len(member) > 16:
+                windows.shards.drop(groups[lost], member)
+        at = LATER + HOUR + MINUTE / 2
+        windows.reserve(new_id(), terms=Terms(groups[lost].scopes), send_at=at)
+        gone = ReservationsUnavailable("redis did not answer")
+        between(house, "_windows", before={"move": raising(gone)})
+
+    between(house, "_messages", after={"move": once(lose)})
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    past_the_grace(house)
+    for group in groups:
+        for window in group.windows:
+            assert house.redis.zscore(window, message.id.bytes) == to_ms(LATER + HOUR)
+
+
+def test_windows_that_are_closed_for_a_moment_are_asked_again(
+    house: House, message: Message
+) -> None:
+    closed = ReservationsUnavailable("the windows are not complete")
+    between(house, "_windows", before={"take": raising(closed, closed)})
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    assert settled(house)
+
+
+def test_a_hold_whose_message_cannot_be_fenced_stays(house: House, message: Message) -> None:
+    """SQLite lets nobody in beside one who writes."""
+    terms = house.parts.changes._scopes_of(message)
+    house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
+    window = house.keys(message.scope).window(message.scope)
+    sweep = vars(house.parts.sweep)
+    locked = raising(StoreUnavailable("the database is locked"))
+    sweep["_store"] = Between(sweep["_store"], before={"fence": locked})
+    past_the_grace(house)
+    assert house.redis.zcard(window) == 2
+    past_the_grace(house)
+    assert house.redis.zcard(window) == 1
 
 
 def test_a_cancel_after_the_row_moved_frees_the_new_place_too(

@@ -139,7 +139,7 @@ def test_each_status_is_the_failure_it_means(
 
 def test_refused_credentials_of_a_channel_wait_until_they_are_mended(receiver: Receiver) -> None:
     receiver.answers(401, body=b"quotes the secret body")
-    with pytest.raises(TemporaryFailure, match="answered 401: .* credentials") as caught:
+    with pytest.raises(TemporaryFailure, match=r"answered 401: .* credentials") as caught:
         to(receiver).send(a_message())
     assert caught.value.retry_after == timedelta(minutes=1)
     assert caught.value.closes_channel, "all messages have the same"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,7 +18,7 @@ from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import shard_of
-from dispatcher.reservation import Moving, Reserved, Terms
+from dispatcher.reservation import Blocked, Moving, Reserved, Terms
 from dispatcher.scope import PLAIN, Scope, counted, plain
 from tests.support import model
 from tests.support.proxy import Proxy
@@ -38,7 +41,25 @@ SEVERAL = Terms(counted([PLAIN, *FURTHER], scope="ada", channel="sms", scopes={"
 assert len({shard_of(scope.home, SHARDS) for scope in SEVERAL.scopes}) == 3
 
 
-@pytest.fixture(params=[ONE, SEVERAL], ids=["one window", "four windows"])
+def _lying(shard: int, home: str = "{}") -> str:
+    names = (f"name {n}" for n in count())
+    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
+
+
+LAST = SHARDS - 1
+TWICE = Terms(
+    counted(
+        [PLAIN, *FURTHER], scope=_lying(LAST), channel="sms",
+        scopes={"tenant": _lying(LAST, "@tenant:{}")},
+    )
+)  # fmt: skip
+"""In its own shard, in that of the channel, which comes before it, and in its own shard again."""
+assert shard_of("@channel.sms", SHARDS) < LAST
+
+
+@pytest.fixture(
+    params=[ONE, SEVERAL, TWICE], ids=["one window", "four windows", "its own shard twice"]
+)
 def terms(request: pytest.FixtureRequest) -> Terms:
     """Give what a message counts against."""
     found: Terms = request.param
@@ -147,7 +168,7 @@ def test_a_refused_move_changes_nothing(
     latest = None if room is None else NOON + HOUR + room
     with pytest.raises(QuotaExceeded) as refused:
         real.windows.move(message_id, terms=terms, send_at=NOON + HOUR, latest=latest)
-    assert (refused.value.quota, refused.value.scope) == ("1/minute", "ada")
+    assert (refused.value.quota, refused.value.scope) == ("1/minute", terms.scopes[0].name)
     assert refused.value.conflicting == (other,)
     assert (refused.value.send_at, refused.value.next_slot) == (
         NOON + HOUR,
@@ -309,13 +330,72 @@ def test_a_hold_that_is_older_than_what_is_remembered_of_moves_is_not_taken(
 ) -> None:
     message_id = book(real, terms)
     moving = move(real, message_id, terms, NOON + HOUR)
-    for scope in terms.scopes:  # nobody has reconciled for longer than a minute
-        keys = real.keys(scope.home)
-        member = moving.hold + keys.window(scope.name, scope.kind).encode()
-        real.client.zincrby(keys.pending, -60_001, member)
+    before = real.dump()
+    old = replace(moving, held_at_ms=moving.held_at_ms - 60_001)
+    assert not real.windows.take(old, token=next(TOKENS))
+    assert real.dump() == before
+    again = real.windows.hold_again(old)
+    assert isinstance(again, Moving)
+    assert real.windows.take(again, token=next(TOKENS))
+    stands(real, terms, place=(message_id, NOON + HOUR))
+
+
+def test_a_hold_at_another_time_is_not_taken(real: Reserving, terms: Terms) -> None:
+    """As a late copy of a call for another time leaves it."""
+    message_id = book(real, terms)
+    moving = move(real, message_id, terms, NOON + HOUR)
+    scope = terms.scopes[-1]
+    window = real.keys(scope.home).window(scope.name, scope.kind)
+    real.client.zadd(window, {moving.hold: ms(NOON + 2 * HOUR)})
     before = real.dump()
     assert not real.windows.take(moving, token=next(TOKENS))
     assert real.dump() == before
+    again = real.windows.hold_again(moving)
+    assert isinstance(again, Moving)
+    assert real.windows.take(again, token=next(TOKENS))
+    stands(real, terms, place=(message_id, NOON + HOUR))
+
+
+def test_a_move_that_the_sweep_settles_in_one_window_is_taken_in_the_others(
+    real: Reserving, terms: Terms
+) -> None:
+    message_id = book(real, terms)
+    earlier = next(TOKENS)
+    moving = move(real, message_id, terms, NOON + HOUR)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    (first, *_) = (each for each in found if each.is_hold)
+    assert real.upkeep.confirm([first], stored({message_id: NOON + HOUR})) == 1
+    if len(terms.scopes) == 1:
+        assert real.windows.take(moving, token=earlier)
+    elif not real.windows.take(moving, token=earlier):
+        again = real.windows.hold_again(moving)
+        assert isinstance(again, Moving)
+        assert real.windows.take(again, token=next(TOKENS))
+    for scope in terms.scopes:
+        assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
+
+
+def test_what_is_held_in_a_further_round_has_another_name(real: Reserving) -> None:
+    """A late copy of what drops the first one drops no later one."""
+    message_id = book(real, SEVERAL)
+    (full,) = [scope for scope in SEVERAL.scopes if scope.kind == "tenant"]
+    for n in range(4):
+        book(real, Terms((full,)), NOON + 5 * HOUR + n * SECOND)
+    holds: list[bytes] = []
+    shards = real.windows.shards
+    held = shards.move
+
+    def noted(group: Any, message_id: UUID, **given: Any) -> Any:
+        holds.append(given["hold"])
+        return held(group, message_id, **given)
+
+    vars(shards)["move"] = noted
+    moving = real.windows.move(
+        message_id, terms=SEVERAL, send_at=NOON + 5 * HOUR, latest=NOON + 7 * HOUR
+    )
+    assert moving.send_at == NOON + 6 * HOUR
+    assert moving.hold == holds[-1]
+    assert holds[0] != holds[-1]
 
 
 @pytest.mark.parametrize("kind", [PLAIN, "channel.sms", "tenant"])
@@ -341,9 +421,9 @@ def test_a_hold_whose_place_went_to_another_is_not_held_again(
     real.windows.drop(moving)
     other = book(real, terms, NOON + HOUR)
     before = real.dump()
-    with pytest.raises(QuotaExceeded) as refused:
-        real.windows.hold_again(moving)
-    assert refused.value.conflicting == (other,)
+    blocked = real.windows.hold_again(moving)
+    assert isinstance(blocked, Blocked)
+    assert blocked.conflicting == (other,)
     assert real.dump() == before
 
 
@@ -371,6 +451,23 @@ def test_a_hold_left_behind_is_taken_when_the_store_has_its_time(
     for scope in terms.scopes:
         assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
     book(real, terms, NOON)
+
+
+def test_where_a_hold_is_left_all_windows_of_its_message_are_put_right(real: Reserving) -> None:
+    """Those that have lost the hold, and the place, too."""
+    message_id = book(real, SEVERAL)
+    sweep(real, {message_id: NOON})
+    moving = move(real, message_id, SEVERAL, NOON + HOUR)
+    groups = real.windows.groups(SEVERAL)
+    for group in groups[1:]:
+        real.windows.shards.drop(group, moving.hold)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    row = Reserved(message_id, SEVERAL.scopes, NOON + HOUR)
+    found += real.upkeep.places(found, [row])
+    assert real.upkeep.confirm(found, stored({message_id: NOON + HOUR})) == len(SEVERAL.scopes)
+    for scope in SEVERAL.scopes:
+        assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
+    assert real.unconfirmed() == set()
 
 
 def test_a_hold_left_behind_goes_with_a_message_that_the_store_does_not_know(
