@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    case,
     exists,
     literal_column,
     or_,
@@ -44,6 +45,11 @@ def _one_of(column: str, values: Iterable[str]) -> str:
     listed = ", ".join(f"'{value}'" for value in values)
     return f"{column} IN ({listed})"
 
+
+TOLD_OF = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED, Status.HELD)
+"""The statuses of which who asked is told. ``told`` has the last one, at first ``scheduled``."""
+UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
+"""The condition that somebody is yet to be told; where nobody asked, ``told`` is NULL."""
 
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored (``given_up.py``)."""
@@ -78,6 +84,8 @@ messages = Table(
     Column("on_unknown", String(5), nullable=False, server_default="retry"),
     Column("expire_after", Length),
     Column("asked_at", Instant),
+    Column("status_url", String(MAX_RECIPIENT)),
+    Column("told", String(9)),
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
@@ -95,9 +103,16 @@ messages = Table(
         "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
         name="expire_after_has_expiry",
     ),
+    CheckConstraint(
+        "(told IS NULL) = (status_url IS NULL) AND "
+        f"(told IS NULL OR {_one_of('told', [Status.SCHEDULED, *TOLD_OF])})",
+        name="told_known",
+    ),
 )
 
 IS_MESSAGE = messages.c.status != VOID
+TOLD_ANEW = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
+"""The value of ``told`` by which a status that was told before is told again."""
 HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
 
 # What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
@@ -121,6 +136,7 @@ for _name, _columns, _where, _on_mysql in (
         ("reserved", "status"),
     ),
     ("held", ("id",), "status = 'held'", ()),
+    ("untold", ("told", "status", "id"), UNTOLD, ("told", "status")),
 ):
     _wide[f"ix_messages_{_name}"] = _on_mysql
     Index(
