@@ -118,7 +118,8 @@ HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.v
 # What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
 # partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What
 # is held is found there by the index of those that are sent: it has no claim, and every index ends
-# with the id.
+# with the id. What is untold is found by that of what is unreleased, so that no write pays for
+# another one.
 _wide: dict[str, tuple[str, ...]] = {}
 for _name, _columns, _where, _on_mysql in (
     ("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
@@ -133,10 +134,10 @@ for _name, _columns, _where, _on_mysql in (
         "unreleased",
         ("id",),
         "reserved AND status IN ('cancelled', 'expired')",
-        ("reserved", "status"),
+        ("status", "reserved", "told"),
     ),
     ("held", ("id",), "status = 'held'", ()),
-    ("untold", ("told", "status", "id"), UNTOLD, ("told", "status")),
+    ("untold", ("told", "status", "id"), UNTOLD, ()),
 ):
     _wide[f"ix_messages_{_name}"] = _on_mysql
     Index(

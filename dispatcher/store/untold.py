@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Row,
@@ -47,7 +48,7 @@ class Untold:
     def __init__(self, database: Database, *, channel: str, max_attempts: int) -> None:
         self._database = database
         self._channel = channel
-        self._is_untold = _untold(database.engine.dialect.name)
+        self._found = _found(database.engine.dialect.name)
         now = database_now()
         # It has no place that could be freed, and its try is repeated whatever the channel says:
         # who is told twice knows it by the id.
@@ -65,8 +66,8 @@ class Untold:
         """
         wanted: Select[Any] = (
             select(*_SHOWN, database_now().label("now"))
-            .where(self._is_untold)
-            .order_by(messages.c.told, messages.c.status, messages.c.id)
+            .where(self._found.where)
+            .order_by(*self._found.order)
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
@@ -96,21 +97,29 @@ class Untold:
         return self._database.transact(work)
 
 
-def _untold(dialect: str) -> ColumnElement[bool]:
-    """Return the condition that somebody is yet to be told, in the words that find its index.
+class _Found(NamedTuple):
+    """The condition that somebody is yet to be told, and the order of its index."""
 
-    A partial index holds nothing else. Where there is none, its pairs are looked up: the index
-    knows no inequality.
+    where: ColumnElement[bool]
+    order: tuple[Column[Any], ...]
+
+
+def _found(dialect: str) -> _Found:
+    """Return it in the words by which a database takes the index, and reads nothing else.
+
+    A partial index holds nothing else. MariaDB and MySQL, which have none, find what is equal: each
+    pair, and both that ``reserved`` may be, since that stands between in the index.
     """
+    row = messages.c
     if dialect not in MYSQL:
-        return literal_column(UNTOLD)
-    statuses = [each.value for each in TOLD_OF]
-    return or_(
-        *(
-            and_(messages.c.told == told, messages.c.status.in_([s for s in statuses if s != told]))
-            for told in (Status.SCHEDULED.value, *statuses)
-        )
+        return _Found(literal_column(UNTOLD), (row.told, row.status, row.id))
+    every = (Status.SCHEDULED.value, *(each.value for each in TOLD_OF))
+    pairs = (
+        and_(row.status == each, row.told.in_([told for told in every if told != each]))
+        for each in every[1:]
     )
+    where = and_(row.reserved.in_([False, True]), or_(*pairs))
+    return _Found(where, (row.status, row.reserved, row.told, row.id))
 
 
 def _id(row: Row[Any]) -> UUID:

@@ -26,11 +26,14 @@ def upgrade() -> None:
             "(told IS NULL) = (status_url IS NULL) AND (told IS NULL OR told IN "
             "('scheduled', 'sent', 'failed', 'expired', 'cancelled', 'held'))",
         )
-    on_mysql = op.get_context().dialect.name in MYSQL
+    if op.get_context().dialect.name in MYSQL:  # they have no partial indexes
+        op.drop_index("ix_messages_unreleased", "messages")
+        op.create_index("ix_messages_unreleased", "messages", ["status", "reserved", "told"])
+        return
     op.create_index(
         "ix_messages_untold",
         "messages",
-        ["told", "status"] if on_mysql else ["told", "status", "id"],
+        ["told", "status", "id"],
         unique=False,
         postgresql_where=_UNTOLD,
         sqlite_where=_UNTOLD,
@@ -38,7 +41,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_index("ix_messages_untold", "messages")
+    if op.get_context().dialect.name in MYSQL:
+        op.drop_index("ix_messages_unreleased", "messages")
+        op.create_index("ix_messages_unreleased", "messages", ["reserved", "status"])
+    else:
+        op.drop_index("ix_messages_untold", "messages")
     with op.batch_alter_table("messages") as table:
         table.drop_constraint(_TOLD_KNOWN, type_="check")
         table.drop_column("told")
