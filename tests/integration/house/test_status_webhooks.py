@@ -236,6 +236,8 @@ def test_a_status_message_is_an_ordinary_one_that_has_no_place(
         house.dispatcher.reschedule(status_message.id, send_in=HOUR)
     story = house.dispatcher.story(status_message.id)
     assert (story.reservations, story.status_host) == ((), None)
+    assert house.dispatcher.top("scope").tops == ()
+    assert [each.name for each in house.dispatcher.top("channel").tops] == ["status"]
     receiver.answers(410)
     house.deliver(status_message)
     assert house.again(status_message).status is Status.FAILED
