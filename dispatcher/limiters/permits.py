@@ -75,9 +75,8 @@ class Permits:
         limits: dict[str, Sequence[LogLimit]] = {}
         reaches: dict[str, str] = {}
         for permit in wanted:
-            if permit.scope != NOBODY:
-                log = self._keys.scope(permit.scope)
-                limits[log], reaches[log] = self._scope_limits, _SCOPES
+            log = self._keys.scope(permit.scope)
+            limits[log], reaches[log] = self._scope_limits, _SCOPES
             if permit.channel in self._channel_limits:
                 log = self._keys.channel(permit.channel)
                 limits[log] = self._channel_limits[permit.channel]

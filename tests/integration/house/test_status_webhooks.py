@@ -183,6 +183,24 @@ def test_no_quota_and_no_limit_of_a_scope_holds_up_what_goes_to_one_url(
     house.dispatcher.rebuild_windows()
     assert set(house.all_members()) == set(PEOPLE)
     assert house.reconciled().dispatcher.verify_windows().equal
+    house.redis.flushdb()
+    assert house.reconciled().dispatcher.verify_windows().equal
+    assert set(house.all_members()) == set(PEOPLE)
+
+
+def test_the_limits_of_their_channel_hold_for_status_messages(
+    build: Build, receiver: Receiver
+) -> None:
+    limited = channels(receiver)
+    limited["status"] |= {"limits": ["2/hour"]}
+    house = build(clock=hour_ago(), quotas="1/day", status_channel="status", channels=limited)
+    house.deliver(*(house.submit(each, status_url=receiver.url) for each in PEOPLE))
+    assert tell(house) == len(PEOPLE)
+    assert len(told(receiver)) == 2
+    house.redis.flushdb()
+    house.reconciled()
+    tell(house)
+    assert len(told(receiver)) == 2, "their permits are rebuilt"
 
 
 def tells(dispatcher: Dispatcher) -> None:
