@@ -47,7 +47,6 @@ class Untold:
 
     def __init__(self, database: Database, *, channel: str, max_attempts: int) -> None:
         self._database = database
-        self._channel = channel
         self._found = _found(database.engine.dialect.name)
         now = database_now()
         # It has no place that could be freed, and its try is repeated whatever the channel says:

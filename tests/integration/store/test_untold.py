@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import ClauseElement, event, true, update
+from sqlalchemy.dialects import postgresql
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import (
@@ -26,6 +28,8 @@ from dispatcher.store import (
     Result,
     StoreUpkeep,
     Untold,
+    changes,
+    claiming,
 )
 from dispatcher.store.copied import Addition
 from dispatcher.store.schema import messages
@@ -244,6 +248,15 @@ def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> 
 
 def _ends(joined: Sequence[object], is_certain: bool) -> None:
     del joined, is_certain
+
+
+def test_no_statement_of_delivery_knows_who_is_told() -> None:
+    taken = claiming.at_once(true())
+    statements: list[ClauseElement] = [taken, changes.sent_at_once(), changes.snoozed_at_once()]
+    statements += [each._one for each in vars(changes).values() if isinstance(each, changes.Change)]
+    for statement in statements:
+        text = str(statement.compile(dialect=postgresql.dialect()))
+        assert not re.search(r"status_url|messages\.told|\btold\s*=", text), text
 
 
 def store_many(database: Database) -> None:
