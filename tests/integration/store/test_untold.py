@@ -12,8 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import ClauseElement, event, true, update
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import ClauseElement, event, make_url, true, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import (
@@ -255,7 +254,7 @@ def test_no_statement_of_delivery_knows_who_is_told() -> None:
     statements: list[ClauseElement] = [taken, changes.sent_at_once(), changes.snoozed_at_once()]
     statements += [each._one for each in vars(changes).values() if isinstance(each, changes.Change)]
     for statement in statements:
-        text = str(statement.compile(dialect=postgresql.dialect()))
+        text = str(statement.compile(dialect=make_url("postgresql+psycopg://").get_dialect()()))
         assert not re.search(r"status_url|messages\.told|\btold\s*=", text), text
 
 
