@@ -3,7 +3,8 @@
 The same broker, the same pool, one worker process each, in turns. A delivery is claimed, permitted
 by the limits of its scope and of its channel, handed over, and recorded in PostgreSQL; the
 transport and Celery's task both write one line to a file. The tasks are there before the worker
-starts; counted is from the first line to the last, and the worker's CPU time in between.
+starts; counted is from the first line to the last, and the CPU time of the
+worker and of the servers in between.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import redis
 from celery import Celery
 from rounds import facts, folder
+from sqlalchemy import Connection
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.celery_app import options
 from dispatcher.embedded import embedded
-from dispatcher.store import migrate
+from dispatcher.store import Database, migrate
 
 MESSAGES = 20_000
 ROUNDS = 3
@@ -37,10 +40,12 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Run(NamedTuple):
-    """Rate in messages/s, and CPU seconds of the worker for 1,000 of them."""
+    """Rate in messages/s, and CPU seconds for 1,000 of them: of the worker and of the servers."""
 
     rate: float
     cpu: float
+    redis_cpu: float
+    sql_cpu: float
 
 
 class Ledger:
@@ -65,16 +70,18 @@ def main(messages: int) -> None:
             ours.append(our_run(settings, path, messages))
     print(f"\n### {messages:,} due at once, one worker process, PostgreSQL\n")
     print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}, {' '.join(POOL)}\n")
-    print("| | messages/s (median) | least–most | worker CPU s per 1,000 |")
-    print("|---|---|---|---|")
+    print("| | messages/s (median) | least–most | CPU s per 1,000: worker | Redis | PostgreSQL |")
+    print("|---|---|---|---|---|---|")
     for name, runs in (("Celery, tasks that do nothing", theirs), ("dispatcher", ours)):
         rates = [run.rate for run in runs]
-        cpu = statistics.median(run.cpu for run in runs)
+        cpu = " | ".join(
+            f"{statistics.median(each):.3f}" for each in [*zip(*runs, strict=True)][1:]
+        )
         median = statistics.median(rates)
-        print(f"| {name} | {median:,.0f} | {min(rates):,.0f}–{max(rates):,.0f} | {cpu:.2f} |")
+        print(f"| {name} | {median:,.0f} | {min(rates):,.0f}–{max(rates):,.0f} | {cpu} |")
     ratios = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
     print(f"| ratio, round by round | {statistics.median(ratios):.1f} "
-          f"| {min(ratios):.1f}–{max(ratios):.1f} | |")  # fmt: skip
+          f"| {min(ratios):.1f}–{max(ratios):.1f} | | | |")  # fmt: skip
 
 
 def channelled(settings: Settings, url: str, ledger: Path, **channel: Any) -> Settings:
@@ -136,14 +143,16 @@ def watched(settings: Settings, path: Path, command: list[str], messages: int) -
         deadline = time.monotonic() + 120
         while count(ledger) < messages // 20 and time.monotonic() < deadline:
             time.sleep(0.01)
-        before, began = cpu_seconds(pid), count(ledger)
+        before, began = cpu_of_all(pid, settings), count(ledger)
         while count(ledger) < messages and time.monotonic() < deadline:
             time.sleep(0.05)
-        cpu = cpu_seconds(pid) - before
+        after = cpu_of_all(pid, settings)
     times = sorted(float(line.split()[1]) for line in ledger.read_text().splitlines())
     if len(times) != messages:
         raise SystemExit(f"{len(times)} of {messages} were handed over")
-    return Run((messages - 1) / (times[-1] - times[0]), cpu / (messages - began) * 1_000)
+    per_1_000 = 1_000 / (messages - began)
+    cpu = [(end - start) * per_1_000 for start, end in zip(before, after, strict=True)]
+    return Run((messages - 1) / (times[-1] - times[0]), *cpu)
 
 
 def dispatcher_command(*arguments: str) -> list[str]:
@@ -158,8 +167,37 @@ def count(ledger: Path) -> int:
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
+    return sum(_times(pid)[:2])
+
+
+def cpu_of_all(pid: int, settings: Settings) -> tuple[float, float, float]:
+    """Return the CPU time of a worker, of Redis, and of PostgreSQL with all its processes."""
+    with redis.Redis.from_url(settings.redis_url) as client:
+        used = cast("dict[str, float]", client.info("cpu"))
+    folder = Path(Database(settings.database_url).run(_data_directory))
+    postmaster = int((folder / "postmaster.pid").read_text().split()[0])
+    tree = [postmaster, *_children(postmaster)]
+    ended = sum(_times(postmaster)[2:])
+    sql = ended + sum(sum(_times(each)[:2]) for each in tree)
+    return cpu_seconds(pid), used["used_cpu_sys"] + used["used_cpu_user"], sql
+
+
+def _data_directory(connection: Connection) -> str:
+    found: str = connection.exec_driver_sql("SHOW data_directory").scalar_one()
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _times(pid: int) -> list[float]:
+    """Return the CPU seconds of a process and of its children that have ended, twice two."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    except FileNotFoundError:  # it has ended meanwhile
+        return [0.0] * 4
+    return [int(each) / _TICK for each in fields[11:15]]
 
 
 @contextmanager

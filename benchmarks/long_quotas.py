@@ -48,7 +48,7 @@ class Scope:
             self.client,
             Rules({PLAIN: [Quota(count, DAY_MS)]}),
             keys=fence.keys,
-            twins_life=timedelta(minutes=2),
+            under_way=timedelta(minutes=2),
         )
         upkeep = Upkeep(self.client, fence)
         rebuild = upkeep.begin()

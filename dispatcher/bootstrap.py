@@ -82,6 +82,7 @@ from dispatcher.submission import (
 from dispatcher.sweep import MARKER_SPARE, Sweep
 from dispatcher.templating import Templates
 from dispatcher.ticks import Ticks
+from dispatcher.tracing import Tracing, opentelemetry_tracing
 from dispatcher.transports import Checks, Transport, close_all, load
 from dispatcher.verification import Verification
 
@@ -141,6 +142,11 @@ class Parts:
         return Journal(log_key=self.settings.log_key, meter=meter, listen=listen)
 
     @_built_once
+    def tracing(self) -> Tracing | None:
+        """What opens spans, if there are to be any."""
+        return opentelemetry_tracing() if self.settings.traces else None
+
+    @_built_once
     def exposition(self) -> Exposition:
         """What answers Prometheus."""
         return exposition(self.overviews.vitals, clock=self.clock)
@@ -185,13 +191,18 @@ class Parts:
             self.redis,
             self.rules,
             keys=self.fence.keys,
-            twins_life=self.settings.reconcile_grace * 2,
+            under_way=self.settings.reconcile_grace * 2,
         )
 
     @_built_once
     def upkeep(self) -> Upkeep:
         """What rebuilds and settles the windows."""
-        return Upkeep(self.redis, self.fence, marker_life=self.settings.settle + MARKER_SPARE)
+        return Upkeep(
+            self.redis,
+            self.fence,
+            marker_life=self.settings.settle + MARKER_SPARE,
+            under_way=self.settings.reconcile_grace * 2,
+        )
 
     @_built_once
     def permits(self) -> Permits:
@@ -257,6 +268,7 @@ class Parts:
             check=self.checks,
             fill=self.templates.fill,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once
@@ -271,6 +283,7 @@ class Parts:
             handover=self.handover,
             submission=self.submission,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once
@@ -285,6 +298,7 @@ class Parts:
             handover=self.handover,
             submission=self.submission,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once
@@ -296,7 +310,7 @@ class Parts:
                 self.redis,
                 self.rules,
                 keys=self.fence.keys,
-                twins_life=self.settings.reconcile_grace * 2,
+                under_way=self.settings.reconcile_grace * 2,
                 clock=self.clock,
             )
 
@@ -389,6 +403,7 @@ class Parts:
             transports=self.transports,
             queue=self.queue,
             journal=self.journal,
+            tracing=self.tracing,
         )
 
     @_built_once

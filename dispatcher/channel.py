@@ -114,8 +114,8 @@ class Channel(BaseModel):
     """When its recipients are left alone, by their clocks: ``21:00-08:00``."""
     send_window: WeekHours | None = None
     """The other way round: when messages may be sent. Not together with ``quiet_hours``."""
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Tries before a message ends as failed."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 10
+    """Tries before a message ends as failed: with the waits below, a quarter of an hour."""
     backoff_base: Length = timedelta(seconds=5)
     """Upper bound of the wait after the first failed try; doubles with each further one."""
     backoff_longest: Length = timedelta(minutes=10)

@@ -150,7 +150,8 @@ class Message:
     ``quiet_hours`` are its own, None where those of the settings apply. ``on_unknown`` is what is
     done after a try whose outcome nobody knows. With ``expire_after`` a reschedule moves
     ``expires_at`` along. ``asked_at`` is the time that was asked for, where a shift or a catch-up
-    made ``send_at`` another one, else None.
+    made ``send_at`` another one, else None. ``trace`` is the W3C traceparent of the span that
+    submitted it, None where nobody traced.
     """
 
     id: UUID
@@ -174,6 +175,7 @@ class Message:
     on_unknown: OnUnknown = "retry"
     expire_after: timedelta | None = None
     asked_at: datetime | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

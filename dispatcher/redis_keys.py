@@ -73,9 +73,9 @@ class ShardKeys(_PartKeys):
         """HASH of the submits under way with one idempotency key."""
         return f"{self.tag}:twins:{digest_of(idempotency_key)}"
 
-    def moving(self, message_id: UUID) -> str:
-        """Return the STRING with the last hold of a message that is being moved."""
-        return f"{self.tag}:moving:{message_id.hex}"
+    def moved(self, message_id: UUID) -> str:
+        """Return the STRING with the token of the last move of a message that was taken."""
+        return f"{self.tag}:moved:{message_id.hex}"
 
 
 @dataclass(frozen=True)

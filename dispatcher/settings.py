@@ -160,6 +160,9 @@ class Settings(BaseSettings):
     metrics_host: str = "127.0.0.1"
     """The address of that port; ``0.0.0.0`` to be reached from other machines."""
 
+    traces: bool = False
+    """Whether submits and hand-overs have spans of OpenTelemetry. Needs the extra ``traces``."""
+
     @classmethod
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings."""

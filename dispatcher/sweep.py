@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -23,9 +24,10 @@ from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.queue import Queue, Ticket
-from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
+from dispatcher.redis_keys import ShardKeys
+from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, Place, Settled, StoreUpkeep
+from dispatcher.store import Due, Kept, Messages, Place, Settled, StoreUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -275,29 +277,46 @@ class Sweep:
 
     def _settle_unconfirmed(self) -> tuple[int, int, int]:
         known, unknown, corrected = 0, 0, 0
+        waiting: Counter[ShardKeys] = Counter()
         for _ in range(_MOST_BATCHES):
             found = self._windows.unconfirmed(
-                older_than=self._settings.reconcile_grace, at_most=_BATCH
+                older_than=self._settings.reconcile_grace, at_most=_BATCH, skip=waiting
             )
             if not found:
                 break
+            being_moved = self._fence(found)
             holding = self._store.holding([each.message_id for each in found])
             fault("reconcile.after_look_up")
             settled = self._give_up(found, holding)
+            holding |= settled.holding
+            left = settled.under_way | (being_moved & holding.keys())
             some = [
                 each._replace(before_ms=_EVER) if each.message_id in settled.void else each
                 for each in found
-                if each.message_id not in settled.under_way
+                if each.message_id not in left
             ]
-            holding |= settled.holding
-            corrected += self._windows.confirm(some, holding)
+            stored = {message_id: Stored(*kept) for message_id, kept in holding.items()}
+            corrected += self._windows.confirm(some, stored)
             confirmed = sum(each.message_id in holding for each in some)
             known, unknown = known + confirmed, unknown + len(some) - confirmed
-            if settled.under_way or len(found) < _BATCH:
-                break  # what is left would be found again at once
+            if len(found) < _BATCH:
+                break
+            waiting.update(each.keys for each in found if each.message_id in left)
         return known, unknown, corrected
 
-    def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, datetime]) -> Settled:
+    def _fence(self, found: Sequence[Unconfirmed]) -> set[UUID]:
+        """Let no move take effect whose hold is old, and return those that may do so yet.
+
+        Whoever is moving the message stood still, or has died: the hold may go then.
+        """
+        held = {each.message_id for each in found if each.is_hold}
+        if not held:
+            return held
+        fenced = self._store.fence(sorted(held))
+        fault("reconcile.after_fence")
+        return held - fenced
+
+    def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, Kept]) -> Settled:
         """Make sure that what the store does not know to need its place is never stored."""
         missing = {each.message_id for each in found} - holding.keys()
         if not missing:

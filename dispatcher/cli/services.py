@@ -86,7 +86,7 @@ def worker(
         context.with_resource(_counting_together())
     parts = Parts(settings)
     parts.transports  # noqa: B018 - a channel that cannot work stops the start
-    parts.journal  # noqa: B018 - and so does a library that is missing
+    parts.journal, parts.tracing  # noqa: B018 - and so does a library that is missing
     parts.close()
     if not no_doctor:
         check_before_start(settings)

@@ -77,6 +77,7 @@ def message_data(message: Message) -> dict[str, Any]:
         "on_unknown": message.on_unknown,
         "expire_after": message.expire_after.total_seconds() if message.expire_after else None,
         "asked_at": iso(message.asked_at),
+        "trace": message.trace,
     }
 
 

@@ -20,6 +20,7 @@ from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims
+from dispatcher.tracing import Tracing
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,14 @@ class Delivery:
         transports: Mapping[str, Transport],
         queue: Queue,
         journal: Journal,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
         self._permits = permits
         self._journal = journal
+        self._tracing = tracing
         self._outcomes = Outcomes(
             settings=settings, clock=clock, claims=claims, permits=permits, journal=journal
         )
@@ -154,6 +157,7 @@ class Delivery:
                     outcomes=self._outcomes,
                     returns=self._returns,
                     is_stopping=lambda: self.is_stopping,
+                    tracing=self._tracing,
                 ).run(leave)
         finally:  # whatever escapes must not take the neighbours with it
             for group in waiting.values():

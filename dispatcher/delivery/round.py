@@ -28,6 +28,7 @@ from dispatcher.message import Outcome, storable_text
 from dispatcher.retry import backoff
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.tracing import Tracing
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Round:
         outcomes: Outcomes,
         returns: Returns,
         is_stopping: Callable[[], bool],
+        tracing: Tracing | None = None,
     ) -> None:
         self._hands = hands
         self._claimed_at = claimed_at
@@ -105,6 +107,7 @@ class Round:
         self._outcomes = outcomes
         self._returns = returns
         self._is_stopping = is_stopping
+        self._tracing = tracing
         self._ttl = settings.claim_ttl.total_seconds()
         self._timeout = settings.transport_timeout.total_seconds()
         self._ends_at = claimed_at + self._ttl
@@ -327,11 +330,21 @@ class Round:
             return Unsent(claim)
         if now < self._closed_until:
             return Unsent(claim, timedelta(seconds=self._closed_until - now))
-        outcome = self._outcome(claim)
+        tracing = self._tracing
+        outcome = self._outcome(claim) if tracing is None else self._traced(claim, tracing)
         fault("deliver.after_hand_over")
         # Counted at its end: a hand-over is never later than that, so never counted too early.
         late_by = now - self._received_at + claim.late_by
         return Ended(claim, outcome, self._clock.monotonic(), late_by)
+
+    def _traced(self, claim: Claim, tracing: Tracing) -> Result | Failure:
+        with tracing.delivering(claim.message) as came_to:
+            outcome = self._outcome(claim)
+            if isinstance(outcome, Failure):
+                came_to(outcome.outcome, outcome.error_type)
+            else:
+                came_to(Outcome.SENT, None)
+        return outcome
 
     def _outcome(self, claim: Claim) -> Result | Failure:
         """Give one message to its transport: the only line that reaches the world."""
@@ -339,7 +352,7 @@ class Round:
         try:
             receipt = self._hands.transport.send(message)
         except PermanentFailure as error:
-            return Failure(claim, Outcome.PERMANENT, _text(error), None)
+            return Failure(claim, Outcome.PERMANENT, _text(error), None, type(error).__name__)
         except PerhapsSent as error:
             return self._failure(claim, error, None, Outcome.UNKNOWN)
         except TemporaryFailure as error:
@@ -384,7 +397,7 @@ class Round:
                 at_least=_sane(retry_after),
                 random=random.random,
             )
-        return Failure(claim, outcome, _text(error), wait)
+        return Failure(claim, outcome, _text(error), wait, type(error).__name__)
 
 
 def _text(error: BaseException) -> str:

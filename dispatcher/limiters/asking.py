@@ -37,7 +37,7 @@ class Call:
 
     script: str
     keys: Sequence[str]
-    args: Sequence[str | int]
+    args: Sequence[str | int | bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pause:
 
 Reply: TypeAlias = Sequence[int]
 Steps: TypeAlias = Generator[Call | Pause, Reply, T]
-Words: TypeAlias = Sequence[str | int]
+Words: TypeAlias = Sequence[str | int | bytes]
 
 
 class Asking:
@@ -115,7 +115,7 @@ class Asking:
 
     def words_of(self, now_ms: int, parts: Sequence[Part]) -> Words:
         """Return what the scripts are told of some limits."""
-        words: list[str | int] = []
+        words: list[str | int | bytes] = []
         for part in parts:
             words += (part.kind, *part.words(now_ms))
         return words

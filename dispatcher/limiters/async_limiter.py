@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import calls, holds
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, new_id
+from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, Words, new_id
 from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.groups import Request, acquire_each
@@ -157,7 +157,7 @@ class AsyncLimiter:
             answer: T = done.value
             return answer
 
-    async def _send(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> Reply:
+    async def _send(self, script: str, keys: Sequence[str], args: Words) -> Reply:
         with translated():
             registered = self._scripts.get(script)
             if registered is None:

@@ -56,7 +56,7 @@ class Part(ABC):
         """What it is called in Redis keys: its name, or its algorithm and numbers."""
 
     @abstractmethod
-    def words(self, now_ms: int) -> Sequence[int]:
+    def words(self, now_ms: int) -> Sequence[int | bytes]:
         """Return what its part of the scripts is told, at about that time (ms since 1970)."""
 
 

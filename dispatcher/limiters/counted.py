@@ -68,7 +68,7 @@ class CountPerLength(Algorithm):
         label: str = self.__dict__["_label"]
         return label
 
-    def words(self, now_ms: int) -> Sequence[int]:  # noqa: ARG002 - aligned windows need it
+    def words(self, now_ms: int) -> Sequence[int | bytes]:  # noqa: ARG002 - aligned windows need it
         """Return what its part of the scripts is told."""
         words: Sequence[int] = self.__dict__["_words"]
         return words

@@ -7,7 +7,7 @@ may be repeated go past it, and are repeated in its way where anything went wron
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -15,14 +15,14 @@ import redis
 from redis.exceptions import NoScriptError
 from redis.observability.providers import get_observability_instance
 
-from dispatcher.limiters.asking import Asking
+from dispatcher.limiters.asking import Asking, Words
 
 log = logging.getLogger(__name__)
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 _CONNECTIONS = {"redis.connection", "redis.sentinel"}
 _STAND_IN = "\0"
-"""Is nowhere in a command but in the place of a caller's key."""
+"""Is nowhere in the names of keys but in the place of a caller's key."""
 _LAST_WORDS = 4
 
 
@@ -47,7 +47,7 @@ class Direct:
             and not self._observed.is_enabled()
         )
 
-    def call(self, command: bytes | Sequence[str | int]) -> Any:
+    def call(self, command: bytes | Words) -> Any:
         """Send a command, packed or not, and return its reply; None: repeat it in redis-py's way.
 
         Raises what redis-py would raise as well. No reply is left behind on a connection,
@@ -84,7 +84,7 @@ class Acquisitions:
     def __init__(self, asking: Asking, sha: str) -> None:
         self._asking = asking
         self._sha = sha
-        self._kept: tuple[Sequence[str | int], dict[int, bytes]] = ((), {})
+        self._kept: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
 
     def command(self, key: str, n: int, permit: str, *, new: bool) -> bytes:
         """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.
@@ -97,22 +97,26 @@ class Acquisitions:
             starts = {}
             self._kept = (words, starts)
         length = len(key)
-        if (start := starts.get(length)) is None:
-            start = starts[length] = self._start(length, words)
-        return b"%b%b%b" % (
+        if (parts := starts.get(length)) is None:
+            parts = starts[length] = self._parts(length, words)
+        start, rest = parts
+        return b"%b%b%b%b" % (
             start.replace(_STAND_IN.encode() * length, key.encode()),
+            rest,
             _packed(permit),
             (_ONE_NEW if new else _ONE_AGAIN) if n == 1 else _packed(int(new), n, n),
         )
 
-    def _start(self, length: int, words: Sequence[str | int]) -> bytes:
+    def _parts(self, length: int, words: Words) -> tuple[bytes, bytes]:
         names = self._asking.addresses.whole(_STAND_IN * length)
-        start = ("EVALSHA", self._sha, len(names), *names, self._asking.span, *words)
-        return b"*%d\r\n%b" % (len(start) + _LAST_WORDS, _packed(*start))
+        start: Words = ("EVALSHA", self._sha, len(names), *names)
+        rest: Words = (self._asking.span, *words)
+        many = len(start) + len(rest) + _LAST_WORDS
+        return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
 
 
-def _packed(*words: str | int) -> bytes:
-    encoded = [str(each).encode() for each in words]
+def _packed(*words: str | int | bytes) -> bytes:
+    encoded = [each if isinstance(each, bytes) else str(each).encode() for each in words]
     return b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from struct import Struct
 from typing import ClassVar, Self, cast
 
 from dispatcher import zones
@@ -14,6 +15,7 @@ from dispatcher.periods import CALENDAR_UNITS, LONGEST_MS, CalendarUnit, bounds
 from dispatcher.quota import Limit, read_count, split_zone
 
 _UNITS = ", ".join(CALENDAR_UNITS)
+_BOUNDS = Struct("<5d")
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,13 @@ class FixedWindow(CountPerLength):
             raise InvalidValue("limit", f"cannot read {text!r}", accepted)
         return cls(read[0], read[2], align=zone)
 
-    def words(self, now_ms: int) -> Sequence[int]:
+    def words(self, now_ms: int) -> Sequence[int | bytes]:
         """Return what its part of the scripts is told: with a zone, the windows around then."""
         if self.align is None:
             return CountPerLength.words(self, now_ms)
-        return (self.count, 0, *self._bounds(now_ms))
-
-    def _bounds(self, now_ms: int) -> Sequence[int]:
         unit = cast(CalendarUnit, self.period)
-        zone = cast(str, self.align)
-        [begins, _] = bounds(unit, zone, now_ms, 1)
-        return _around(unit, zone, begins)
+        [begins, _] = bounds(unit, self.align, now_ms, 1)
+        return (self.count, _around(unit, self.align, begins))
 
     def _check(self) -> None:
         CountPerLength._check(self)
@@ -90,7 +88,10 @@ class FixedWindow(CountPerLength):
 
 
 @lru_cache(maxsize=1 << 10)
-def _around(unit: CalendarUnit, zone: str, begins_ms: int) -> tuple[int, ...]:
-    """Return the bounds of the window that begins there, of the one before, and of two after."""
+def _around(unit: CalendarUnit, zone: str, begins_ms: int) -> bytes:
+    """Return the bounds of the window that begins there, of the one before, and of two after.
+
+    Packed: the script takes less time for one word than for five.
+    """
     [before, _] = bounds(unit, zone, begins_ms - 1, 1)
-    return bounds(unit, zone, before, 4)
+    return _BOUNDS.pack(*bounds(unit, zone, before, 4))

@@ -1,15 +1,16 @@
 -- Make a window agree with the store about one message, and forget that it was pending, unless
 -- somebody has asked for its place again since.
 --
--- KEYS  1 window ZSET   2 pending ZSET   3 moving STRING of the message (move.lua)
+-- KEYS  1 window ZSET   2 pending ZSET   3 moved STRING of the message (take.lua)
 -- ARGV  1 member that is pending: the message id, or a hold of the message
 --       2 message id, 16 bytes   3 its send_at in the store, ms
 --       4 time up to which the entry in pending counts, ms
+--       5 token that the store has with that time   6 life of the STRING, ms
 -- Reply 1 when the window had another time for the message, or none; else 0
 --
--- Idempotent. A hold that was not taken ends here: its time is the message's or nobody's. Not where
--- the message itself was booked or moved since: then the time in the store is an older one. Whoever
--- is moving the message comes late from now on, and looks at the store again.
+-- Idempotent. A hold that was not taken ends here: its time is the message's or nobody's, and what
+-- the store was to be given for it, it takes no more. Where a later move was taken since the store
+-- was read, only the hold goes.
 
 local reserved = redis.call('ZSCORE', KEYS[2], ARGV[1] .. KEYS[1])
 if not reserved or tonumber(reserved) > tonumber(ARGV[4]) then
@@ -20,12 +21,15 @@ if own and tonumber(own) > tonumber(ARGV[4]) then
   return 0
 end
 redis.call('ZREM', KEYS[2], ARGV[1] .. KEYS[1])
+local is_old = tonumber(redis.call('GET', KEYS[3]) or -1) > tonumber(ARGV[5])
 if ARGV[1] ~= ARGV[2] then
-  redis.call('DEL', KEYS[3])
   redis.call('ZREM', KEYS[1], ARGV[1])
+  if not is_old then
+    redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[6])
+  end
 end
 local at = redis.call('ZSCORE', KEYS[1], ARGV[2])
-if at and tonumber(at) == tonumber(ARGV[3]) then
+if is_old or (at and tonumber(at) == tonumber(ARGV[3])) then
   return 0
 end
 redis.call('ZADD', KEYS[1], ARGV[3], ARGV[2])

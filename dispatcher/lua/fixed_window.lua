@@ -2,57 +2,65 @@
 --
 -- Included. State STRING of two doubles: how many were taken, and the end of the window, ms
 -- Words 1 count   2 length, ms
---       or 2 0   3... five bounds of consecutive calendar periods, ms
+--       or 2 five bounds of consecutive calendar periods, ms, as doubles
 --
 -- The end stands in the state, so that it holds to the millisecond; the expiry only tidies up.
 
 local fixed_window = {}
 kinds.fixed_window = fixed_window
-local last_bound = 6  -- behind the count
+local bounds = '<ddddd'
+local length_of_bounds = struct.size(bounds)
 
--- Where the first bound after the present stands in ARGV, when one stands before it as well.
-local function next_bound(at)
-  local bound, last = at + 2, at + last_bound
-  while bound <= last and tonumber(ARGV[bound]) <= now do
-    bound = bound + 1
+-- Where the calendar period of the present begins and ends; nothing when it is not among them.
+local function period(packed)
+  local first, second, third, fourth, fifth = struct.unpack(bounds, packed)
+  if now < first or now >= fifth then
+    return
+  elseif now < second then
+    return first, second
+  elseif now < third then
+    return second, third
+  elseif now < fourth then
+    return third, fourth
   end
-  return bound > at + 2 and bound <= last and bound
+  return fourth, fifth
 end
 
 function fixed_window.read(place, at)
-  local count, length, ends, bound = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), nil, nil
-  if length > 0 then
-    ends = now + length
-  else
-    bound = next_bound(at)
-    if not bound then
+  local count, word, length, begins, ends = tonumber(ARGV[at]), ARGV[at + 1], nil, nil, nil
+  if #word == length_of_bounds then
+    begins, ends = period(word)
+    if not ends then
       return nil
     end
-    ends = tonumber(ARGV[bound])
+  else
+    length = tonumber(word)
+    ends = now + length
   end
   local value, taken, old_end = redis.call('GET', KEYS[place]), 0, 0
   if value then
     taken, old_end = struct.unpack('<dd', value)
   end
   local open = old_end > now
-  local state = {
+  return {
     kind = fixed_window, place = place, count = count,
     room = open and count - taken or count, ends = open and old_end or ends,
-    open = open, length = length
-  }
-  if not bound then
-    return state, at + 2
-  end
-  state.bound, state.last = bound, at + last_bound
-  return state, at + last_bound + 1
+    open = open, length = length, begins = begins, bounds = word
+  }, at + 2
 end
 
 function fixed_window.wait(state, n, ahead)
   local further = math.ceil((ahead + n) / state.count) - 1
-  if state.length > 0 then
+  if state.length then
     return state.ends - now + further * state.length
   end
-  return math.max(state.ends, tonumber(ARGV[math.min(state.bound + further, state.last)])) - now
+  local ends, known = state.ends, {struct.unpack(bounds, state.bounds)}
+  for number = 1, 5 do
+    if further > 0 and known[number] > ends then
+      ends, further = known[number], further - 1
+    end
+  end
+  return ends - now
 end
 
 function fixed_window.take(state, n)
@@ -72,7 +80,7 @@ function fixed_window.whole(state)
 end
 
 function fixed_window.back(state, n, _, at)
-  local opened = state.bound and tonumber(ARGV[state.bound - 1]) or state.ends - state.length
+  local opened = state.begins or state.ends - state.length
   if not state.open or at / 1000 < opened or state.room + n > state.count then
     return 0
   end

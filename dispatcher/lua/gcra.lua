@@ -1,27 +1,30 @@
 -- Spacing with a burst: a level that leaks, and that each permit raises.
 --
--- Included. State STRING of two doubles: the level, and the time at which it was so, µs
+-- Included. State STRING of three doubles: the level, the time at which it was so, µs, and when the
+--       key expires, ms
 -- Words 1 most that is given at once   2 by how much a permit raises the level
 --       3 by how much the level falls each µs
 --
 -- The level is the time by which permits run ahead of their spacing, in a unit in which both
--- numbers are whole. The highest level is below 2^53, so that nothing is rounded.
+-- numbers are whole. The highest level is below 2^53, so that nothing is rounded. The key lives for
+-- longer than it must, so that its life need not be set anew with each permit, which costs more.
 
 local gcra = {}
 kinds.gcra = gcra
 
 function gcra.read(place, at)
   local count, rise, fall = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local level = 0
+  local level, ends = 0, 0
   local value = redis.call('GET', KEYS[place])
   if value then
-    local kept, at_us = struct.unpack('<dd', value)
+    local kept, at_us
+    kept, at_us, ends = struct.unpack('<ddd', value)
     level = math.max(0, kept - (now_us - at_us) * fall)
   end
   local room = math.floor((count * rise - level) / rise)
   return {
     kind = gcra, place = place, count = count,
-    room = room, rise = rise, fall = fall, level = level
+    room = room, rise = rise, fall = fall, level = level, ends = ends
   }, at + 3
 end
 
@@ -30,8 +33,16 @@ local function ms_to_fall(state, by)
 end
 
 local function keep(state)
-  local value = struct.pack('<dd', state.level, now_us)
-  redis.call('SET', KEYS[state.place], value, 'PX', ms_to_fall(state, state.level) + 1)
+  local life = ms_to_fall(state, state.level) + 1
+  if state.ends >= now + life then
+    local value = struct.pack('<ddd', state.level, now_us, state.ends)
+    redis.call('SET', KEYS[state.place], value, 'KEEPTTL')
+  else
+    life = life + ms_to_fall(state, state.count * state.rise)
+    state.ends = now + life
+    local value = struct.pack('<ddd', state.level, now_us, state.ends)
+    redis.call('SET', KEYS[state.place], value, 'PX', life)
+  end
 end
 
 function gcra.wait(state, n, ahead)

@@ -9,13 +9,13 @@ who examine a deployment.
 from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.places import Booking, Moving, Place, Request, Submit, Taken
+from dispatcher.reservation.places import Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.plan import Answered, Copies
 from dispatcher.reservation.posting import Posting
 from dispatcher.reservation.survey import ClusterFacts, Readiness, RedisFacts, RedisSurvey
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, Timelines
-from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
+from dispatcher.reservation.upkeep import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
 
 __all__ = [
@@ -42,8 +42,8 @@ __all__ = [
     "Rules",
     "Seen",
     "Span",
+    "Stored",
     "Submit",
-    "Taken",
     "Terms",
     "Timeline",
     "Timelines",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -113,14 +112,6 @@ class Moving:
     terms: Terms
     send_at: datetime
     hold: bytes
-
-
-class Taken(IntEnum):
-    """What came of taking a held place."""
-
-    LOST = 0
-    TAKEN = 1
-    LATER = 2
 
 
 class Blocked(NamedTuple):

@@ -68,7 +68,7 @@ class Copies(AbstractContextManager["Copies"]):
         rules: Rules,
         *,
         keys: Sequence[ShardKeys],
-        twins_life: timedelta,
+        under_way: timedelta,
         clock: Clock,
     ) -> None:
         plan = uuid4().hex
@@ -76,7 +76,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._clock = clock
         self._real = tuple(keys)
         self._keys = tuple(PlanKeys(each.namespace, each.shard, plan) for each in keys)
-        self._windows = Windows(client, rules, keys=self._keys, twins_life=twins_life)
+        self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._bulk = Bulk(self._windows)
         self._copy = client.register_script(source("copy_window"))
         self._touched: set[PlanKeys] = set()

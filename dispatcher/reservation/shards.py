@@ -17,7 +17,7 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.redis_errors import cause, reason
 from dispatcher.reservation.answers import translated
-from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, Taken, new_hold
+from dispatcher.reservation.places import Batch, Blocked, Group, Place, Submit, new_hold
 from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.words import ENDLESS, Words
@@ -36,11 +36,11 @@ _Attempt = Callable[[int, int, int, bytes], _Reply]
 class Shards:
     """Judges, books and holds in one shard at a time. Raises ReservationsUnavailable."""
 
-    def __init__(self, client: redis.Redis, rules: Rules, *, twins_life_ms: int) -> None:
+    def __init__(self, client: redis.Redis, rules: Rules, *, under_way_ms: int) -> None:
         self._client = client
         self._rules = rules
-        self._words = Words(rules, twins_life_ms)
-        self._twins_life_ms = twins_life_ms
+        self._words = Words(rules, under_way_ms)
+        self._under_way_ms = under_way_ms
         self._reserve = client.register_script(source("reserve"))
         self._next_slot = client.register_script(source("next_slot"))
         self._check = client.register_script(source("check"))
@@ -69,7 +69,7 @@ class Shards:
                 names.append(group.keys.twins(submit.key))
                 twin = (submit.fingerprint, submit.token)
             words = [
-                pending_ahead_ms, self._twins_life_ms + pending_ahead_ms,
+                pending_ahead_ms, self._under_way_ms + pending_ahead_ms,
                 *self._words.alone(group, start_ms, step),
                 message_id.bytes, start_ms, latest_ms, 1, hold, *twin,
             ]  # fmt: skip
@@ -113,9 +113,8 @@ class Shards:
         def attempt(start_ms: int, latest_ms: int, step: int, held: bytes) -> _Reply:
             del held  # once the place is held, the script answers with it
             table = self._words.table(group, start_ms, step)
-            words = [message_id.bytes, hold, start_ms, latest_ms, self._twins_life_ms, *table]
-            moving = group.keys.moving(message_id)
-            names = [group.keys.pending, group.keys.epoch, moving, *group.windows]
+            words = [message_id.bytes, hold, start_ms, latest_ms, *table]
+            names = [group.keys.pending, group.keys.epoch, *group.windows]
             reply: list[Any] = self._call(self._move, names, words)
             return reply
 
@@ -141,13 +140,20 @@ class Shards:
                 start_ms = blocked.until_ms
         raise ReservationsUnavailable(ENDLESS)
 
-    def take(self, group: Group, message_id: UUID, hold: bytes) -> Taken:
-        """Make a hold the place of its message, if it still stands in all of the group."""
-        names = [group.keys.pending, group.keys.moving(message_id), *group.windows]
-        taken: int | bytes = self._call(self._take, names, [message_id.bytes, hold])
-        if taken == b"later":
-            return Taken.LATER
-        return Taken.TAKEN if taken == len(group.scopes) else Taken.LOST
+    def have(self, groups: Sequence[Group], hold: bytes) -> bool:
+        """Return whether a hold stands in all windows of these groups."""
+        pipeline = self._client.pipeline(transaction=False)
+        for window in [window for group in groups for window in group.windows]:
+            pipeline.zscore(window, hold)
+        with translated():
+            return None not in pipeline.execute()
+
+    def take(self, group: Group, message_id: UUID, hold: bytes, token: int) -> bool:
+        """Make a hold the place of its message; False where a window has lost it."""
+        names = [group.keys.pending, group.keys.moved(message_id), *group.windows]
+        words = [message_id.bytes, hold, token, self._under_way_ms]
+        taken: int = self._call(self._take, names, words)
+        return taken == 1
 
     def drop(self, group: Group, hold: bytes) -> None:
         """Give up a hold."""

@@ -33,6 +33,13 @@ class Reserved(NamedTuple):
     send_at: datetime
 
 
+class Stored(NamedTuple):
+    """When a message is to be sent, as the store says, and the token of its last move."""
+
+    send_at: datetime
+    token: int = 0
+
+
 class Unconfirmed(NamedTuple):
     """A reservation, or a held place, that the store has not confirmed, and where it stands.
 
@@ -45,6 +52,11 @@ class Unconfirmed(NamedTuple):
     window: bytes
     keys: ShardKeys
     before_ms: int
+
+    @property
+    def is_hold(self) -> bool:
+        """Whether it is a place that a move held."""
+        return self.member != self.message_id.bytes
 
 
 class _Batch(NamedTuple):
@@ -89,13 +101,19 @@ class Upkeep:
     A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
     ``restore`` and ``hold`` as often as needed, ``open``. Each step is guarded by the marker, so
     that a rebuilder that was overtaken fills and opens nothing more. A marker that nobody holds
-    ends after ``marker_life``: then another process may begin.
+    ends after ``marker_life``: then another process may begin. ``under_way`` is that of Windows.
     """
 
     def __init__(
-        self, client: redis.Redis, fence: Fence, *, marker_life: timedelta = timedelta(seconds=15)
+        self,
+        client: redis.Redis,
+        fence: Fence,
+        *,
+        marker_life: timedelta = timedelta(seconds=15),
+        under_way: timedelta = timedelta(minutes=1),
     ) -> None:
         self._client = client
+        self._under_way_ms = under_way // timedelta(milliseconds=1)
         self._marker_life_ms = marker_life // timedelta(milliseconds=1)
         self._fence = fence
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
@@ -202,13 +220,22 @@ class Upkeep:
                 self._open(keys=[part.epoch, part.rebuild], args=facts, client=pipeline)
             return sum(pipeline.execute())
 
-    def unconfirmed(self, *, older_than: timedelta, at_most: int) -> list[Unconfirmed]:
-        """Return reservations that have waited for the store longer than ``older_than``."""
+    def unconfirmed(
+        self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
+    ) -> list[Unconfirmed]:
+        """Return reservations that have waited for the store longer than ``older_than``.
+
+        Those that have waited longest come first in each shard; ``skip`` leaves out so many of
+        them.
+        """
+        skip = skip or {}
         with translated():
             before = self._now_ms() - older_than // timedelta(milliseconds=1)
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
-                pipeline.zrangebyscore(keys.pending, "-inf", before, start=0, num=at_most)
+                pipeline.zrangebyscore(
+                    keys.pending, "-inf", before, start=skip.get(keys, 0), num=at_most
+                )
             replies = pipeline.execute()
         return [
             Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
@@ -217,23 +244,24 @@ class Upkeep:
             for start in (entry.index(b"{", 16),)
         ][:at_most]
 
-    def confirm(self, found: Sequence[Unconfirmed], send_at: Mapping[UUID, datetime]) -> int:
+    def confirm(self, found: Sequence[Unconfirmed], stored: Mapping[UUID, Stored]) -> int:
         """Let the windows agree with the store; return how many places had to be put right.
 
-        ``send_at`` has the times of those messages that hold a place; the places of all others
-        are given back.
+        ``stored`` has those messages that hold a place; the places of all others are given back.
+        A hold ends: the store was told before it was read to take no time that this hold is for.
         """
         with translated():
             pipeline = self._client.pipeline(transaction=False)
-            known = [each for each in found if each.message_id in send_at]
+            known = [each for each in found if each.message_id in stored]
             for each in known:
+                send_at, token = stored[each.message_id]
                 words: list[bytes | int] = [each.member, each.message_id.bytes]
-                words += [to_ms(send_at[each.message_id]), each.before_ms]
-                moving = each.keys.moving(each.message_id)
-                names: list[bytes | str] = [each.window, each.keys.pending, moving]
+                words += [to_ms(send_at), each.before_ms, token, self._under_way_ms]
+                moved = each.keys.moved(each.message_id)
+                names: list[bytes | str] = [each.window, each.keys.pending, moved]
                 self._confirm(keys=names, args=words, client=pipeline)
             for each in found:
-                if each.message_id not in send_at:
+                if each.message_id not in stored:
                     names, words = [each.window, each.keys.pending], [each.member, each.before_ms]
                     self._orphan(keys=names, args=words, client=pipeline)
             self._tidy.windows({(each.window, each.keys) for each in found}, pipeline)

@@ -28,7 +28,6 @@ from dispatcher.reservation.places import (
     Moving,
     Place,
     Submit,
-    Taken,
     grouped,
     new_hold,
     own_shard,
@@ -55,7 +54,8 @@ class Windows:
     one refuses; until then others count them. A process that dies between two shards leaves places
     without a message, which reconcile releases.
 
-    Calls are idempotent by message id and raise ReservationsUnavailable whenever Redis cannot be
+    A submit or a move may be ``under_way`` for so long until others forget what it began. Calls are
+    idempotent by message id and raise ReservationsUnavailable whenever Redis cannot be
     trusted to answer.
     """
 
@@ -65,11 +65,11 @@ class Windows:
         rules: Rules,
         *,
         keys: Sequence[ShardKeys],
-        twins_life: timedelta,
+        under_way: timedelta,
     ) -> None:
         self._keys = tuple(keys)
-        life_ms = twins_life // timedelta(milliseconds=1)
-        self.shards = Shards(client, rules, twins_life_ms=life_ms)
+        under_way_ms = under_way // timedelta(milliseconds=1)
+        self.shards = Shards(client, rules, under_way_ms=under_way_ms)
 
     def reserve(
         self,
@@ -171,26 +171,32 @@ class Windows:
             raise
         return Moving(message_id, terms, from_ms(place.at_ms), hold)
 
-    def take(self, moving: Moving) -> Taken:
-        """Make a held place the message's: the store has the new time. The old one is free.
+    def hold_again(self, moving: Moving) -> None:
+        """Hold the same place once more where a shard has lost it.
 
-        LATER: another one was held for it since, whose time the store may have by now; then both
-        places stay taken. LOST: the hold is gone in some window; reconcile restores what the store
-        knows.
+        Raises QuotaExceeded or QuietHours when another message got it there, and
+        ReservationsUnavailable. What is held stays so.
         """
-        held = [
-            self.shards.take(group, moving.message_id, moving.hold)
-            for group in self.groups(moving.terms)
-        ]
-        return Taken.LOST if Taken.LOST in held else max(held)
-
-    def renew(self, moving: Moving) -> None:
-        """Make a hold the last one of its message again, so that it can be taken."""
         at_ms = to_ms(moving.send_at)
         for group in self.groups(moving.terms):
-            self.shards.move(
+            found = self.shards.move(
                 group, moving.message_id, hold=moving.hold, asked_ms=at_ms, latest_ms=at_ms
             )
+            if isinstance(found, Blocked):
+                raise self.refusal(moving.terms, at_ms, found, moving.message_id)
+
+    def take(self, moving: Moving, *, token: int, partly: bool = False) -> bool:
+        """Make a held place the message's, whose old one is then free.
+
+        ``token`` is what the store gave with the new time. Where the message was moved further
+        since, only the hold goes. False where a window has lost the hold: then it is to be held
+        again, or the message to go back. ``partly`` takes it in the other shards all the same.
+        """
+        groups = self.groups(moving.terms)
+        if len(groups) > 1 and not partly and not self.shards.have(groups, moving.hold):
+            return False
+        taken = [self.shards.take(group, moving.message_id, moving.hold, token) for group in groups]
+        return all(taken)
 
     def drop(self, moving: Moving) -> None:
         """Give a held place up."""

@@ -16,9 +16,9 @@ ENDLESS = "no slot was found in a bounded search"
 class Words:
     """Writes the keys and arguments of scripts. Raises ReservationsUnavailable beyond all years."""
 
-    def __init__(self, rules: Rules, twins_life_ms: int) -> None:
+    def __init__(self, rules: Rules, under_way_ms: int) -> None:
         self._rules = rules
-        self._twins_life_ms = twins_life_ms
+        self._under_way_ms = under_way_ms
         self._ready: dict[tuple[str, ...], tuple[bytes, ...]] = {}
 
     def table(self, group: Group, at_ms: int, step: int) -> list[int]:
@@ -75,7 +75,7 @@ class Words:
                 names.append(keys.twins(submit.key))
                 orders += (b"", submit.fingerprint, submit.token)
             names += [keys.window(scope.name, scope.kind) for scope in scopes]
-        words = [0, self._twins_life_ms, *joined(list(sets), list(skies)), len(terms)]
+        words = [0, self._under_way_ms, *joined(list(sets), list(skies)), len(terms)]
         for each in terms:
             words += (len(each), *each)
         return names, [b"%d" % word for word in words] + orders

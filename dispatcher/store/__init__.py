@@ -18,11 +18,11 @@ from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.failed import FailedMessages
 from dispatcher.store.figures import Busy, Counts, Figures, Load, Of, OverdueFigure
-from dispatcher.store.given_up import GivenUp, Settled
+from dispatcher.store.given_up import GivenUp, Kept, Settled
 from dispatcher.store.held import HeldMessages
 from dispatcher.store.joined import JoinedMessages, JoinedTransaction
 from dispatcher.store.listing import Listing
-from dispatcher.store.messages import Messages
+from dispatcher.store.messages import Messages, Movable
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
@@ -48,10 +48,12 @@ __all__ = [
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
+    "Kept",
     "Late",
     "Listing",
     "Load",
     "Messages",
+    "Movable",
     "Of",
     "Overdue",
     "OverdueFigure",

@@ -71,13 +71,15 @@ class Result:
 class Failure:
     """A hand-over that failed. ``wait`` until the next try; None when there will be none.
 
-    With an unknown outcome a message is held that says so, whatever the wait.
+    With an unknown outcome a message is held that says so, whatever the wait. ``error_type`` names
+    the type of what was raised; the store does not keep it.
     """
 
     claim: Claim
     outcome: Outcome
     error: str
     wait: timedelta | None
+    error_type: str | None = None
 
     @property
     def is_held(self) -> bool:

@@ -20,7 +20,7 @@ COLUMNS = (
     "id", "send_at", "next_attempt_at", "enqueue_at", "created_at", "max_attempts",
     "attempt_count", "claim_token", "reserved", "status", "channel", "recipient", "scope", "body",
     "on_unknown", "expires_at", "idempotency_key", "fingerprint", "scopes", "zone", "quiet_hours",
-    "expire_after", "asked_at", "status_url", "told",
+    "expire_after", "asked_at", "trace", "status_url", "told",
 )  # fmt: skip
 """The columns of a new message in the order in which they are written; the others are NULL."""
 
@@ -28,13 +28,14 @@ _ROWS_AT_ONCE = 250
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
-_NULLS = _NULL * 10
+_NULLS = _NULL * 11
 _NEW = Struct(">ih ii i? i9s").pack(2, 0, 4, 0, 1, True, 9, b"scheduled")
 """What is the same in every new row: nothing was tried, nobody claimed it, it has its place."""
 _START = Struct(f">h i16s iq iq iq iq ih {len(_NEW)}s").pack
 _LENGTH = Struct(">i").pack
 _NUMBER = Struct(">iq").pack
 _NO_TEXTS = (None,) * 5
+_NOTHING_ELSE = (None,) * 4
 _ON_UNKNOWN = {word: _LENGTH(len(word)) + word.encode() for word in get_args(OnUnknown)}
 _FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -96,15 +97,15 @@ def _optional(message: Message, fingerprint: str | None, status_url: str | None)
         message.zone,
         message.quiet_hours,
     )
-    asked_at = message.asked_at
-    if texts == _NO_TEXTS and expires_at is None and asked_at is None and status_url is None:
+    asked_at, trace = message.asked_at, message.trace
+    if texts == _NO_TEXTS and (expires_at, asked_at, trace, status_url) == _NOTHING_ELSE:
         return _NULLS
     written = [_NUMBER(8, _instant(expires_at)) if expires_at else _NULL]
     written += map(_text, texts)
     length = message.expire_after
     written.append(_NULL if length is None else _NUMBER(8, to_length_ms(length)))
     written.append(_NULL if asked_at is None else _NUMBER(8, _instant(asked_at)))
-    written += (_text(status_url), _text(told_at_first(status_url)))
+    written += map(_text, (trace, status_url, told_at_first(status_url)))
     return b"".join(written)
 
 

@@ -27,6 +27,7 @@ from dispatcher.store.schema import HOLDS_NO_PLACE, VOID, messages
 
 log = logging.getLogger(__name__)
 
+KEPT = (messages.c.id, messages.c.send_at, messages.c.move_token)
 _MOST_FAILURES = 5
 """After which the others wait for the next sweep."""
 
@@ -46,14 +47,21 @@ _NOTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Kept(NamedTuple):
+    """The promised time of a message that holds a place, and the token of its last move."""
+
+    send_at: datetime
+    token: int
+
+
 class Settled(NamedTuple):
     """What came of it.
 
-    ``holding``: messages that hold a place, with their times. ``void``: what is never stored.
+    ``holding``: messages that hold a place. ``void``: what is never stored.
     ``under_way``: what some transaction is perhaps still storing.
     """
 
-    holding: dict[UUID, datetime]
+    holding: dict[UUID, Kept]
     void: set[UUID]
     under_way: set[UUID]
 
@@ -67,11 +75,16 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
         log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
         if database.url.get_backend_name() != "sqlite":  # there one writer keeps out all others
             _take_singly(database, ordered)
-    columns = (messages.c.id, messages.c.send_at, messages.c.status, HOLDS_NO_PLACE.label("ended"))
-    query = select(*columns).where(database.one_of(messages.c.id, ordered))
+    query = select(*KEPT, messages.c.status, HOLDS_NO_PLACE.label("ended")).where(
+        database.one_of(messages.c.id, ordered)
+    )
     rows = database.run(lambda connection: connection.execute(query).all())
     void = {row.id for row in rows if row.status == VOID}
-    holding = {row.id: row.send_at for row in rows if not row.ended and row.id not in void}
+    holding = {
+        row.id: Kept(row.send_at, row.move_token)
+        for row in rows
+        if not row.ended and row.id not in void
+    }
     return Settled(holding, void, set(ordered) - {row.id for row in rows})
 
 

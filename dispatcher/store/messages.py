@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Insert, Row, Update, delete, select, update
@@ -28,14 +28,22 @@ from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, has_status, mess
 from dispatcher.store.suppressions import is_suppressed
 
 MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
+MOVABLE_COLUMNS = (*MESSAGE_COLUMNS, messages.c.move_token)
 _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after", "asked_at", "status_url", "told",
+    "expire_after", "asked_at", "trace", "status_url", "told",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
+
+
+class Movable(NamedTuple):
+    """A message, and the token that rises whenever its time changes, or is fenced."""
+
+    message: Message
+    token: int
 
 
 class Messages:
@@ -121,6 +129,10 @@ class Messages:
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return [to_attempt(row) for row in rows]
 
+    def movable(self, message_id: UUID) -> Movable:
+        """Return a message with what its move is to be guarded by. Raises MessageNotFound."""
+        return self._changed(message_id, None)
+
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a message if it is still scheduled; return it as it now stands.
 
@@ -131,11 +143,11 @@ class Messages:
             .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
-        return self._changed(message_id, statement)
+        return self._changed(message_id, statement).message
 
     def move(
         self,
-        message: Message,
+        found: Movable,
         *,
         send_at: datetime,
         zone: str | None,
@@ -143,8 +155,8 @@ class Messages:
         expire_after: timedelta | None,
         asked_at: datetime | None,
         enqueue_at: datetime,
-    ) -> Message:
-        """Give a message another time if it still is as ``message`` says and scheduled.
+    ) -> Movable:
+        """Give a message another time if nobody has moved it, or fenced it, since it was found.
 
         ``zone`` is what the new time was judged by. Return the message as it now stands. Raises
         MessageNotFound.
@@ -152,9 +164,9 @@ class Messages:
         statement = (
             update(messages)
             .where(
-                messages.c.id == message.id,
+                messages.c.id == found.message.id,
                 has_status(Status.SCHEDULED),
-                messages.c.send_at == message.send_at,
+                messages.c.move_token == found.token,
             )
             .values(
                 send_at=send_at,
@@ -164,9 +176,10 @@ class Messages:
                 expires_at=expires_at,
                 expire_after=expire_after,
                 asked_at=asked_at,
+                move_token=messages.c.move_token + 1,
             )
         )
-        return self._changed(message.id, statement)
+        return self._changed(found.message.id, statement)
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
         """Give a message another body if it is still scheduled; return it as it now stands.
@@ -178,20 +191,21 @@ class Messages:
             .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
             .values(body=body)
         )
-        return self._changed(message_id, statement)
+        return self._changed(message_id, statement).message
 
-    def _changed(self, message_id: UUID, statement: Update) -> Message:
+    def _changed(self, message_id: UUID, statement: Update | None) -> Movable:
         """Run a guarded statement, then read what is there: it may have been run before."""
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
+        query = select(*MOVABLE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
 
         def work(connection: Connection) -> Row[Any] | None:
-            connection.execute(statement)
+            if statement is not None:
+                connection.execute(statement)
             return connection.execute(query).one_or_none()
 
         row = self._database.run(work)
         if row is None:
             raise MessageNotFound(message_id)
-        return to_message(row)
+        return to_movable(row)
 
     def remove(self, message_id: UUID) -> bool:
         """Delete a message that nobody has been told of, if it is still scheduled.
@@ -247,8 +261,8 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
-            message.asked_at, status_url, told_at_first(status_url), message.recipient,
-            message.channel,
+            message.asked_at, message.trace, status_url, told_at_first(status_url),
+            message.recipient, message.channel,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 
@@ -303,6 +317,11 @@ def to_message(row: Sequence[Any]) -> Message:
     values["status"] = Status(values["status"])
     values["scopes"] = values["scopes"] or {}
     return Message(**values)
+
+
+def to_movable(row: Row[Any]) -> Movable:
+    """Turn a row of ``MOVABLE_COLUMNS``, and perhaps more, into what they tell."""
+    return Movable(to_message(row), row.move_token)
 
 
 def to_attempt(row: Row[Any]) -> Attempt:

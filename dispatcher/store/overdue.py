@@ -14,7 +14,7 @@ from dispatcher.store.chosen import change_chosen
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
+from dispatcher.store.messages import MOVABLE_COLUMNS, Movable, to_movable
 from dispatcher.store.schema import messages
 
 _EXPIRED = "overdue: nobody took it in time"
@@ -24,7 +24,7 @@ _NO_SLOT = "overdue: no slot was left for it"
 class Taken(NamedTuple):
     """Overdue messages in the order of their times, and the database's present instant."""
 
-    messages: list[Message]
+    found: list[Movable]
     now: datetime
 
 
@@ -101,21 +101,21 @@ class Overdue:
         wanted = ordered.where(these).with_for_update(skip_locked=True)
         taken_until = later(now, ttl.total_seconds())
         put_off = update(messages).values(enqueue_at=taken_until)
-        told = (*MESSAGE_COLUMNS, now.label("now"))
+        told = (*MOVABLE_COLUMNS, now.label("now"))
         rows = change_chosen(self._database, wanted, put_off, *told)
         if not rows:
             return None
-        found = sorted(map(to_message, rows), key=lambda each: (each.send_at, each.id))
+        found = sorted(map(to_movable, rows), key=_place)
         # Also those that another sweep has locked and not yet put off.
         others = select(
             exists().where(
                 self._to_reslot,
                 messages.c.enqueue_at <= taken_until,
-                messages.c.send_at < found[0].send_at,
+                messages.c.send_at < found[0].message.send_at,
             )
         )
         if self._database.run(lambda connection: connection.scalar(others)):
-            self.give_back(found)
+            self.give_back([each.message for each in found])
             return None
         return Taken(found, rows[0].now)
 
@@ -138,3 +138,7 @@ class Overdue:
             .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=_NO_SLOT)
         )
         self._database.run(lambda connection: connection.execute(statement))
+
+
+def _place(found: Movable) -> tuple[datetime, UUID]:
+    return found.message.send_at, found.message.id

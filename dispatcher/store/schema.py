@@ -84,8 +84,10 @@ messages = Table(
     Column("on_unknown", String(5), nullable=False, server_default="retry"),
     Column("expire_after", Length),
     Column("asked_at", Instant),
+    Column("move_token", Integer, nullable=False, server_default="0"),
     Column("status_url", String(MAX_RECIPIENT)),
     Column("told", String(9)),
+    Column("trace", String(55)),  # all that version 00 of a traceparent has
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),

@@ -33,7 +33,7 @@ from dispatcher.sendtime import to_ms
 from dispatcher.store import given_up
 from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
-from dispatcher.store.given_up import Settled
+from dispatcher.store.given_up import KEPT, Kept, Settled
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import HOLDS_NO_PLACE, IS_MESSAGE, attempts, messages
 
@@ -211,13 +211,27 @@ class StoreUpkeep:
         fault("prune.after_batch")
         return len(deleted)
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
         """Return the promised times of those of the messages that hold a reservation."""
-        query = select(messages.c.id, messages.c.send_at).where(
+        query = select(*KEPT).where(
             self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE, IS_MESSAGE
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
-        return dict(tuple(row) for row in rows)
+        return {row.id: Kept(row.send_at, row.move_token) for row in rows}
+
+    def fence(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Let no move of these take effect that has begun by now; return which were fenced.
+
+        Left out are those that are not stored, and those that somebody is changing.
+        """
+        wanted = (
+            select(messages.c.id)
+            .where(self._database.one_of(messages.c.id, message_ids))
+            .with_for_update(skip_locked=True)
+        )
+        fence = update(messages).values(move_token=messages.c.move_token + 1)
+        rows = change_chosen(self._database, wanted, fence, messages.c.id)
+        return {row.id for row in rows}
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:
         """Let none of these messages be stored from now on, and say how they stand."""

@@ -44,6 +44,7 @@ from dispatcher.submission.cases import (
 )
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.submission import Submission
+from dispatcher.tracing import Answers, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class BulkSubmission:
         handover: Handover,
         submission: Submission,
         journal: Journal,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -85,6 +87,7 @@ class BulkSubmission:
         self._handover = handover
         self._submission = submission
         self._journal = journal
+        self._tracing = tracing
 
     def submit_each(
         self,
@@ -101,7 +104,16 @@ class BulkSubmission:
         accepted or refused, of the batch under way some may be stored. Run again with the same
         idempotency keys, it ends as if run once.
         """
-        tally = Tally(total, progress)
+        return self._traced(self._each(drafts, Tally(total, progress), ahead=ahead))
+
+    def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
+        """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
+        return list(self._traced(self._all(drafts, progress)))
+
+    def _traced(self, answers: Answers) -> Answers:
+        return answers if self._tracing is None else self._tracing.submitting_many(answers)
+
+    def _each(self, drafts: Iterable[Draft], tally: Tally, *, ahead: bool) -> Answers:
         before: _Prepared | None = None
         begun: _Prepared | None = None
         try:
@@ -130,11 +142,10 @@ class BulkSubmission:
         if before is not None:
             yield from self._stored(before, tally)
 
-    def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
-        """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
+    def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
         cases = cases_of(drafts)
         self._finish(self._collected(self._begun(cases, atomic=True)))
-        return self._told(Tally(len(cases), progress).add(cases))
+        yield from self._told(Tally(len(cases), progress).add(cases))
 
     def _stored(self, batch: _Prepared, tally: Tally) -> list[Result]:
         """Finish a batch, and with it the cases that are judged again because of a refusal."""

@@ -20,7 +20,7 @@ from dispatcher.reservation import Terms
 from dispatcher.scope import counted
 from dispatcher.sendtime import after
 from dispatcher.settings import Settings
-from dispatcher.store import Overdue
+from dispatcher.store import Movable, Overdue
 from dispatcher.submission.changes import Changes
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import ValidDraft, read_hours
@@ -82,7 +82,7 @@ class CatchUp:
             taken = self._store.take(at_most=_MOVED_AT_ONCE, ttl=self._settings.claim_ttl)
             if taken is None:
                 break
-            done, given_up, left = self._reslot(taken.messages, taken.now)
+            done, given_up, left = self._reslot(taken.found, taken.now)
             moved, expired = moved + done, expired + given_up
             if left:
                 self._store.give_back(left)
@@ -91,17 +91,18 @@ class CatchUp:
             log.warning("%d overdue messages expired, %d booked again", expired, moved)
         return CaughtUp(expired, moved)
 
-    def _reslot(self, taken: list[Message], now: datetime) -> tuple[int, int, list[Message]]:
+    def _reslot(self, taken: list[Movable], now: datetime) -> tuple[int, int, list[Message]]:
         """Book these again; return how many were, how many ended, and which are left."""
         moved: list[Message] = []
         left: list[Message] = []
         given_up = 0
-        for place, message in enumerate(taken):
+        for place, movable in enumerate(taken):
+            message = movable.message
             try:
-                found = self._moved(message, now)
+                found = self._moved(movable, now)
             except ReservationsUnavailable as error:
                 log.warning("overdue messages stay for the next sweep: %s", error)
-                left += taken[place:]
+                left += [each.message for each in taken[place:]]
                 break
             except (TooLate, MessageNotFound):
                 continue
@@ -125,11 +126,12 @@ class CatchUp:
         self._handover.enqueue(*moved)
         return len(moved), given_up, left
 
-    def _moved(self, message: Message, now: datetime) -> Message | None:
+    def _moved(self, movable: Movable, now: datetime) -> Message | None:
         """Return a message at its new time, None where somebody else was quicker.
 
         What was judged when it was submitted is not judged again. Its expiry stays where it is.
         """
+        message = movable.message
         send_at = after(_NO_WAIT, now=now)
         quiet = self._settings.channels[message.channel].quiet
         if message.quiet_hours is not None:
@@ -159,7 +161,7 @@ class CatchUp:
             expire_after=message.expire_after,
         )
         asked_at = message.asked_at or message.send_at
-        return self._changes.move(message, wanted, asked_at=asked_at)
+        return self._changes.move(movable, wanted, asked_at=asked_at)
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon

@@ -20,10 +20,10 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
-from dispatcher.reservation import Moving, Taken, Terms, Windows
+from dispatcher.reservation import Moving, Terms, Windows
 from dispatcher.scope import NOBODY, counted
 from dispatcher.settings import Settings
-from dispatcher.store import Messages
+from dispatcher.store import Messages, Movable
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
 
@@ -114,7 +114,8 @@ class Changes:
         changed; StoreUnavailable: the message has the old time or the new one.
         """
         for _ in range(_TRIES):
-            message = self._messages.get(message_id)
+            found = self._messages.movable(message_id)
+            message = found.message
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
             if message.scope == NOBODY:
@@ -125,7 +126,7 @@ class Changes:
             if draft.expire_after is None:  # a message keeps its word, the channel's may be new
                 valid = valid._replace(expire_after=None)
             judge_times(valid, now=now)
-            moved = self.move(message, valid)
+            moved = self.move(found, valid)
             if moved is not None:
                 self._journal.tell(Transition.RESCHEDULED, moved, send_at=moved.send_at)
                 self._handover.enqueue(moved)
@@ -133,41 +134,37 @@ class Changes:
         raise StoreUnavailable("others changed the message again and again")
 
     def move(
-        self, message: Message, valid: ValidDraft, *, asked_at: datetime | None = None
+        self, found: Movable, valid: ValidDraft, *, asked_at: datetime | None = None
     ) -> Message | None:
         """Return the moved message, or None when somebody else changed it meanwhile.
 
         ``valid`` is what it is to be, ``asked_at`` the time that somebody once asked for, where
         that is not the time in ``valid``. Raises like :meth:`reschedule`.
         """
+        message = found.message
         asked_at = asked_at or valid.send_at
         if (valid.send_at, valid.zone) == (message.send_at, message.zone):
-            row, is_moved = self._change_row(message, message.send_at, valid, asked_at)
-            return row if is_moved else None
-        started = self._clock.monotonic()
+            now = self._change_row(found, message.send_at, valid, asked_at)
+            return now.message if _is_as_wanted(now.message, message.send_at, valid) else None
         moving = self._windows.move(
             message.id, terms=valid.terms, send_at=valid.send_at, latest=valid.latest
         )
-        if self._clock.monotonic() - started > self._settings.reconcile_grace.total_seconds() / 2:
-            self._drop(moving)
-            raise ReservationsUnavailable("holding another place took too long")
         fault("reschedule.after_hold")
         try:
-            row, is_moved = self._change_row(message, moving.send_at, valid, asked_at)
+            now = self._change_row(found, moving.send_at, valid, asked_at)
         except StoreUnavailable as error:
             # Unless the database refused, the row may have changed: reconcile finds out.
             if error.refused:
                 self._drop(moving)
             raise
-        if row.send_at == moving.send_at:  # also where somebody has changed it otherwise since
+        if now.message.send_at == moving.send_at:  # also where somebody has changed it since
             fault("reschedule.after_row")
-            if self._taken(moving) is Taken.LOST:
-                self._settle_again(message, row, moving, valid)
+            self._take(moving, now.token, message)
             fault("reschedule.after_take")
             self._not_cancelled(message.id)
         else:
             self._drop(moving)
-        return row if is_moved else None
+        return now.message if _is_as_wanted(now.message, moving.send_at, valid) else None
 
     def _not_cancelled(self, message_id: UUID) -> None:
         """Free the new place of a message that was cancelled while it moved; raise TooLate."""
@@ -177,71 +174,68 @@ class Changes:
             raise TooLate(message_id, now.status)
 
     def _change_row(
-        self, message: Message, send_at: datetime, valid: ValidDraft, asked_at: datetime
-    ) -> tuple[Message, bool]:
-        """Return the row as it now stands, and whether it is as it was to be."""
-        expires_at = valid.expiry(send_at)
-        moved = self._messages.move(
-            message,
+        self, found: Movable, send_at: datetime, valid: ValidDraft, asked_at: datetime
+    ) -> Movable:
+        return self._messages.move(
+            found,
             send_at=send_at,
             zone=valid.zone,
-            expires_at=expires_at,
+            expires_at=valid.expiry(send_at),
             expire_after=valid.expire_after,
             asked_at=asked_at if asked_at != send_at else None,
             enqueue_at=self._handover.enqueue_at(send_at),
         )
-        wanted = (send_at, valid.zone, expires_at, valid.expire_after)
-        found = (moved.send_at, moved.zone, moved.expires_at, moved.expire_after)
-        return moved, found == wanted
 
-    def _taken(self, moving: Moving) -> Taken:
-        """Take a held place; drop it where somebody has moved the message further.
+    def _take(self, moving: Moving, token: int, before: Message) -> None:
+        """Take a held place; where the windows have lost it, hold it anew.
 
-        What is left undone here is left to reconcile, and until then both places stay taken.
+        Raises NoPlace when another message got it; then the row has its time from ``before``. What
+        is left undone here is left to reconcile, and until then both places stay taken.
         """
         try:
             for _ in range(_TRIES):
-                taken = self._windows.take(moving)
-                if taken is not Taken.LATER:
-                    return taken
-                self._windows.renew(moving)  # whoever moves it from now on makes this one late
-                if self._messages.get(moving.message_id).send_at != moving.send_at:
+                if self._windows.take(moving, token=token):
+                    return
+                self._windows.hold_again(moving)
+                now = self._messages.movable(moving.message_id)
+                if now.message.send_at != moving.send_at:  # somebody has moved it further
                     self._drop(moving)
-                    return taken
+                    return
+                token = now.token
         except ReservationsUnavailable as error:
             log.warning(
-                "message %s: moved, its old place is freed later: %s", moving.message_id, error
+                "message %s: moved, its places are put right later: %s", moving.message_id, error
             )
-        return Taken.LATER
-
-    def _settle_again(
-        self, message: Message, moved: Message, moving: Moving, valid: ValidDraft
-    ) -> None:
-        """Take the new place once more: the windows were rebuilt while the row changed.
-
-        Raises NoPlace when another message got it; then the row has its old time again.
-        """
-        try:
-            again = self._windows.move(message.id, terms=valid.terms, send_at=moving.send_at)
-            if self._messages.get(message.id).send_at != moving.send_at:
-                self._drop(again)  # somebody has moved it further
-            else:
-                self._windows.take(again)
-        except ReservationsUnavailable as error:
-            log.warning("message %s: its new place is restored later: %s", message.id, error)
         except NoPlace:
-            back = self._messages.move(
-                moved,
-                send_at=message.send_at,
-                zone=message.zone,
-                expires_at=message.expires_at,
-                expire_after=message.expire_after,
-                asked_at=message.asked_at,
-                enqueue_at=self._handover.enqueue_at(message.send_at),
-            )
-            if back.send_at == message.send_at:
+            if self._is_back(moving, before):
                 raise
-            log.warning("message %s: kept at a time without a place of its own", message.id)
+
+    def _is_back(self, moving: Moving, before: Message) -> bool:
+        """Return a message to its old time, if that is free, and tell whether it has that time."""
+        now = self._messages.movable(before.id)
+        if now.message.send_at == moving.send_at:
+            self._windows.take(moving, token=now.token, partly=True)
+            try:
+                back = self._windows.move(
+                    before.id, terms=self._scopes_of(before), send_at=before.send_at
+                )
+            except (NoPlace, ReservationsUnavailable) as error:
+                log.warning("message %s: kept at a time without a place: %s", before.id, error)
+                return False
+            now = self._messages.move(
+                now,
+                send_at=before.send_at,
+                zone=before.zone,
+                expires_at=before.expires_at,
+                expire_after=before.expire_after,
+                asked_at=before.asked_at,
+                enqueue_at=self._handover.enqueue_at(before.send_at),
+            )
+            if now.message.send_at == before.send_at:
+                self._windows.take(back, token=now.token)
+            else:
+                self._drop(back)
+        return now.message.send_at == before.send_at
 
     def _drop(self, moving: Moving) -> None:
         try:
@@ -252,8 +246,14 @@ class Changes:
     def _scopes_of(self, message: Message) -> Terms:
         kinds = self._settings.quotas_of
         return Terms(
-            counted(kinds, scope=message.scope, channel=message.channel, scopes=message.scopes)
+            counted(kinds, scope=message.scope, channel=message.channel, scopes=message.scopes),
+            message.zone or self._settings.zone,
         )
+
+
+def _is_as_wanted(message: Message, send_at: datetime, valid: ValidDraft) -> bool:
+    wanted = (send_at, valid.zone, valid.expiry(send_at), valid.expire_after)
+    return wanted == (message.send_at, message.zone, message.expires_at, message.expire_after)
 
 
 def _draft(message: Message, wish: Wish) -> Draft:

@@ -29,6 +29,7 @@ from dispatcher.store import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import ValidDraft, judge_times
 from dispatcher.submission.submission import Submission, repeated
+from dispatcher.tracing import Tracing, traced
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class JoinedSubmission:
         handover: Handover,
         submission: Submission,
         journal: Journal,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -75,6 +77,7 @@ class JoinedSubmission:
         self._handover = handover
         self._submission = submission
         self._journal = journal
+        self._tracing = tracing
 
     def submit(self, draft: Draft, session: Joinable) -> Message:
         """Accept ``draft`` if the caller commits: schedule, join, reserve, add.
@@ -83,7 +86,7 @@ class JoinedSubmission:
         stored, and the caller's transaction is as it was before.
         """
         try:
-            return self._submit(draft, session)
+            return traced(self._tracing, lambda: self._submit(draft, session))
         except DispatcherError as error:
             self._journal.refused(error)
             raise

@@ -34,6 +34,7 @@ from dispatcher.submission.schedule import (
     no_templates,
     schedule,
 )
+from dispatcher.tracing import Tracing, traced
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Submission:
         journal: Journal,
         check: Check = no_check,
         fill: Fill = no_templates,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -68,6 +70,7 @@ class Submission:
         self._journal = journal
         self._check = check
         self._fill = fill
+        self._tracing = tracing
 
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
@@ -77,7 +80,7 @@ class Submission:
         OutcomeUnknown.
         """
         try:
-            return self._submit(draft)
+            return traced(self._tracing, lambda: self._submit(draft))
         except DispatcherError as error:
             self._journal.refused(error)
             raise
@@ -189,6 +192,7 @@ class Submission:
             on_unknown=draft.on_unknown,
             expire_after=draft.expire_after,
             asked_at=draft.send_at if draft.send_at != send_at else None,
+            trace=None if self._tracing is None else self._tracing.current(),
         )
 
     def store(

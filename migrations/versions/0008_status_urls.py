@@ -9,7 +9,7 @@ from sqlalchemy.schema import conv
 from dispatcher.store.columns import MYSQL
 
 revision = "0008"
-down_revision = "0006"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

@@ -220,8 +220,9 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         if steps == 0 or asked >= (accepted.expires or FAR_AWAY):
             return
         message = self.house.dispatcher.get(message_id)
-        self.house.parts.messages.move(
-            message,
+        found = self.house.parts.messages.movable(message_id)
+        moved = self.house.parts.messages.move(
+            found,
             send_at=moving.send_at,
             zone=message.zone,
             expires_at=message.expires_at,
@@ -232,7 +233,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         accepted.at = asked
         if steps == 2:
             first = self.house.parts.windows.groups(moving.terms)[0]
-            self.house.parts.windows.shards.take(first, message_id, moving.hold)
+            self.house.parts.windows.shards.take(first, message_id, moving.hold, moved.token)
             self.model.ledger.take(first.scopes, message_id, as_id)
             self.model.forget_holds()
 

@@ -21,7 +21,7 @@ from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model, soak
 from tests.support.limits import little_at_once
-from tests.support.reserving import Reserving, pending, reserving
+from tests.support.reserving import TOKENS, Reserving, pending, reserving, stored
 from tests.support.servers import RedisServer
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
@@ -124,7 +124,7 @@ class WindowsMachine(RuleBasedStateMachine):
         moving = self.windows.move(message_id, **cast(Any, more))
         assert to_ms(moving.send_at) == slot
         if taken:
-            assert self.windows.take(moving)
+            assert self.windows.take(moving, token=next(TOKENS))
             self.booked[message_id] = slot
             self.unconfirmed.add(message_id)
         else:
@@ -153,7 +153,7 @@ class WindowsMachine(RuleBasedStateMachine):
         found = upkeep.unconfirmed(older_than=timedelta(0), at_most=1_000)
         assert {each.message_id for each in found} == self.unconfirmed
         times = {message_id: from_ms(at) for message_id, at in self.booked.items()}
-        assert upkeep.confirm(found, times) == 0
+        assert upkeep.confirm(found, stored(times)) == 0
         self.unconfirmed.clear()
 
     @rule()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from types import GeneratorType
 from typing import Any
 
@@ -31,11 +33,13 @@ class Fault(StrEnum):
     FREEZES_AFTER = "its process freezes after it"
     SLOW_BEFORE = "slow on its way"
     SLOW_AFTER = "slow on its way back"
+    REPEATED = "done, and again when a copy comes late"
 
 
 _KINDS = {
     Fault.REFUSED: 30, Fault.LOST: 40, Fault.DIES_BEFORE: 2, Fault.DIES_AFTER: 3,
     Fault.FREEZES_BEFORE: 3, Fault.FREEZES_AFTER: 5, Fault.SLOW_BEFORE: 6, Fault.SLOW_AFTER: 6,
+    Fault.REPEATED: 12,
 }  # fmt: skip
 
 
@@ -88,6 +92,8 @@ _ROOMS: dict[str, Callable[[], DispatcherError]] = {
     "permits": lambda: LimitersUnavailable("redis did not answer"),
     "queue": lambda: QueueUnavailable("the broker did not take the tasks"),
 }
+_COPIED = frozenset({"move", "hold_again", "take", "drop", "release", "confirm"})
+"""Calls of the windows that a client makes again on another line when no answer comes."""
 _SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue": "broker"}
 
 
@@ -100,6 +106,7 @@ class Reached:
         room: str,
         process: Process,
         *,
+        network: Process,
         scheduler: Scheduler,
         weather: Weather,
         tell: Tell,
@@ -108,6 +115,7 @@ class Reached:
         self._room = room
         self._server = _SERVER_OF[room]
         self._process = process
+        self._network = network
         self._scheduler = scheduler
         self._weather = weather
         self._tell = tell
@@ -139,6 +147,8 @@ class Reached:
         if isinstance(answer, GeneratorType):
             return self._pages(name, answer)
         self._tell(f"{self._room}.{name}", "")
+        if fault is Fault.REPEATED:
+            self._repeat(name, act, answer)
         if fault is not None:
             self._after(fault, name, about)
         scheduler.wait(0.0002 + 0.001 * rng.random())
@@ -180,6 +190,23 @@ class Reached:
             self._freeze()
         elif fault is Fault.DIES_AFTER:
             self._die()
+
+    def _repeat(self, name: str, act: Callable[[], Any], answer: Any) -> None:
+        """Let a copy of a call arrive later, whatever its process does."""
+        if self._room != "windows" or name not in _COPIED:
+            return
+        copy = act
+        if name == "move":  # the script is given its hold, which the double makes itself
+            copy = partial(self._part.hold_again, answer)  # type: ignore[attr-defined]  # a double
+
+        def arrive() -> None:
+            with suppress(DispatcherError):
+                copy()
+            self._tell(f"{self._room}.{name}", "a copy has arrived")
+
+        rng = self._scheduler.rng
+        late = rng.choice([0.01, 1.0, 12.0]) * rng.random()
+        self._scheduler.spawn(self._network, "a copy", arrive, after=late)
 
     def _error(self) -> DispatcherError:
         return _ROOMS[self._room]()

@@ -20,6 +20,8 @@ from dispatcher.store import (
     Due,
     Failure,
     GivenUp,
+    Kept,
+    Movable,
     Place,
     Rescued,
     Result,
@@ -62,11 +64,13 @@ class Row:
     on_unknown: Any
     expire_after: timedelta | None
     asked_at: datetime | None
+    trace: str | None
     enqueue_at: datetime
     fingerprint: str | None
     claim_token: int = 0
     claim_expires_at: datetime | None = None
     reserved: bool = True
+    move_token: int = 0
 
     def message(self) -> Message:
         """Return it as those who read see it."""
@@ -192,9 +196,13 @@ class MemoryMessages:
             row.end(Status.CANCELLED, self._tables.now())
         return self.get(message_id)
 
+    def movable(self, message_id: UUID) -> Movable:
+        message = self.get(message_id)
+        return Movable(message, self._tables.messages[message_id].move_token)
+
     def move(
         self,
-        message: Message,
+        found: Movable,
         *,
         send_at: datetime,
         zone: str | None,
@@ -202,15 +210,16 @@ class MemoryMessages:
         expire_after: timedelta | None,
         asked_at: datetime | None,
         enqueue_at: datetime,
-    ) -> Message:
-        row = self._tables.scheduled(message.id)
-        if row is not None and row.send_at == cut(message.send_at):
+    ) -> Movable:
+        row = self._tables.scheduled(found.message.id)
+        if row is not None and row.move_token == found.token:
+            row.move_token += 1
             row.send_at = row.next_attempt_at = cut(send_at)
             row.zone, row.expire_after = zone, expire_after
             row.asked_at = None if asked_at is None else cut(asked_at)
             row.expires_at = None if expires_at is None else cut(expires_at)
             row.enqueue_at = cut(enqueue_at)
-        return self.get(message.id)
+        return self.movable(found.message.id)
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
         row = self._tables.scheduled(message_id)
@@ -435,9 +444,15 @@ class MemoryStoreUpkeep:
         self._tables.void |= void
         return Settled(self.holding(message_ids), void, set())
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
-        return {row.id: row.send_at for row in found if row and row.status not in NO_PLACE}
+        return {row.id: _kept(row) for row in found if row and row.status not in NO_PLACE}
+
+    def fence(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        rows = [row for row in map(self._tables.messages.get, message_ids) if row]
+        for row in rows:
+            row.move_token += 1
+        return {row.id for row in rows}
 
     def unreleased(self, *, at_most: int) -> list[Place]:
         rows = [
@@ -519,6 +534,10 @@ def rounded(length: timedelta) -> timedelta:
 
 def _is_instant(value: object) -> bool:
     return isinstance(value, datetime)
+
+
+def _kept(row: Row) -> Kept:
+    return Kept(row.send_at, row.move_token)
 
 
 def _place(row: Row) -> Place:

@@ -30,7 +30,8 @@ from tests.support.clock import MovableClock
 
 TTL = timedelta(seconds=5)
 STEPS = 120
-_COLUMNS = (*NAMES, "enqueue_at", "fingerprint", "claim_token", "claim_expires_at", "reserved")
+_COLUMNS = (*NAMES, "enqueue_at", "fingerprint", "claim_token", "claim_expires_at", "reserved",
+            "move_token")  # fmt: skip
 
 
 class Both:
@@ -127,7 +128,7 @@ class Both:
             status=Status.SCHEDULED, attempt_count=0, max_attempts=2,
             idempotency_key=rng.choice([None, "one", "two", "three"]), created_at=now,
             finished_at=None, last_error=None, on_unknown=rng.choice(["retry", "hold"]),
-            expire_after=expires,
+            expire_after=expires, trace=rng.choice([None, f"00-{5:032x}-{7:016x}-01"]),
         )  # fmt: skip
         enqueue_at = send_at - timedelta(seconds=self.rng.choice([1, 4]))
         self.known.append(
@@ -138,12 +139,13 @@ class Both:
         id_ = self._some_id()
         what = self.rng.choice(["cancel", "move", "update", "remove", "enqueue_again"])
         if what == "move" and id_ in self.tables.messages:
-            message = self.rng.choice([each for each in self.known if each.id == id_])
+            found = self.ask(0, "movable", id_)
+            found = found._replace(token=found.token - self.rng.choice([0, 0, 1]))
             send_at = self.clock.now() + self._wait()
             self.ask(
-                0, "move", message, send_at=send_at, zone=None,
+                0, "move", found, send_at=send_at, zone=None,
                 expires_at=send_at + TTL, expire_after=TTL, enqueue_at=send_at,
-                asked_at=self.rng.choice([None, message.send_at]),
+                asked_at=self.rng.choice([None, found.message.send_at]),
             )  # fmt: skip
             self.known.append(self.stores[0][1].get(id_))  # type: ignore[attr-defined]
         elif what == "update":
@@ -190,6 +192,7 @@ class Both:
         self.ask(0, "with_key", "one")
         self.ask(0, "attempts", self._some_id())
         self.ask(2, "holding", self._some_ids())
+        self.ask(2, "fence", self._some_ids())
         self.ask(2, "unreleased", at_most=100)
         self.ask(2, "mark_released", self._some_ids()[:1])
         memory = timedelta(seconds=20)

@@ -29,8 +29,8 @@ from dispatcher.reservation import (
     Moving,
     Rebuild,
     Reserved,
+    Stored,
     Submit,
-    Taken,
     Terms,
     Unconfirmed,
 )
@@ -70,7 +70,7 @@ class Contents:
     pending: dict[Any, dict[tuple[bytes, str], int]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    moving: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
+    moved: dict[tuple[bytes, str], tuple[int, int]] = field(default_factory=dict)
     twins: dict[str, Twins] = field(default_factory=dict)
     logs: dict[str, dict[bytes, float]] = field(default_factory=lambda: defaultdict(dict))
     closings: dict[str, int] = field(default_factory=dict)
@@ -79,8 +79,16 @@ class Contents:
 class Server:
     """One Redis, and what may happen to it."""
 
-    def __init__(self, clock: Callable[[], datetime], *, namespace: str, shards: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        *,
+        namespace: str,
+        shards: int,
+        under_way: timedelta,
+    ) -> None:
         self._clock = clock
+        self.under_way_ms = under_way // _MILLISECOND
         self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
         self.permit_keys = PermitKeys(namespace)
         self.parts: tuple[ShardKeys | PermitKeys, ...] = (*self.keys, self.permit_keys)
@@ -105,6 +113,15 @@ class Server:
         self.holds.epochs.clear()
         self.holds.markers.clear()
         self.number += 1
+
+    def last_moved(self, own: tuple[bytes, str]) -> int:
+        """Return the token of the last move of a message that was taken in a window, or -1."""
+        token, ends_at_ms = self.holds.moved.get(own, (-1, 0))
+        return token if ends_at_ms > self.now_ms() else -1
+
+    def mark_moved(self, own: tuple[bytes, str], token: int) -> None:
+        """Remember it for as long as a hold can be taken."""
+        self.holds.moved[own] = token, self.now_ms() + self.under_way_ms
 
     def has_marker(self, part: Any, marker: str) -> bool:
         """Tell whether the marker of a rebuild still is on this part."""
@@ -211,29 +228,34 @@ class MemoryWindows:
         at_ms = self._found(terms, others, send_at, latest)
         hold = self._new_hold(message_id)
         window[hold] = at_ms
-        self._server.holds.moving[name, message_id.bytes] = hold
         self._server.holds.pending[keys][hold, name] = self._server.now_ms()
         return Moving(message_id, terms, from_ms(at_ms), hold)
 
-    def take(self, moving: Moving) -> Taken:
-        keys = self.keys_of(moving.terms)
-        name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
-        if moving.hold not in window:
-            return Taken.LOST
-        if self._server.holds.moving.get((name, moving.message_id.bytes)) != moving.hold:
-            return Taken.LATER
-        del self._server.holds.moving[name, moving.message_id.bytes]
-        member, pending = moving.message_id.bytes, self._server.holds.pending[keys]
-        window[member] = window.pop(moving.hold)
-        pending.pop((moving.hold, name), None)
-        pending[member, name] = self._server.now_ms()
-        return Taken.TAKEN
-
-    def renew(self, moving: Moving) -> None:
+    def hold_again(self, moving: Moving) -> None:
         keys = self._opened(moving.terms)
         name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
         if moving.hold in window:
-            self._server.holds.moving[name, moving.message_id.bytes] = moving.hold
+            return
+        others = sorted(at for member, at in window.items() if member != moving.message_id.bytes)
+        window[moving.hold] = self._found(moving.terms, others, moving.send_at, None)
+        self._server.holds.pending[keys][moving.hold, name] = self._server.now_ms()
+
+    def take(self, moving: Moving, *, token: int, partly: bool = False) -> bool:
+        del partly  # there is one shard
+        keys = self.keys_of(moving.terms)
+        name, window = self._server.window_of(keys, moving.terms.scopes[0].name)
+        own, held = (moving.message_id.bytes, name), (moving.hold, name)
+        pending, now_ms = self._server.holds.pending[keys], self._server.now_ms()
+        if self._server.last_moved(own) >= token:
+            self.drop(moving)
+            return True
+        if moving.hold not in window or pending.get(held, 0) <= now_ms - self._server.under_way_ms:
+            return False
+        window[own[0]] = window.pop(moving.hold)
+        pending.pop(held, None)
+        pending[own] = now_ms
+        self._server.mark_moved(own, token)
+        return True
 
     def drop(self, moving: Moving) -> None:
         self._remove(self.keys_of(moving.terms), moving.terms, moving.hold)
@@ -331,7 +353,10 @@ class MemoryUpkeep:
             del self._server.holds.markers[part]
         return len(ours)
 
-    def unconfirmed(self, *, older_than: timedelta, at_most: int) -> list[Unconfirmed]:
+    def unconfirmed(
+        self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
+    ) -> list[Unconfirmed]:
+        skip = skip or {}
         before = self._server.now_ms() - older_than // _MILLISECOND
         found = []
         for keys in self._server.keys:
@@ -339,11 +364,11 @@ class MemoryUpkeep:
             ordered = sorted((at, member, name) for (member, name), at in entries if at <= before)
             found += [
                 Unconfirmed(UUID(bytes=member[:16]), member, name.encode(), keys, before)
-                for _, member, name in ordered[:at_most]
+                for _, member, name in ordered[skip.get(keys, 0) :][:at_most]
             ]
         return found[:at_most]
 
-    def confirm(self, found: Sequence[Unconfirmed], send_at: Mapping[UUID, datetime]) -> int:
+    def confirm(self, found: Sequence[Unconfirmed], stored: Mapping[UUID, Stored]) -> int:
         corrected = 0
         for each in found:
             window = self._server.holds.windows[each.window.decode()]
@@ -351,19 +376,20 @@ class MemoryUpkeep:
             entry = each.member, each.window.decode()
             if pending.get(entry, each.before_ms + 1) > each.before_ms:
                 continue
-            known = each.message_id in send_at
+            kept = stored.get(each.message_id)
             own = each.message_id.bytes, each.window.decode()
-            if known and pending.get(own, each.before_ms) > each.before_ms:
+            if kept and pending.get(own, each.before_ms) > each.before_ms:
                 continue
-            if known and each.member != each.message_id.bytes:
-                self._server.holds.moving.pop((own[1], own[0]), None)
             del pending[entry]
-            if not known or each.member != each.message_id.bytes:
+            if not kept or each.is_hold:
                 window.pop(each.member, None)
-            if known:
-                at_ms = to_ms(send_at[each.message_id])
-                corrected += window.get(each.message_id.bytes) != at_ms
-                window[each.message_id.bytes] = at_ms
+            if not kept or self._server.last_moved(own) > kept.token:
+                continue
+            if each.is_hold:
+                self._server.mark_moved(own, kept.token)
+            at_ms = to_ms(kept.send_at)
+            corrected += window.get(own[0]) != at_ms
+            window[own[0]] = at_ms
         return corrected
 
     def tidy(self, *, keys_at_once: int) -> int:

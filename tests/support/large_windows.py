@@ -17,7 +17,7 @@ from dispatcher.scope import PLAIN, counted, of_scope_on, plain
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
 from tests.support.packed_model import Interval, blocked, merged, next_free
-from tests.support.reserving import Reserving, reserving, window
+from tests.support.reserving import TOKENS, Reserving, reserving, window
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 CHANNEL = "sms"
@@ -162,7 +162,7 @@ class Filled:
             self.check(refused, asked, slot, without=message_id)
         else:
             assert to_ms(moving.send_at) == slot <= asked + room
-            assert self.real.windows.take(moving)
+            assert self.real.windows.take(moving, token=next(TOKENS))
             self.booked[message_id] = slot
 
     def many(self, asked: int, room: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import count
 from typing import cast
 from uuid import UUID
 
@@ -15,13 +16,20 @@ from redis.retry import Retry
 
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import ShardKeys, shard_of
-from dispatcher.reservation import Fence, Rules, Unconfirmed, Upkeep, Windows, longest_ms
+from dispatcher.reservation import Fence, Rules, Stored, Unconfirmed, Upkeep, Windows, longest_ms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope
 from dispatcher.sendtime import from_ms, to_ms
 
 NAMESPACE = "test"
 SHARDS = 4
+TOKENS = count(1)
+"""What a store gives with each move: it rises."""
+
+
+def stored(times: Mapping[UUID, datetime]) -> dict[UUID, Stored]:
+    """Return what a store says that has these times, and was read now."""
+    return {message_id: Stored(at, next(TOKENS)) for message_id, at in times.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ class Reserving(AbstractContextManager["Reserving"]):
     def dump(self) -> dict[bytes, bytes]:
         """Return everything that is there, but for what is remembered of moves for a while."""
         names = [
-            name for name in cast(list[bytes], self.client.keys("*")) if b":moving:" not in name
+            name for name in cast(list[bytes], self.client.keys("*")) if b":moved:" not in name
         ]
         return {name: cast(bytes, self.client.dump(name)) for name in names}
 
@@ -96,7 +104,7 @@ def reserving(
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
     )
-    windows = Windows(client, Rules(rules), keys=fence.keys, twins_life=timedelta(seconds=60))
+    windows = Windows(client, Rules(rules), keys=fence.keys, under_way=timedelta(seconds=60))
     return Reserving(
         client=client,
         fence=fence,

@@ -15,7 +15,7 @@ from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support.calendar_model import Item
-from tests.support.reserving import Reserving, reserving, window
+from tests.support.reserving import TOKENS, Reserving, reserving, window
 from tests.support.zoned_model import Ledger, Wish
 
 SHARDS = 4
@@ -147,7 +147,7 @@ class Story:
         assert to_ms(moving.send_at) == slot
         assert slot <= asked + room
         if step.who % 3:
-            assert self.real.windows.take(moving)
+            assert self.real.windows.take(moving, token=next(TOKENS))
             self.ledger.book(wish.scopes, message_id, slot)
         else:
             self.real.windows.drop(moving)

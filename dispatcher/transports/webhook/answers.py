@@ -13,6 +13,10 @@ LONGEST_WAIT = timedelta(days=1)
 """Longest wait that a server may ask for: a date in the wrong year stops nothing for a year."""
 _ASKS_TO_WAIT = (429, 503)
 _TEMPORARY = (408, 425, 429)
+_UNAUTHORIZED = 401
+_REFUSED = "it does not know the channel's credentials"
+_UNTIL_MENDED = timedelta(minutes=1)
+"""How long a channel rests before credentials are tried again that somebody must mend."""
 _GATEWAY_TIMEOUT = 504
 _REQUEST_IDS = ("x-request-id", "request-id", "x-correlation-id", "x-amzn-requestid", "cf-ray")
 _LONGEST_ID = 100
@@ -22,8 +26,9 @@ _SECONDS = re.compile(r"[0-9]{1,9}")
 def receipt_of(answer: Answer, *, now: datetime, closes_channel: bool) -> str:
     """Return the receipt of a message that was taken: the status, and an id of the request.
 
-    Raises PermanentFailure, TemporaryFailure or PerhapsSent. ``closes_channel``: whether a server
-    that asks for a wait asks it of the whole channel. No text quotes the answer, which may quote
+    Raises PermanentFailure, TemporaryFailure or PerhapsSent. ``closes_channel``: whether there is
+    one server for the whole channel, so that a wait it asks for, or credentials it refuses, are
+    those of all messages. No text quotes the answer, which may quote
     the message.
     """
     status = answer.status
@@ -39,6 +44,8 @@ def receipt_of(answer: Answer, *, now: datetime, closes_channel: bool) -> str:
         wait = _wait(answer.headers.get("retry-after"), now) if status in _ASKS_TO_WAIT else None
         closes = closes_channel and wait is not None
         raise TemporaryFailure(said, wait, closes_channel=closes)
+    if status == _UNAUTHORIZED and closes_channel:
+        raise TemporaryFailure(f"{said}: {_REFUSED}", _UNTIL_MENDED, closes_channel=True)
     if 400 <= status < 500:  # noqa: PLR2004 - client error
         raise PermanentFailure(said)
     raise PerhapsSent(f"{said}, which is no answer to a request")

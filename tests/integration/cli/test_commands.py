@@ -22,7 +22,7 @@ MESSAGE_FIELDS = {
     "id", "status", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at",
     "expires_at", "attempt_count", "max_attempts", "idempotency_key", "created_at",
     "finished_at", "last_error", "scopes", "zone", "quiet_hours", "on_unknown", "expire_after",
-    "asked_at",
+    "asked_at", "trace",
 }  # fmt: skip
 STORY_FIELDS = {"attempts", "reservations", "status_host", "told", "next"}
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}

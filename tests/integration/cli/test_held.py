@@ -27,7 +27,7 @@ def test_what_is_held_is_listed_oldest_first(run: Run, held: list[Message]) -> N
     shown = run("held", "--at-most", "2")
     assert shown.code == 0
     assert [str(each.id) in shown.out for each in held] == [True, True, False]
-    assert "1 of 5" in shown.out
+    assert "1 of 10" in shown.out
     assert [each["id"] for each in run("list", "--status", "held", "--json").lines] == [
         str(each.id) for each in reversed(held)
     ]

@@ -279,12 +279,12 @@ def test_batches_go_in_the_order_of_their_times_and_are_taken_once(back: House) 
     stores = [Overdue(back.database, after=5 * MINUTE, reslot=["reslot"]) for _ in range(2)]
     first = stores[0].take(at_most=2, ttl=MINUTE)
     assert first is not None
-    assert [each.id for each in first.messages] == [each.id for each in messages[:2]]
+    assert [each.message.id for each in first.found] == [each.id for each in messages[:2]]
     assert stores[1].take(at_most=2, ttl=MINUTE) is None, "the first are not done yet"
-    stores[0].give_back(first.messages)
+    stores[0].give_back([each.message for each in first.found])
     again = stores[1].take(at_most=9, ttl=MINUTE)
     assert again is not None
-    assert [each.id for each in again.messages] == [each.id for each in messages]
+    assert [each.message.id for each in again.found] == [each.id for each in messages]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -300,7 +300,9 @@ def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> No
     back.database.transact(while_it_is_locked)
     taken = store.take(at_most=9, ttl=MINUTE)
     assert taken is not None
-    assert [each.id for each in taken.messages] == [first.id, second.id], "they were given back"
+    assert [each.message.id for each in taken.found] == [first.id, second.id], (
+        "they were given back"
+    )
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
@@ -321,7 +323,7 @@ def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
     event.listen(back.database.engine, "after_cursor_execute", look)
     taken = store.take(at_most=2, ttl=MINUTE)
     assert taken is not None
-    assert len(taken.messages) == 2
+    assert len(taken.found) == 2
     assert free == [4]
 
 

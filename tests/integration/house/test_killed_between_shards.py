@@ -17,7 +17,7 @@ from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import scope_of, shard_of
-from dispatcher.reservation.places import Group, Place, Taken
+from dispatcher.reservation.places import Group, Place
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.clock import MovableClock
@@ -60,7 +60,7 @@ def in_shard(method: str, number: int) -> Arm:
     def arm(parts: Parts, line: Line) -> None:
         def is_there(given: tuple[Any, ...], answer: object) -> bool:
             return level(parts, given[0]) == number and (
-                isinstance(answer, Place) or answer is Taken.TAKEN
+                isinstance(answer, Place) or answer is True
             )
 
         stop(parts.windows.shards, method, line, when=is_there)

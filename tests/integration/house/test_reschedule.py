@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from sqlalchemy import Connection, update
 
 from dispatcher import (
     InvalidDraft,
@@ -21,7 +22,10 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
+from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
+from dispatcher.store import Movable
+from dispatcher.store.schema import messages
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House
@@ -210,10 +214,10 @@ def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
 
     messages, change = house.parts.messages, once(other)
 
-    def move(given: Message, **values: Any) -> Message:
+    def move(given: Movable, **values: Any) -> Movable:
         messages.move(given, **values)
         change()
-        return messages.get(given.id)
+        return messages.movable(given.message.id)
 
     double = Between(messages)
     vars(double)["move"] = move
@@ -299,6 +303,116 @@ def test_a_place_taken_while_the_windows_were_rebuilt_refuses_the_move(
     assert refused.value.conflicting == (taken[0].id,)
     assert house.again(message).send_at == LATER
     assert settled(house)
+
+
+def test_a_move_that_stands_still_for_too_long_takes_no_effect_and_is_made_again(
+    house: House, message: Message
+) -> None:
+    """Its hold is gone by the time at which it changes the row: another may have the place."""
+    taken: list[Message] = []
+
+    def stand_still() -> None:
+        past_the_grace(house)
+        taken.append(house.submit(send_at=LATER + HOUR))
+
+    between(house, "_messages", before={"move": once(stand_still)})
+    with pytest.raises(QuotaExceeded) as refused:
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert refused.value.conflicting == (taken[0].id,)
+    assert house.again(message).send_at == LATER
+    assert settled(house)
+
+
+@pytest.mark.every_database
+def test_a_move_that_stood_still_for_too_long_and_then_dies_has_changed_nothing(
+    house: House, message: Message
+) -> None:
+    taken: list[Message] = []
+    messages = house.parts.messages
+
+    def move(found: Movable, **values: Any) -> Movable:
+        past_the_grace(house)
+        taken.append(house.submit(send_at=LATER + HOUR))
+        messages.move(found, **values)
+        raise KeyboardInterrupt
+
+    double = Between(messages)
+    vars(double)["move"] = move
+    vars(house.parts.changes)["_messages"] = double
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).send_at == LATER
+    assert settled(house)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
+    house: House, message: Message
+) -> None:
+    """Its statement has changed the row, and its transaction has not ended yet."""
+    movable = house.parts.messages.movable(message.id)
+    house.parts.windows.move(
+        message.id, terms=house.parts.changes._scopes_of(message), send_at=LATER + HOUR
+    )
+    window = house.keys(message.scope).window(message.scope)
+
+    def work(connection: Connection) -> None:
+        connection.execute(
+            update(messages)
+            .where(messages.c.id == message.id, messages.c.move_token == movable.token)
+            .values(
+                send_at=LATER + HOUR,
+                next_attempt_at=LATER + HOUR,
+                move_token=messages.c.move_token + 1,
+            )
+        )
+        past_the_grace(house)
+        assert house.redis.zcard(window) == 2
+
+    house.database.transact(work)
+    past_the_grace(house)
+    assert house.again(message).send_at == LATER + HOUR
+    assert settled(house)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
+@pytest.mark.parametrize("is_free", [True, False], ids=["its place is free", "another has it"])
+def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: bool) -> None:
+    """Windows of one shard were rebuilt while the row changed."""
+    house = build(
+        shards=16,
+        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
+        scopes={"tenant": {"quotas": ["1/minute"]}},
+    )
+    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
+    terms = house.parts.changes._scopes_of(message)
+    groups = house.parts.windows.groups(terms)
+    assert len(groups) == 3
+    windows = house.parts.windows
+
+    def lose() -> None:
+        (hold,) = (
+            member for member, _ in house.redis.zscan_iter(groups[0].windows[0]) if len(member) > 16
+        )
+        house.parts.windows.shards.drop(groups[lost], hold)
+        if not is_free:
+            windows.reserve(
+                new_id(), terms=Terms(groups[lost].scopes), send_at=LATER + HOUR + MINUTE / 2
+            )
+
+    between(house, "_messages", after={"move": once(lose)})
+    if is_free:
+        moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+        assert moved.send_at == LATER + HOUR
+    else:
+        with pytest.raises(QuotaExceeded):
+            house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    at = house.again(message).send_at
+    assert at == (LATER + HOUR if is_free else LATER)
+    for group in groups:
+        for window in group.windows:
+            assert house.redis.zscore(window, message.id.bytes) == to_ms(at)
+            assert house.redis.zcard(window) == 1 + (not is_free and group == groups[lost])
 
 
 def test_a_cancel_after_the_row_moved_frees_the_new_place_too(

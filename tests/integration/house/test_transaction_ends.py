@@ -87,6 +87,23 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
     assert house.pending() == set()
 
 
+@on_postgresql
+def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.sweep._BATCH", 2)
+    house = build(**QUICK, shards=1)
+    with transaction(house) as session:
+        for n in range(5):
+            remind(house, session, recipient=f"{n}")
+        reserve(house)
+        assert len(house.members()) == 1
+        settle_grace(house)
+        assert house.members() == {}
+        assert len(house.pending()) == 5, "the database was not told what becomes of them"
+        session.rollback()
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_transaction_that_outlasts_the_grace_keeps_its_place(build: Build, end: str) -> None:
     """The database has the message's id, though nobody else can see it."""

@@ -117,7 +117,7 @@ def test_a_success_is_sent_and_its_receipt_names_status_and_request(
 
 FAILURES: dict[int, type[DeliveryError]] = {
     300: PermanentFailure, 301: PermanentFailure, 302: PermanentFailure, 307: PermanentFailure,
-    308: PermanentFailure, 400: PermanentFailure, 401: PermanentFailure, 403: PermanentFailure,
+    308: PermanentFailure, 400: PermanentFailure, 403: PermanentFailure,
     404: PermanentFailure, 409: PermanentFailure, 410: PermanentFailure, 413: PermanentFailure,
     422: PermanentFailure, 408: TemporaryFailure, 425: TemporaryFailure, 429: TemporaryFailure,
     500: TemporaryFailure, 502: TemporaryFailure, 503: TemporaryFailure, 507: TemporaryFailure,
@@ -135,6 +135,20 @@ def test_each_status_is_the_failure_it_means(
     assert "quotes" not in str(caught.value)
     if isinstance(caught.value, TemporaryFailure):
         assert (caught.value.retry_after, caught.value.closes_channel) == (None, False)
+
+
+def test_refused_credentials_of_a_channel_wait_until_they_are_mended(receiver: Receiver) -> None:
+    receiver.answers(401, body=b"quotes the secret body")
+    with pytest.raises(TemporaryFailure, match="answered 401: .* credentials") as caught:
+        to(receiver).send(a_message())
+    assert caught.value.retry_after == timedelta(minutes=1)
+    assert caught.value.closes_channel, "all messages have the same"
+
+
+def test_a_recipient_s_own_server_that_knows_nobody_fails_the_message(receiver: Receiver) -> None:
+    receiver.answers(401)
+    with pytest.raises(PermanentFailure, match="answered 401"):
+        open_to(receiver.port).send(a_message(recipient=receiver.url))
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -33,9 +34,11 @@ def test_a_window_is_a_day_of_the_zone_for_a_century(zone: str) -> None:
     limit, rules = FixedWindow(5, "day", align=zone), ZoneInfo(zone)
     at, found = ms(BEGIN), list[int]()
     while at < ms(END):
-        _, _, *around = limit.words(at)
+        _, packed = limit.words(at)
+        assert isinstance(packed, bytes)
+        around = struct.unpack("<5d", packed)
         assert around[1] <= at < around[2], "the present window and one before it"
-        found += [each for each in around[1:] if not found or each > found[-1]]
+        found += [int(each) for each in around[1:] if not found or each > found[-1]]
         at = found[-2]
     shown = [datetime.fromtimestamp(each // 1_000, rules).date() for each in found]
     before = [datetime.fromtimestamp(each // 1_000 - 1, rules).date() for each in found]

@@ -11,7 +11,7 @@ from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
 from dispatcher.reservation.tidy import KEEP_MS
-from tests.support.reserving import Reserving, pending, times_of
+from tests.support.reserving import Reserving, pending, stored, times_of
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -88,7 +88,7 @@ def test_a_reservation_waits_for_the_store_to_confirm_it(opened: Opened) -> None
 def confirm(real: Reserving) -> None:
     """Do what the sweep does when the store knows everything."""
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
-    assert real.upkeep.confirm(found, times_of(real, found)) == 0
+    assert real.upkeep.confirm(found, stored(times_of(real, found))) == 0
 
 
 def test_a_window_never_expires_by_itself(opened: Opened) -> None:

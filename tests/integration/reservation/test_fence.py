@@ -11,7 +11,7 @@ from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from tests.support.reserving import SHARDS, Reserving, reserving, times_of
+from tests.support.reserving import SHARDS, Reserving, reserving, stored, times_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -116,7 +116,7 @@ def test_a_process_with_shorter_quotas_keeps_what_longer_ones_still_count(
         real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=now + timedelta(days=days))
     with reserving(redis_server.url, [Quota(1, 1_000)]) as shorter:
         found = shorter.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
-        assert shorter.upkeep.confirm(found, times_of(real, found)) == 0
+        assert shorter.upkeep.confirm(found, stored(times_of(real, found))) == 0
     assert len(real.members("ann")) == 2
     with pytest.raises(QuotaExceeded):
         real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=now)

@@ -19,7 +19,7 @@ from dispatcher.reservation import Booking, Bulk, Place, Request, Reserved, Subm
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, Reserving, calls_of, ms, reserving
+from tests.support.reserving import SHARDS, TOKENS, Reserving, calls_of, ms, reserving, stored
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -68,7 +68,7 @@ def warm(real: Reserving, of: Terms) -> Reserving:
     far = NOON + timedelta(days=300)
     message_id = real.windows.reserve(new_id(), terms=of, send_at=far).message_id
     moving = real.windows.move(message_id, terms=of, send_at=far + HOUR)
-    real.windows.take(moving)
+    real.windows.take(moving, token=next(TOKENS))
     real.windows.drop(moving)
     real.windows.next_slot(of, far)
     real.windows.release(message_id, of)
@@ -132,7 +132,7 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
         terms=both,
         send_at=NOON - 2 * MINUTE,
     )
-    assert calls_of(real.client, lambda: windows.take(moving)) == 1
+    assert calls_of(real.client, lambda: windows.take(moving, token=next(TOKENS))) == 1
     assert calls_of(real.client, lambda: windows.drop(moving)) == 1
 
 
@@ -322,7 +322,7 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
     assert real.upkeep.put_back([row]) == 1
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     assert len(found) == 8
-    assert real.upkeep.confirm(found, {booking.message_id: NOON}) == 0
+    assert real.upkeep.confirm(found, stored({booking.message_id: NOON})) == 0
     assert real.unconfirmed() == set()
     assert all(set(real.places(each)) == {booking.message_id.bytes} for each in row.scopes)
     assert real.places(orphan.terms.scopes[0]) == {}

@@ -15,11 +15,11 @@ from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import shard_of
-from dispatcher.reservation import Moving, Reserved, Taken, Terms
+from dispatcher.reservation import Moving, Reserved, Terms
 from dispatcher.scope import PLAIN, Scope, counted, plain
 from tests.support import model
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, Reserving, ms, reserving
+from tests.support.reserving import SHARDS, TOKENS, Reserving, ms, reserving, stored
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -94,7 +94,7 @@ def stands(real: Reserving, terms: Terms, **at: tuple[bytes | UUID, datetime]) -
 def sweep(real: Reserving, store: dict[UUID, datetime]) -> int:
     """Reconcile by what a store says."""
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
-    corrected = real.upkeep.confirm(found, store)
+    corrected = real.upkeep.confirm(found, stored(store))
     assert real.unconfirmed() == set()
     return corrected
 
@@ -118,7 +118,7 @@ def test_both_places_are_taken_until_one_is_given_up(real: Reserving, terms: Ter
             book(real, terms, taken)
         assert refused.value.conflicting == (message_id,)
         assert refused.value.next_slot == taken + MINUTE
-    assert real.windows.take(moving)
+    assert real.windows.take(moving, token=next(TOKENS))
     stands(real, terms, place=(message_id, NOON + 2 * MINUTE))
     other = book(real, terms, NOON)
     with pytest.raises(QuotaExceeded):
@@ -134,7 +134,7 @@ def test_a_dropped_hold_leaves_everything_as_it_was(real: Reserving, terms: Term
     for _ in range(2):
         real.windows.drop(moving)
         assert real.dump() == before
-    assert not real.windows.take(moving)
+    assert not real.windows.take(moving, token=next(TOKENS))
     assert real.dump() == before
 
 
@@ -181,7 +181,7 @@ def test_a_shifted_move_takes_the_first_slot_that_fits_without_its_own_place(
         message_id, terms=terms, send_at=NOON + SECOND, latest=NOON + 3 * MINUTE
     )
     assert moving.send_at == NOON + MINUTE, "where it stands is free for it"
-    assert real.windows.take(moving)
+    assert real.windows.take(moving, token=next(TOKENS))
     assert all(real.places(each)[message_id.bytes] == ms(NOON + MINUTE) for each in terms.scopes)
     assert real.windows.next_slot(terms, NOON + SECOND) > NOON + MINUTE
 
@@ -202,7 +202,7 @@ def test_a_message_without_a_place_can_be_moved_to_one(real: Reserving, terms: T
     """A rebuild may have come in between."""
     message_id = new_id()
     moving = move(real, message_id, terms, NOON)
-    assert real.windows.take(moving)
+    assert real.windows.take(moving, token=next(TOKENS))
     stands(real, terms, place=(message_id, NOON))
 
 
@@ -253,41 +253,98 @@ def test_a_lost_reply_of_a_take_leaves_the_message_at_its_new_time(
     message_id = book(through, terms)
     moving = move(through, message_id, terms, NOON + HOUR)
     proxy.drop_reply(moving.hold)
-    assert not through.windows.take(moving), "it cannot tell, so its caller looks again"
+    assert through.windows.take(moving, token=next(TOKENS))
     assert proxy.dropped == 1
     stands(through, terms, place=(message_id, NOON + HOUR))
     again = move(through, message_id, terms, NOON + HOUR)
-    assert through.windows.take(again)
+    assert through.windows.take(again, token=next(TOKENS))
     stands(through, terms, place=(message_id, NOON + HOUR))
 
 
-def test_of_two_moves_of_one_message_the_later_one_may_be_taken(
+def test_of_two_moves_of_one_message_either_may_be_taken(real: Reserving, terms: Terms) -> None:
+    times = [NOON + 10 * MINUTE, NOON + 20 * MINUTE]
+    for which in (0, 1):
+        message_id = book(real, terms)
+        moves = [move(real, message_id, terms, time) for time in times]
+        assert moves[0].hold != moves[1].hold
+        held = {"one": (moves[0].hold, times[0]), "other": (moves[1].hold, times[1])}
+        stands(real, terms, place=(message_id, NOON), **held)
+        assert real.windows.take(moves[which], token=next(TOKENS))
+        real.windows.drop(moves[1 - which])
+        stands(real, terms, place=(message_id, times[which]))
+        real.windows.release(message_id, terms)
+
+
+def test_a_move_that_is_taken_late_only_gives_up_its_hold(real: Reserving, terms: Terms) -> None:
+    """The store has the time of the second one by then."""
+    message_id = book(real, terms)
+    earlier, later = next(TOKENS), next(TOKENS)
+    first = move(real, message_id, terms, NOON + HOUR)
+    second = move(real, message_id, terms, NOON + 2 * HOUR)
+    assert real.windows.take(second, token=later)
+    assert real.windows.take(first, token=earlier)
+    stands(real, terms, place=(message_id, NOON + 2 * HOUR))
+
+
+def test_late_copies_of_the_calls_of_a_move_change_no_later_one(
+    real: Reserving, terms: Terms
+) -> None:
+    """As they come when a line broke and the call was made again on another one."""
+    message_id = book(real, terms)
+    earlier, later = next(TOKENS), next(TOKENS)
+    first = move(real, message_id, terms, NOON + HOUR)
+    assert real.windows.take(first, token=earlier)
+    second = move(real, message_id, terms, NOON + 2 * HOUR)
+    real.windows.hold_again(first)
+    assert real.windows.take(second, token=later)
+    real.windows.hold_again(first)
+    times = NOON + 2 * HOUR, NOON + HOUR
+    stands(real, terms, place=(message_id, times[0]), copy=(first.hold, times[1]))
+    assert real.windows.take(first, token=earlier)
+    stands(real, terms, place=(message_id, NOON + 2 * HOUR))
+
+
+def test_a_hold_that_is_older_than_what_is_remembered_of_moves_is_not_taken(
     real: Reserving, terms: Terms
 ) -> None:
     message_id = book(real, terms)
-    times = [NOON + 10 * MINUTE, NOON + 20 * MINUTE]
-    moves = [move(real, message_id, terms, time) for time in times]
-    assert moves[0].hold != moves[1].hold
-    held = {"one": (moves[0].hold, times[0]), "other": (moves[1].hold, times[1])}
-    stands(real, terms, place=(message_id, NOON), **held)
-    assert real.windows.take(moves[0]) is Taken.LATER
-    stands(real, terms, place=(message_id, NOON), **held)
-    assert real.windows.take(moves[1])
-    real.windows.drop(moves[0])
-    stands(real, terms, place=(message_id, times[1]))
+    moving = move(real, message_id, terms, NOON + HOUR)
+    for scope in terms.scopes:  # nobody has reconciled for longer than a minute
+        keys = real.keys(scope.home)
+        member = moving.hold + keys.window(scope.name, scope.kind).encode()
+        real.client.zincrby(keys.pending, -60_001, member)
+    before = real.dump()
+    assert not real.windows.take(moving, token=next(TOKENS))
+    assert real.dump() == before
 
 
-def test_a_move_that_is_taken_late_changes_nothing(real: Reserving, terms: Terms) -> None:
-    """The store has the time of the second one by then; both are taken until reconcile."""
+@pytest.mark.parametrize("kind", [PLAIN, "channel.sms", "tenant"])
+def test_a_hold_lost_in_one_shard_is_not_taken_in_the_others(real: Reserving, kind: str) -> None:
+    message_id = book(real, SEVERAL)
+    moving = move(real, message_id, SEVERAL, NOON + HOUR)
+    (scope,) = [each for each in SEVERAL.scopes if each.kind == kind]
+    real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), moving.hold)
+    before = real.dump()
+    assert not real.windows.take(moving, token=next(TOKENS))
+    assert real.dump() == before
+    real.windows.hold_again(moving)
+    stands(real, SEVERAL, place=(message_id, NOON), hold=(moving.hold, NOON + HOUR))
+    assert real.windows.take(moving, token=next(TOKENS))
+    stands(real, SEVERAL, place=(message_id, NOON + HOUR))
+
+
+def test_a_hold_whose_place_went_to_another_is_not_held_again(
+    real: Reserving, terms: Terms
+) -> None:
     message_id = book(real, terms)
-    first = move(real, message_id, terms, NOON + HOUR)
-    second = move(real, message_id, terms, NOON + 2 * HOUR)
-    assert real.windows.take(second) is Taken.TAKEN
-    assert real.windows.take(first) is Taken.LATER
-    stands(real, terms, place=(message_id, NOON + 2 * HOUR), one=(first.hold, NOON + HOUR))
-    sweep(real, {message_id: NOON + 2 * HOUR})
-    for scope in terms.scopes:
-        assert real.places(scope) == {message_id.bytes: ms(NOON + 2 * HOUR)}
+    moving = move(real, message_id, terms, NOON + HOUR)
+    real.windows.drop(moving)
+    other = book(real, terms, NOON + HOUR)
+    before = real.dump()
+    with pytest.raises(QuotaExceeded) as refused:
+        real.windows.hold_again(moving)
+    assert refused.value.conflicting == (other,)
+    assert real.dump() == before
 
 
 def test_a_hold_left_behind_goes_when_the_store_has_the_old_time(
@@ -299,7 +356,7 @@ def test_a_hold_left_behind_goes_when_the_store_has_the_old_time(
         assert sweep(real, {message_id: NOON}) == 0
         for scope in terms.scopes:
             assert real.places(scope) == {message_id.bytes: ms(NOON)}
-        assert not real.windows.take(moving)
+        assert not real.windows.take(moving, token=next(TOKENS))
         assert real.unconfirmed() == set()
     book(real, terms, NOON + HOUR)
 
@@ -330,11 +387,11 @@ def test_a_hold_younger_than_was_asked_stays(real: Reserving, terms: Terms) -> N
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     moving = move(real, message_id, terms, NOON + HOUR)
     assert real.upkeep.unconfirmed(older_than=MINUTE, at_most=100) == []
-    assert real.upkeep.confirm(found, {message_id: NOON}) == 0
-    assert real.windows.take(moving)
+    assert real.upkeep.confirm(found, stored({message_id: NOON})) == 0
+    assert real.windows.take(moving, token=next(TOKENS))
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     late = [each._replace(before_ms=0) for each in found]
-    assert real.upkeep.confirm(late, {message_id: NOON}) == 0, "read before it was taken"
+    assert real.upkeep.confirm(late, stored({message_id: NOON})) == 0, "read before it was taken"
     stands(real, terms, place=(message_id, NOON + HOUR))
 
 
@@ -346,8 +403,8 @@ def test_a_hold_left_behind_does_not_undo_a_move_made_since(real: Reserving, ter
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     wait_until(lambda: real.upkeep.unconfirmed(older_than=timedelta(0), at_most=1)[0].before_ms
                > found[0].before_ms)  # fmt: skip
-    assert real.windows.take(move(real, message_id, terms, NOON + 2 * HOUR)) is Taken.TAKEN
-    assert real.upkeep.confirm(found, {message_id: NOON + HOUR}) == 0
+    assert real.windows.take(move(real, message_id, terms, NOON + 2 * HOUR), token=next(TOKENS))
+    assert real.upkeep.confirm(found, stored({message_id: NOON + HOUR})) == 0
     for scope in terms.scopes:
         assert real.places(scope)[message_id.bytes] == ms(NOON + 2 * HOUR)
     sweep(real, {message_id: NOON + 2 * HOUR})
@@ -359,20 +416,39 @@ def test_a_hold_that_the_sweep_has_settled_makes_older_moves_late(
     real: Reserving, terms: Terms
 ) -> None:
     message_id = book(real, terms)
+    earlier = next(TOKENS)
     first = move(real, message_id, terms, NOON + HOUR)
     second = move(real, message_id, terms, NOON + 2 * HOUR)
-    real.windows.renew(first)
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     of_second = [each for each in found if each.member == second.hold]
-    real.upkeep.confirm(of_second, {message_id: NOON + 2 * HOUR})
-    assert real.windows.take(first) is not Taken.TAKEN
+    real.upkeep.confirm(of_second, stored({message_id: NOON + 2 * HOUR}))
+    assert real.windows.take(first, token=earlier)
+    stands(real, terms, place=(message_id, NOON + 2 * HOUR))
+
+
+def test_what_the_sweep_has_read_before_a_move_was_taken_does_not_undo_it(
+    real: Reserving, terms: Terms
+) -> None:
+    """Also when the message itself was confirmed in between."""
+    message_id = book(real, terms)
+    move(real, message_id, terms, NOON + HOUR)  # its process has died
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    read = stored({message_id: NOON})
+    assert real.windows.take(move(real, message_id, terms, NOON + 2 * HOUR), token=next(TOKENS))
+    for scope in terms.scopes:
+        keys = real.keys(scope.home)
+        member = message_id.bytes + keys.window(scope.name, scope.kind).encode()
+        real.client.zrem(keys.pending, member)
+    assert real.upkeep.confirm(found, read) == 0
+    for scope in terms.scopes:
+        assert real.places(scope) == {message_id.bytes: ms(NOON + 2 * HOUR)}
 
 
 def test_a_taken_place_is_compared_with_the_store_once_more(real: Reserving, terms: Terms) -> None:
     """A rebuild, or a store that went back, may have another time than the one taken."""
     message_id = book(real, terms)
     sweep(real, {message_id: NOON})
-    assert real.windows.take(move(real, message_id, terms, NOON + HOUR))
+    assert real.windows.take(move(real, message_id, terms, NOON + HOUR), token=next(TOKENS))
     assert sweep(real, {message_id: NOON}) == len(terms.scopes)
     assert all(real.places(each) == {message_id.bytes: ms(NOON)} for each in terms.scopes)
 
@@ -388,7 +464,7 @@ def test_a_rebuild_forgets_holds(real: Reserving, terms: Terms) -> None:
     real.upkeep.wipe(rebuild)
     real.upkeep.restore(rebuild, [Reserved(message_id, terms.scopes, NOON)])
     real.upkeep.open(rebuild)
-    assert not real.windows.take(moving)
+    assert not real.windows.take(moving, token=next(TOKENS))
     stands(real, terms, place=(message_id, NOON))
 
 
@@ -425,7 +501,7 @@ def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: Redi
                 if roll.random() < 0.3:
                     mine.windows.drop(moving)
                 else:
-                    assert mine.windows.take(moving)
+                    assert mine.windows.take(moving, token=next(TOKENS))
                     at = moving.send_at
                 assert not is_broken(mine.places(plain("ada")))
         return at

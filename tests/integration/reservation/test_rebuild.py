@@ -16,7 +16,7 @@ from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import plain
 from dispatcher.sendtime import from_ms
-from tests.support.reserving import SHARDS, Reserving, ms, reserving
+from tests.support.reserving import SHARDS, Reserving, ms, reserving, stored
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -172,7 +172,7 @@ def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
     assert {each.message_id for each in found} == {known.message_id, orphan.message_id}
     for _ in range(2):  # two sweeps do the same
-        assert real.upkeep.confirm(found, {known.message_id: NOON}) == 0
+        assert real.upkeep.confirm(found, stored({known.message_id: NOON})) == 0
     assert set(real.members("ann")) == {known.message_id}
     assert real.members("bob") == {}
     assert real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10) == []

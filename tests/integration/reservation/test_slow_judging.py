@@ -26,7 +26,15 @@ from dispatcher.sendtime import from_ms, to_ms
 from tests.support import model
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy
-from tests.support.reserving import NAMESPACE, SHARDS, Reserving, calls_of, reserving
+from tests.support.reserving import (
+    NAMESPACE,
+    SHARDS,
+    TOKENS,
+    Reserving,
+    calls_of,
+    reserving,
+    stored,
+)
 from tests.support.servers import RedisServer
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
@@ -247,7 +255,7 @@ def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, asid
     with pytest.raises(QuotaExceeded):
         book(real, MIDDLE + 7)
     if aside > 0:
-        assert real.windows.take(moving)
+        assert real.windows.take(moving, token=next(TOKENS))
         stands(real, (message_id, asked))
     else:
         real.windows.drop(moving)
@@ -265,7 +273,7 @@ def test_a_refused_move_leaves_no_hold(real: Reserving) -> None:
     stands(real, (message_id, AWAY))
     until = from_ms(slot)
     moving = real.windows.move(message_id, terms=ADA, send_at=from_ms(asked), latest=until)
-    assert real.windows.take(moving)
+    assert real.windows.take(moving, token=next(TOKENS))
     stands(real, (message_id, slot))
 
 
@@ -370,7 +378,7 @@ def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
         book(real, MIDDLE + 1)
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
     assert {each.member for each in found} == {message_id.bytes, hold}
-    assert real.upkeep.confirm(found, {message_id: from_ms(AWAY)}) == 0
+    assert real.upkeep.confirm(found, stored({message_id: from_ms(AWAY)})) == 0
     assert real.unconfirmed() == set()
     assert real.client.zscore(WINDOW, hold) is None
     real.windows.release(message_id, ADA)

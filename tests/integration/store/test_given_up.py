@@ -70,7 +70,7 @@ def test_messages_are_left_alone(database: Database) -> None:
     kept, cancelled = rows.add(database), rows.add(database)
     Messages(database).cancel(cancelled.id)
     settled = StoreUpkeep(database).give_up([kept.id, cancelled.id])
-    assert settled == ({kept.id: kept.send_at}, set(), set())
+    assert settled == ({kept.id: (kept.send_at, 0)}, set(), set())
     assert Messages(database).get(kept.id) == kept
 
 
@@ -85,7 +85,7 @@ def test_what_is_being_stored_is_waited_for(database: Database, end: str) -> Non
         other.exec_driver_sql(end)
     settled = upkeep.give_up([message.id])
     is_stored = end == "COMMIT"
-    assert settled.holding == ({message.id: message.send_at} if is_stored else {})
+    assert settled.holding == ({message.id: (message.send_at, 0)} if is_stored else {})
     assert settled.void == (set() if is_stored else {message.id})
 
 

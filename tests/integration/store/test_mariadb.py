@@ -353,7 +353,7 @@ def _catching_up(database: Database, **ways: Any) -> Overdue:
 
 def _taken(database: Database) -> int:
     taken = _catching_up(database, reslot=["sms"]).take(at_most=9, ttl=rows.SOON)
-    return len(taken.messages) if taken else 0
+    return len(taken.found) if taken else 0
 
 
 LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {

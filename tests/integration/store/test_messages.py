@@ -26,6 +26,7 @@ def test_what_was_added_is_read_back_the_same(database: Database) -> None:
         on_unknown="hold",
         expire_after=timedelta(days=1, milliseconds=1),
         asked_at=rows.now() - timedelta(hours=1),
+        trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     )
     store = Messages(database)
     assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message

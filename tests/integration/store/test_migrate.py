@@ -25,7 +25,7 @@ from tests.support.mariadb import MariaDBServer
 
 pytestmark = pytest.mark.every_database
 
-HEAD = "0008"
+HEAD = "0009"
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
 

@@ -1,0 +1,74 @@
+"""OpenTelemetry's SDK, with what it exports kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+class Switched(SpanProcessor):
+    """Passes everything on to the processors that listen now; a provider never forgets one."""
+
+    def __init__(self) -> None:
+        self.listening: list[SpanProcessor] = []
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        for each in self.listening:
+            each.on_start(span, parent_context)  # type: ignore[arg-type]  # passed on
+
+    def on_end(self, span: ReadableSpan) -> None:
+        for each in self.listening:
+            each.on_end(span)
+
+
+@cache
+def _processor() -> Switched:
+    """Return what the process's provider tells; there can be one provider in a process."""
+    provider, processor = TracerProvider(), Switched()
+    provider.add_span_processor(processor)
+    trace.set_tracer_provider(provider)
+    return processor
+
+
+class Collected:
+    """The spans that have ended."""
+
+    def __init__(self, exporter: InMemorySpanExporter, processor: Switched) -> None:
+        self._exporter = exporter
+        self._processor = processor
+
+    def all(self) -> list[ReadableSpan]:
+        """All of them, in the order of their beginning."""
+        return sorted(self._exporter.get_finished_spans(), key=lambda each: each.start_time or 0)
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """Those of this name."""
+        return [each for each in self.all() if each.name == name]
+
+    def text(self) -> str:
+        """Everything that is told of them."""
+        return "\n".join(each.to_json() for each in self.all())
+
+    @contextmanager
+    def also(self, processor: SpanProcessor) -> Iterator[None]:
+        """Let this one listen, too."""
+        self._processor.listening.append(processor)
+        try:
+            yield
+        finally:
+            self._processor.listening.remove(processor)
+
+
+@contextmanager
+def collecting() -> Iterator[Collected]:
+    """Collect the spans of this process."""
+    exporter, processor = InMemorySpanExporter(), _processor()
+    collected = Collected(exporter, processor)
+    with collected.also(SimpleSpanProcessor(exporter)):
+        yield collected
