@@ -46,6 +46,7 @@ from dispatcher.reservation import (
     longest_ms,
 )
 from dispatcher.settings import Settings
+from dispatcher.status_messages import StatusMessages
 from dispatcher.store import (
     BulkMessages,
     Claims,
@@ -60,6 +61,7 @@ from dispatcher.store import (
     Standings,
     StoreUpkeep,
     Suppressions,
+    Untold,
     overdue,
 )
 from dispatcher.submission import (
@@ -444,6 +446,16 @@ class Parts:
             handover=self.handover,
             journal=self.journal,
         )
+
+    @_built_once
+    def status_messages(self) -> StatusMessages:
+        """The duty of the beat job that tells those who asked what became of their messages."""
+        name = self.settings.status_channel
+        untold = None
+        if name:
+            tries = self.settings.channels[name].max_attempts
+            untold = Untold(self.database, channel=name, max_attempts=tries)
+        return StatusMessages(untold=untold, channel=name, journal=self.journal)
 
     @_built_once
     def contents(self) -> Contents:

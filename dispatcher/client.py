@@ -48,6 +48,7 @@ class Dispatcher(Looking, Deciding):
         send_window: str | None = None,
         on_unknown: OnUnknown | None = None,
         expire_after: timedelta | None = None,
+        status_url: str | None = None,
         session: Session | Connection | None = None,
     ) -> Message:
         """Accept a message for a future time, if it fits every quota. Return it.
@@ -64,7 +65,9 @@ class Dispatcher(Looking, Deciding):
         ``expire_after`` its time, the message is not sent any more. ``on_conflict="shift"`` books
         the first slot that fits every quota outside quiet hours, up to ``latest``. Where nobody
         knows what came of a try, ``on_unknown="retry"`` makes another one, and ``"hold"`` waits for
-        :meth:`release` or :meth:`drop`; by default the channel says which.
+        :meth:`release` or :meth:`drop`; by default the channel says which. ``status_url`` is told,
+        at least once, when the message was sent, failed, expired, was cancelled or is held; its
+        longest is 255 characters. See docs/status-webhooks.md.
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
         process dies, or is held where it is to be. When it raises, nothing is reserved or stored
@@ -104,6 +107,7 @@ class Dispatcher(Looking, Deciding):
             send_window=send_window,
             on_unknown=on_unknown,
             expire_after=expire_after,
+            status_url=status_url,
         )
         if session is not None:
             return self._parts.joined.submit(draft, session)

@@ -67,6 +67,7 @@ POINTS = frozenset(
         "rebuild.after_wipe",
         "rebuild.after_restore",
         "rebuild.after_windows",
+        "tell.in_transaction",
         "prune.after_batch",
     }
 )

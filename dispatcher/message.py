@@ -80,6 +80,7 @@ class Draft:
     send_window: str | None = None
     on_unknown: OnUnknown | None = None
     expire_after: timedelta | None = None
+    status_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

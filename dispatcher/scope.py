@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 PLAIN = ""
 """The kind of the scope that every message has."""
+NOBODY = ""
+"""The scope of status messages, which no caller can name: they take nobody's capacity."""
 
 
 class Scope(NamedTuple):

@@ -89,6 +89,9 @@ class Settings(BaseSettings):
     ``on_scheduled``, ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``,
     ``on_cancelled``, each called with the message, at most once, after the commit. Empty: nobody
     is told."""
+    status_channel: str = ""
+    """Channel that tells ``status_url``s what becomes of messages: a ``webhook`` with ``payload =
+    "body"`` and no ``url``. Empty: nobody may ask for it."""
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
     """Judged at submit, per scope, on the promised times; guarded again at delivery.
 
@@ -246,6 +249,7 @@ class Settings(BaseSettings):
                 re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name) is not None,
                 "channels", f"the name {name!r}", "a-z, 0-9, _ and -, at most 63",
             )  # fmt: skip
+        self._check_status_channel()
         self._in_order("transport_timeout", "claim_ttl")
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
@@ -294,6 +298,23 @@ class Settings(BaseSettings):
             "longer, or messages that still count would be deleted",
         )  # fmt: skip
         return self
+
+    def _check_status_channel(self) -> None:
+        name = self.status_channel
+        if not name:
+            return
+        _require(name in self.channels, "status_channel", f"there is no channel {name!r}",
+                 f"one of {', '.join(self.channels)}")  # fmt: skip
+        channel = self.channels[name]
+        _require(
+            channel.transport == "webhook" and channel.options.get("payload") == "body",
+            "status_channel", f"{name!r} posts no bodies to URLs",
+            'a channel with transport = "webhook" and options.payload = "body"',
+        )  # fmt: skip
+        _require(channel.options.get("url") is None, "status_channel",
+                 f"{name!r} has a url, to which all would go", "a channel without one")  # fmt: skip
+        _require(channel.catch_up == "send", "status_channel",
+                 f"{name!r} does not send what is overdue", 'catch_up = "send"')  # fmt: skip
 
     def _in_order(self, lesser: str, greater: str) -> None:
         low, high = getattr(self, lesser), getattr(self, greater)

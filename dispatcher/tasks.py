@@ -129,6 +129,12 @@ def catch_up() -> None:
     _do("catch_up", here().catch_up.run)
 
 
+@shared_task(name="dispatcher.tell", **OURS)
+def tell() -> None:
+    """Make status messages for those who want to be told."""
+    _do("tell", here().status_messages.tell)
+
+
 @shared_task(name="dispatcher.prune", **OURS)
 def prune() -> None:
     """Delete what is old."""

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dispatcher.celery_app import SWEEPS
+from dispatcher.celery_app import ON_REQUEST, SWEEPS
 from dispatcher.cli import show
 from dispatcher.limiters import ChannelFill
 from dispatcher.liveness import Sign
@@ -149,7 +149,7 @@ def _people(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
 def _duties(found: Overview) -> Text:
     line = Text("sweep    ", style="bold")
     ages = {each.name: each.age for each in found.duties or ()}
-    told = [name for name in SWEEPS if name in ages or name != "catch_up"]
+    told = [name for name in SWEEPS if name in ages or name not in ON_REQUEST]
     for number, name in enumerate(told):
         age = ages.get(name)
         slow = name != "prune" and (age is None or age > _LATE_DUTY)

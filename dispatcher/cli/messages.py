@@ -105,6 +105,9 @@ def submit(
         typer.Option(help="After a try with an unknown outcome; default: the channel's."),
     ] = None,
     expire_after: ExpireAfter = None,
+    status_url: Annotated[
+        str | None, typer.Option(help="URL that is told what becomes of it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
@@ -129,6 +132,7 @@ def submit(
             send_window=send_window,
             on_unknown=on_unknown,
             expire_after=parse_length(expire_after) if expire_after is not None else None,
+            status_url=status_url,
         )
     _say(message, as_json=as_json)
 

@@ -37,6 +37,9 @@ def say(story: Story) -> None:
             text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
             style = show.status_text(story.message.status)
             facts.add_row(name, style if name == "status" else escape(text))
+    if story.status_host is not None:
+        told = "nothing yet" if story.told is None else show.status_text(story.told)
+        facts.add_row("told", f"{told} to {escape(story.status_host)}")
     show.out.print(facts)
     events = Table(title="\nwhat happened", title_justify="left", box=None, show_header=False)
     events.add_column(no_wrap=True, style="dim")
@@ -60,6 +63,8 @@ def story_data(story: Story) -> dict[str, Any]:
         if places is None
         else [{"scope": each.scope, "at": show.iso(each.at)} for each in places],
         "next": {"what": what, "at": show.iso(at)},
+        "status_host": story.status_host,
+        "told": story.told.value if story.told else None,
     }
 
 

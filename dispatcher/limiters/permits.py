@@ -19,6 +19,7 @@ from dispatcher.limiters.permit_log import (
 )
 from dispatcher.quota import Limit
 from dispatcher.redis_keys import PermitKeys
+from dispatcher.scope import NOBODY
 
 _SCOPES = "scopes"
 
@@ -45,7 +46,8 @@ class Permit(NamedTuple):
 class Permits:
     """Guards each hand-over by the limits of its scope and of its channel.
 
-    Raises LimitersUnavailable whenever Redis cannot be trusted to answer.
+    Those of its channel alone where its scope is ``NOBODY``. Raises LimitersUnavailable whenever
+    Redis cannot be trusted to answer.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Permits:
         )
 
     def _request(self, permit: Permit) -> PermitRequest:
-        logs = [self._keys.scope(permit.scope)]
+        logs = [] if permit.scope == NOBODY else [self._keys.scope(permit.scope)]
         if permit.channel in self._channel_limits:
             logs.append(self._keys.channel(permit.channel))
         permit_id = permit.message_id.bytes + permit.token.to_bytes(4, "big")

@@ -5,10 +5,10 @@ submit, ``joined`` for those who do so in a transaction of their own: ``callers`
 ``identity`` tells its database from others. ``claims`` is for those who deliver, ``held`` for those
 who decide what a worker left open, ``failed`` for those who try again, ``listing`` and ``figures``
 for those who operate, ``upkeep`` for the sweep: ``given_up`` keeps what lost its place from being
-stored. ``overdue`` is for what it catches up with, ``standings`` for those who compare, ``survey``
-for those who examine a deployment. ``suppressions`` tells who has opted out. ``schema`` describes
-the tables that the migrations build; ``columns``, ``instants``, ``once`` and ``chosen`` are what
-databases do each in their way.
+stored. ``overdue`` is for what it catches up with, ``untold`` for whom it tells, ``standings`` for
+those who compare, ``survey`` for those who examine a deployment. ``suppressions`` tells who has
+opted out. ``schema`` describes the tables that the migrations build; ``columns``, ``instants``,
+``once`` and ``chosen`` are what databases do each in their way.
 """
 
 from dispatcher.store.bulk import BulkMessages
@@ -28,6 +28,7 @@ from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
 from dispatcher.store.suppressions import Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
+from dispatcher.store.untold import Untold
 from dispatcher.store.upkeep import Due, Place, Rescued, StoreUpkeep
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "Suppression",
     "Suppressions",
     "Unclaimed",
+    "Untold",
     "migrate",
     "overdue",
 ]

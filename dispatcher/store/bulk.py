@@ -95,7 +95,12 @@ class BulkMessages:
 
         def work(connection: Connection) -> None:
             rows = (
-                to_row(each.message, enqueue_at=each.enqueue_at, fingerprint=each.fingerprint)
+                to_row(
+                    each.message,
+                    enqueue_at=each.enqueue_at,
+                    fingerprint=each.fingerprint,
+                    status_url=each.status_url,
+                )
                 for each in every
             )
             while some := list(islice(rows, _ROWS_AT_ONCE)):

@@ -14,12 +14,13 @@ from typing import NamedTuple, get_args
 
 from dispatcher.message import Message, OnUnknown, dump_json
 from dispatcher.store.instants import to_length_ms
+from dispatcher.store.messages import told_at_first
 
 COLUMNS = (
     "id", "send_at", "next_attempt_at", "enqueue_at", "created_at", "max_attempts",
     "attempt_count", "claim_token", "reserved", "status", "channel", "recipient", "scope", "body",
     "on_unknown", "expires_at", "idempotency_key", "fingerprint", "scopes", "zone", "quiet_hours",
-    "expire_after", "asked_at", "trace",
+    "expire_after", "asked_at", "trace", "status_url", "told",
 )  # fmt: skip
 """The columns of a new message in the order in which they are written; the others are NULL."""
 
@@ -27,25 +28,30 @@ _ROWS_AT_ONCE = 250
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
-_NULLS = _NULL * 9
+_NULLS = _NULL * 11
 _NEW = Struct(">ih ii i? i9s").pack(2, 0, 4, 0, 1, True, 9, b"scheduled")
 """What is the same in every new row: nothing was tried, nobody claimed it, it has its place."""
 _START = Struct(f">h i16s iq iq iq iq ih {len(_NEW)}s").pack
 _LENGTH = Struct(">i").pack
 _NUMBER = Struct(">iq").pack
 _NO_TEXTS = (None,) * 5
+_NOTHING_ELSE = (None,) * 4
 _ON_UNKNOWN = {word: _LENGTH(len(word)) + word.encode() for word in get_args(OnUnknown)}
 _FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 class Addition(NamedTuple):
-    """A message to store, when the sweep is to hand it over, its fingerprint, its body as JSON."""
+    """A message to store, when the sweep is to hand it over, its fingerprint, its body as JSON.
+
+    ``status_url`` is told what becomes of it.
+    """
 
     message: Message
     enqueue_at: datetime
     fingerprint: str | None
     body_json: str
+    status_url: str | None = None
 
 
 def parts(additions: Iterable[Addition]) -> Iterator[bytes]:
@@ -58,7 +64,7 @@ def parts(additions: Iterable[Addition]) -> Iterator[bytes]:
 
 
 def _row(addition: Addition) -> bytes:
-    message, enqueue_at, fingerprint, body_json = addition
+    message, enqueue_at, fingerprint, body_json, status_url = addition
     send_at = _instant(message.send_at)
     start = _START(
         len(COLUMNS), 16, message.id.bytes, 8, send_at, 8, send_at, 8, _instant(enqueue_at),
@@ -76,12 +82,12 @@ def _row(addition: Addition) -> bytes:
             _LENGTH(len(scope)), scope,
             _LENGTH(len(body)), body,
             _ON_UNKNOWN[message.on_unknown],
-            _optional(message, fingerprint),
+            _optional(message, fingerprint, status_url),
         )
     )  # fmt: skip
 
 
-def _optional(message: Message, fingerprint: str | None) -> bytes:
+def _optional(message: Message, fingerprint: str | None, status_url: str | None) -> bytes:
     """Return the columns that most messages leave empty."""
     expires_at = message.expires_at
     texts = (
@@ -92,17 +98,22 @@ def _optional(message: Message, fingerprint: str | None) -> bytes:
         message.quiet_hours,
     )
     asked_at, trace = message.asked_at, message.trace
-    if expires_at is None and asked_at is None and trace is None and texts == _NO_TEXTS:
+    if texts == _NO_TEXTS and (expires_at, asked_at, trace, status_url) == _NOTHING_ELSE:
         return _NULLS
     written = [_NUMBER(8, _instant(expires_at)) if expires_at else _NULL]
-    for text in texts:
-        value = text.encode() if text is not None else None
-        written.append(_NULL if value is None else _LENGTH(len(value)) + value)
+    written += map(_text, texts)
     length = message.expire_after
     written.append(_NULL if length is None else _NUMBER(8, to_length_ms(length)))
     written.append(_NULL if asked_at is None else _NUMBER(8, _instant(asked_at)))
-    written.append(_NULL if trace is None else _LENGTH(len(trace)) + trace.encode())
+    written += map(_text, (trace, status_url, told_at_first(status_url)))
     return b"".join(written)
+
+
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return _NULL
+    value = text.encode()
+    return _LENGTH(len(value)) + value
 
 
 def _instant(instant: datetime) -> int:

@@ -12,7 +12,7 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
-from dispatcher.store.schema import IS_MESSAGE, attempts, has_status, messages
+from dispatcher.store.schema import IS_MESSAGE, TOLD_ANEW, attempts, has_status, messages
 
 _MOST_ATTEMPTS = 32_767
 
@@ -73,6 +73,7 @@ class FailedMessages:
                 next_attempt_at=now,
                 enqueue_at=now,
                 max_attempts=min(message.attempt_count + tries, _MOST_ATTEMPTS),
+                told=TOLD_ANEW,
             )
         )
         self._database.run(lambda connection: connection.execute(statement))

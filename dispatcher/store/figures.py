@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Select, func, select
 
 from dispatcher.message import Status
+from dispatcher.scope import NOBODY
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later, minute_of
 from dispatcher.store.listing import is_plainly, overdue_since
@@ -129,6 +130,7 @@ class Figures:
         many = func.count().label("many")
         query = (
             select(due.c[of], many, func.min(due.c.next_attempt_at))
+            .where(due.c[of] != NOBODY)
             .group_by(due.c[of])
             .order_by(many.desc(), due.c[of])
             .limit(at_most)

@@ -11,7 +11,7 @@ from dispatcher.message import Message, Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
-from dispatcher.store.schema import IS_MESSAGE, messages
+from dispatcher.store.schema import IS_MESSAGE, TOLD_ANEW, messages
 
 _DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
 _HELD = messages.c.status == Status.HELD.value
@@ -61,6 +61,7 @@ class HeldMessages:
                 max_attempts=case(
                     (used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts
                 ),
+                told=TOLD_ANEW,
             )
         )
         return self._changed(message_id, statement)

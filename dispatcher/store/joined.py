@@ -107,13 +107,20 @@ class JoinedTransaction(Generic[T]):
             row = self._connection.execute(query).one_or_none()
         return (to_message(row), row.fingerprint) if row is not None else None
 
-    def add(self, message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> bool:
+    def add(
+        self,
+        message: Message,
+        *,
+        enqueue_at: datetime,
+        fingerprint: str | None,
+        status_url: str | None = None,
+    ) -> bool:
         """Store ``message``; False when its id or its idempotency key was there before.
 
         Raises Suppressed where its recipient has opted out. That is asked apart: on MariaDB and
         MySQL an INSERT that reads would keep others from opting out until the transaction ends.
         """
-        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint)
+        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
         with self._undone_alone():
             if is_suppressed(self._connection, message.recipient, message.channel):
                 raise Suppressed(message.channel)

@@ -25,12 +25,17 @@ _FEW = frozenset({Status.SENDING, Status.HELD})
 
 
 class Traced(NamedTuple):
-    """A message, when the sweep is to hand it over, until when a worker has it, and its tries."""
+    """A message, when the sweep is to hand it over, until when a worker has it, and its tries.
+
+    ``status_url`` is told what becomes of it, and ``told`` is the status last told.
+    """
 
     message: Message
     enqueue_at: datetime
     claim_expires_at: datetime | None
     attempts: list[Attempt]
+    status_url: str | None
+    told: Status | None
 
 
 class Listing:
@@ -123,9 +128,13 @@ class Listing:
 
     def traced(self, message_id: UUID) -> Traced:
         """Return a message, its tries, and who has it. Raises MessageNotFound."""
-        query = select(*MESSAGE_COLUMNS, messages.c.enqueue_at, messages.c.claim_expires_at).where(
-            messages.c.id == message_id, IS_MESSAGE
-        )
+        query = select(
+            *MESSAGE_COLUMNS,
+            messages.c.enqueue_at,
+            messages.c.claim_expires_at,
+            messages.c.status_url,
+            messages.c.told,
+        ).where(messages.c.id == message_id, IS_MESSAGE)
         tried = (
             select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
         )
@@ -138,6 +147,8 @@ class Listing:
             row.enqueue_at,
             row.claim_expires_at,
             [to_attempt(each) for each in self._read(tried)],
+            row.status_url,
+            None if row.told is None else Status(row.told),
         )
 
     def _edge(

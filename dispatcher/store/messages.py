@@ -33,7 +33,7 @@ _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after", "asked_at", "trace",
+    "expire_after", "asked_at", "trace", "status_url", "told",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
@@ -68,8 +68,11 @@ class Messages:
         enqueue_at: datetime,
         fingerprint: str | None,
         body_json: str | None = None,
+        status_url: str | None = None,
     ) -> Message:
         """Store ``message`` and return what is stored. ``body_json`` is its body, if at hand.
+
+        ``status_url`` is told what becomes of it.
 
         That is another message when its idempotency key was there before. When the line breaks
         the insert is run again, which does nothing if the first one was done; so the answer is
@@ -81,11 +84,11 @@ class Messages:
         if self._is_postgres:
             try:
                 text = dump_json(message.body) if body_json is None else body_json
-                if self._insert_quickly(message, enqueue_at, fingerprint, text):
+                if self._insert_quickly(message, enqueue_at, fingerprint, text, status_url):
                     return message
             except Unanswered as fault:
                 unknown = fault.perhaps_done
-        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint)
+        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
         for tries_left in reversed(range(_ADD_TRIES - unknown)):
             asked = False
             try:
@@ -245,7 +248,12 @@ class Messages:
         return unless_there(lambda: connection.execute(self._insert, new).rowcount == 1)
 
     def _insert_quickly(
-        self, message: Message, enqueue_at: datetime, fingerprint: str | None, body_json: str
+        self,
+        message: Message,
+        enqueue_at: datetime,
+        fingerprint: str | None,
+        body_json: str,
+        status_url: str | None,
     ) -> bool:
         """Insert a row past SQLAlchemy, which takes as long as the driver itself.
 
@@ -262,7 +270,8 @@ class Messages:
             dump_json(message.scopes) if message.scopes else None, message.zone,
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
-            message.asked_at, message.trace, message.recipient, message.channel,
+            message.asked_at, message.trace, status_url, told_at_first(status_url),
+            message.recipient, message.channel,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1
 
@@ -290,7 +299,14 @@ def _written(insert: Insert, engine: Engine) -> bytes:
     return text.encode()
 
 
-def to_row(message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> dict[str, Any]:
+def told_at_first(status_url: str | None) -> str | None:
+    """Return what stands for the status last told of a new message; None where nobody asked."""
+    return None if status_url is None else Status.SCHEDULED.value
+
+
+def to_row(
+    message: Message, *, enqueue_at: datetime, fingerprint: str | None, status_url: str | None
+) -> dict[str, Any]:
     """Turn a message that nobody has claimed yet into the row that is inserted."""
     return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
         "status": message.status.value,
@@ -299,6 +315,8 @@ def to_row(message: Message, *, enqueue_at: datetime, fingerprint: str | None) -
         "reserved": True,
         "fingerprint": fingerprint,
         "scopes": message.scopes or None,
+        "status_url": status_url,
+        "told": told_at_first(status_url),
     }
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    case,
     exists,
     literal_column,
     or_,
@@ -44,6 +45,11 @@ def _one_of(column: str, values: Iterable[str]) -> str:
     listed = ", ".join(f"'{value}'" for value in values)
     return f"{column} IN ({listed})"
 
+
+TOLD_OF = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED, Status.HELD)
+"""The statuses of which who asked is told. ``told`` has the last one, at first ``scheduled``."""
+UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
+"""The condition that somebody is yet to be told; where nobody asked, ``told`` is NULL."""
 
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored (``given_up.py``)."""
@@ -79,6 +85,8 @@ messages = Table(
     Column("expire_after", Length),
     Column("asked_at", Instant),
     Column("move_token", Integer, nullable=False, server_default="0"),
+    Column("status_url", String(MAX_RECIPIENT)),
+    Column("told", String(9)),
     Column("trace", String(55)),  # all that version 00 of a traceparent has
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
@@ -97,15 +105,23 @@ messages = Table(
         "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
         name="expire_after_has_expiry",
     ),
+    CheckConstraint(
+        "(told IS NULL) = (status_url IS NULL) AND "
+        f"(told IS NULL OR {_one_of('told', [Status.SCHEDULED, *TOLD_OF])})",
+        name="told_known",
+    ),
 )
 
 IS_MESSAGE = messages.c.status != VOID
+TOLD_ANEW = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
+"""The value of ``told`` by which a status that was told before is told again."""
 HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
 
 # What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
 # partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What
 # is held is found there by the index of those that are sent: it has no claim, and every index ends
-# with the id.
+# with the id. What is untold is found by that of what is unreleased, so that no write pays for
+# another one.
 _wide: dict[str, tuple[str, ...]] = {}
 for _name, _columns, _where, _on_mysql in (
     ("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
@@ -120,9 +136,10 @@ for _name, _columns, _where, _on_mysql in (
         "unreleased",
         ("id",),
         "reserved AND status IN ('cancelled', 'expired')",
-        ("reserved", "status"),
+        ("status", "reserved", "told"),
     ),
     ("held", ("id",), "status = 'held'", ()),
+    ("untold", ("told", "status", "id"), UNTOLD, ()),
 ):
     _wide[f"ix_messages_{_name}"] = _on_mysql
     Index(

@@ -192,12 +192,16 @@ class StoreUpkeep:
         return self._database.transact(work)
 
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
-        """Delete messages that ended longer ago than that; return how many."""
+        """Delete messages that ended longer ago than that; return how many.
+
+        Not those of which somebody is yet to be told.
+        """
         wanted = (
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
                 ~and_(HOLDS_NO_PLACE, messages.c.reserved),
+                or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
             )
             .order_by(messages.c.finished_at)
             .limit(at_most)

@@ -239,7 +239,7 @@ class BulkSubmission:
             message, valid = case.result, case.valid_draft
             if isinstance(message, Message):
                 at = self._handover.enqueue_at(message.send_at, now=message.created_at)
-                yield Addition(message, at, valid.fingerprint, valid.body_json)
+                yield Addition(message, at, valid.fingerprint, valid.body_json, valid.status_url)
 
     def _add_each(self, booked: Sequence[Case], *, perhaps_stored: bool) -> list[Case]:
         """Store one by one what could not be stored together."""

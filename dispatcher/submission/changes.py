@@ -11,6 +11,7 @@ from uuid import UUID
 
 from dispatcher.clock import Clock
 from dispatcher.errors import (
+    InvalidDraft,
     NoPlace,
     ReservationsUnavailable,
     StoreUnavailable,
@@ -20,7 +21,7 @@ from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.reservation import Blocked, Moving, Terms, Windows
-from dispatcher.scope import counted
+from dispatcher.scope import NOBODY, counted
 from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable
@@ -122,6 +123,8 @@ class Changes:
             message = found.message
             if message.status is not Status.SCHEDULED:
                 raise TooLate(message_id, message.status)
+            if message.scope == NOBODY:
+                raise InvalidDraft("id", "it is a status message, which has no place", "another")
             now = self._clock.now()
             draft = _draft(message, wish)
             valid = schedule(draft, settings=self._settings, now=now)

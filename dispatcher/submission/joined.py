@@ -127,7 +127,12 @@ class JoinedSubmission:
         """Store ``message`` and return it, or what has its key."""
         enqueue_at = self._handover.enqueue_at(message.send_at)
         for _ in range(_TRIES):
-            if transaction.add(message, enqueue_at=enqueue_at, fingerprint=valid.fingerprint):
+            if transaction.add(
+                message,
+                enqueue_at=enqueue_at,
+                fingerprint=valid.fingerprint,
+                status_url=valid.status_url,
+            ):
                 return message
             known = _known(valid, transaction)
             if known is not None:

@@ -36,7 +36,8 @@ class ValidDraft(NamedTuple):
     judged by, ``zone`` and ``quiet_hours`` what the caller brought of them. ``fingerprint`` is a
     digest of what the caller asked for, None without an idempotency key; two submits with one key
     must agree in it. ``on_unknown`` is the word that applies, the caller's or the channel's, and so
-    is ``expire_after``, which counts from the time at which it is booked.
+    is ``expire_after``, which counts from the time at which it is booked. ``status_url`` is told
+    what becomes of it; it was not asked of the channel yet.
     """
 
     channel: str
@@ -55,6 +56,7 @@ class ValidDraft(NamedTuple):
     quiet_hours: str | None
     on_unknown: OnUnknown
     expire_after: timedelta | None
+    status_url: str | None = None
 
     def expiry(self, send_at: datetime) -> datetime | None:
         """Return when it expires if it is to go at ``send_at``."""
@@ -98,6 +100,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     farthest = now + settings.max_horizon
     expire_after = _expire_after(draft, settings.channels[channel], farthest)
     on_unknown = _on_unknown(draft, settings.channels[channel])
+    status_url = _status_url(draft, settings)
     digest = None
     if key is not None:
         # A template may be another one by the time a submit is repeated, so what was said counts.
@@ -110,6 +113,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
             "quiet_hours": quiet_hours,
             "on_unknown": draft.on_unknown,
             "expire_after": None if draft.expire_after is None else str(expire_after),
+            "status_url": status_url,
         }
         digest = fingerprint(
             channel=channel,
@@ -137,6 +141,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         quiet_hours=quiet_hours,
         on_unknown=on_unknown,
         expire_after=expire_after,
+        status_url=status_url,
     )
 
 
@@ -203,6 +208,15 @@ def _on_unknown(draft: Draft, channel: Channel) -> OnUnknown:
     if draft.on_unknown not in get_args(OnUnknown):
         raise InvalidDraft("on_unknown", repr(draft.on_unknown)[:80], "'retry' or 'hold'")
     return draft.on_unknown
+
+
+def _status_url(draft: Draft, settings: Settings) -> str | None:
+    if draft.status_url is None:
+        return None
+    if not settings.status_channel:
+        problem = "given, and no channel carries what is told"
+        raise InvalidDraft("status_url", problem, "none, or a setting status_channel")
+    return check_text("status_url", draft.status_url)
 
 
 def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> datetime | None:

@@ -10,6 +10,7 @@ from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
+    InvalidDraft,
     NoPlace,
     OutcomeUnknown,
     ReservationsUnavailable,
@@ -109,13 +110,22 @@ class Submission:
         return message
 
     def scheduled(self, draft: Draft, *, now: datetime) -> ValidDraft:
-        """Judge every field of ``draft``, as the transport of its channel does, too.
+        """Judge every field of ``draft``, as the transports that carry it and tell of it do, too.
 
         Raises InvalidDraft.
         """
         valid = schedule(self._fill(draft), settings=self._settings, now=now)
         self._check(valid.channel, valid.recipient, valid.body)
+        if valid.status_url is not None:
+            self._check_url(valid.status_url)
         return valid
+
+    def _check_url(self, status_url: str) -> None:
+        """Ask the transport of the status channel whether it could post there."""
+        try:
+            self._check(self._settings.status_channel, status_url, {})
+        except InvalidDraft as refused:
+            raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
 
     def _known(self, draft: ValidDraft) -> Message | None:
         if draft.idempotency_key is None:
@@ -216,6 +226,7 @@ class Submission:
                 enqueue_at=self._handover.enqueue_at(message.send_at),
                 fingerprint=draft.fingerprint,
                 body_json=draft.body_json,
+                status_url=draft.status_url,
             )
             if stored.id != message.id:
                 self._known(draft)  # raises IdempotencyConflict where the content differs

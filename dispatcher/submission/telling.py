@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.reservation import Contents
-from dispatcher.scope import counted
+from dispatcher.scope import NOBODY, counted
 from dispatcher.sendtime import from_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Listing
@@ -30,6 +31,8 @@ class Story:
     ``reservations`` are None where Redis does not tell. ``is_enqueued`` tells that Celery was given
     it for its next try, ``enqueue_at`` when the sweep hands it over (again); ``claim_expires_at``
     until when a worker has it. ``deleted_at`` is when ``prune`` may delete it, at the earliest.
+    ``status_host`` is the host that is told what becomes of it, None where nobody asked, and
+    ``told`` the status last told, None before the first.
     """
 
     message: Message
@@ -39,6 +42,8 @@ class Story:
     enqueue_at: datetime | None
     claim_expires_at: datetime | None
     deleted_at: datetime | None
+    status_host: str | None = None
+    told: Status | None = None
 
 
 class Telling:
@@ -63,9 +68,14 @@ class Telling:
             enqueue_at=found.enqueue_at if is_scheduled else None,
             claim_expires_at=found.claim_expires_at,
             deleted_at=ended + self._settings.retention if ended else None,
+            # The rest of the URL may be a secret.
+            status_host=None if found.status_url is None else urlsplit(found.status_url).hostname,
+            told=None if found.told is Status.SCHEDULED else found.told,
         )
 
     def _reservations(self, message: Message) -> tuple[Reservation, ...] | None:
+        if message.scope == NOBODY:
+            return ()
         scopes = counted(
             self._settings.quotas_of,
             scope=message.scope,

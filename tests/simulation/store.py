@@ -150,8 +150,9 @@ class MemoryMessages:
         enqueue_at: datetime,
         fingerprint: str | None,
         body_json: str | None = None,
+        status_url: str | None = None,
     ) -> Message:
-        del body_json
+        del body_json, status_url
         tables, key = self._tables, message.idempotency_key
         if message.id in tables.void:
             raise GivenUp

@@ -31,6 +31,7 @@ FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 _USE_CASES = (
     "submission", "joined", "bulk", "planning", "handover", "changes", "delivery", "sweep",
     "outlook", "verification", "held", "catch_up", "suppressing", "cancelling",
+    "status_messages",
 )  # fmt: skip
 BODY = {"text": "See you at nine"}
 

@@ -15,6 +15,11 @@ CATCHING_UP = Settings.load(
     channels={"sms": {"transport": "memory", "catch_up": "expire"}},
     broker_url="redis://broker/0",
 )
+TELLING = Settings.load(
+    channels={"status": {"transport": "webhook", "options": {"payload": "body"}}},
+    status_channel="status",
+    broker_url="redis://broker/0",
+)
 RABBIT = Settings.load(broker_url="amqp://broker//")
 
 PINNED: dict[str, Any] = {
@@ -51,7 +56,7 @@ PINNED_TRANSPORT: dict[str, Any] = {
     "socket_keepalive": True,
     "max_connections": 50,
 }
-NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up"]
+NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up", "tell"]
 
 
 def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
@@ -115,7 +120,7 @@ def test_a_task_is_registered_by_its_name(name: str) -> None:
 
 
 def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
-    schedule = beat_schedule(CATCHING_UP)
+    schedule = beat_schedule(CATCHING_UP) | beat_schedule(TELLING)
     assert set(schedule) == {f"dispatcher.{name}" for name in NAMES[1:]}
     for name, entry in schedule.items():
         every = timedelta(minutes=1) if name == "dispatcher.prune" else timedelta(seconds=1)
@@ -131,6 +136,10 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
 
 def test_no_channel_that_catches_up_needs_no_tick_for_it() -> None:
     assert set(beat_schedule(CATCHING_UP)) - set(beat_schedule(REDIS)) == {"dispatcher.catch_up"}
+
+
+def test_where_nobody_may_ask_to_be_told_there_is_no_tick_for_it() -> None:
+    assert set(beat_schedule(TELLING)) - set(beat_schedule(REDIS)) == {"dispatcher.tell"}
 
 
 def test_the_module_has_an_app_made_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

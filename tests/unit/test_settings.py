@@ -72,6 +72,35 @@ def test_settings_just_inside_their_rules_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        (None, "there is no channel 'status'"),
+        ({"transport": "memory"}, "'status' posts no bodies to URLs"),
+        ({"transport": "webhook"}, "'status' posts no bodies to URLs"),
+        (
+            {"transport": "webhook", "options": {"payload": "message"}},
+            "'status' posts no bodies to URLs",
+        ),
+        (
+            {"transport": "webhook", "options": {"payload": "body", "url": "https://a.example"}},
+            "'status' has a url, to which all would go",
+        ),
+        (
+            {"transport": "webhook", "options": {"payload": "body"}, "catch_up": "expire"},
+            "'status' does not send what is overdue",
+        ),
+    ],
+)
+def test_a_channel_that_could_tell_nobody_is_refused(
+    status: dict[str, Any] | None, problem: str
+) -> None:
+    channels = channel() | ({} if status is None else {"status": status})
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(channels=channels, status_channel="status")
+    assert (refused.value.field, refused.value.problem) == ("status_channel", problem)
+
+
+@pytest.mark.parametrize(
     ("field", "settings"),
     [
         ("nonsense", {"nonsense": 1}),

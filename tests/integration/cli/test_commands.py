@@ -24,6 +24,7 @@ MESSAGE_FIELDS = {
     "finished_at", "last_error", "scopes", "zone", "quiet_hours", "on_unknown", "expire_after",
     "asked_at", "trace",
 }  # fmt: skip
+STORY_FIELDS = {"attempts", "reservations", "status_host", "told", "next"}
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
 COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
@@ -95,7 +96,7 @@ def test_show_tells_everything_its_attempts_included(house: House, run: Run) -> 
     house.memory.before = fail
     house.deliver(house.dispatcher.get(data["id"]))
     shown = run("show", data["id"], "--json").data
-    assert set(shown) == MESSAGE_FIELDS | {"attempts", "reservations", "next"}
+    assert set(shown) == MESSAGE_FIELDS | STORY_FIELDS
     assert shown["status"] == "failed"
     [attempt] = shown["attempts"]
     assert set(attempt) == ATTEMPT_FIELDS

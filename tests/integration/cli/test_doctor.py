@@ -118,7 +118,7 @@ def test_a_worker_does_not_start_on_a_database_that_is_behind(house: House, tmp_
     first, second = ran.err.splitlines()
     assert first == (
         "error: store.migrations: the database is at revision 0001; "
-        "missing: 0002, 0003, 0004, 0005, 0006, 0007, 0009. "
+        "missing: 0002, 0003, 0004, 0005, 0006, 0007, 0008, 0009. "
         "Remedy: run `dispatcher migrate` first"
     )
     assert second.startswith("error: the worker was not started; with --no-doctor")

@@ -74,8 +74,8 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
     later = {"channel": "memory", "recipient": "ben", "text": "hi", "send_in": "10 minutes",
              "expire_after": "1 hour"}  # fmt: skip
     third = row(recipient="cleo", send_window="11:00-12:00")
-    of_templates = {"template", "data"}  # instead of a body: test_templates.py
-    assert {*EVERY, *later, *third} | of_templates == set(COLUMNS)
+    elsewhere = {"template", "data", "status_url"}  # test_templates.py, test_status_url.py
+    assert {*EVERY, *later, *third} | elsewhere == set(COLUMNS)
     ran = run_import(run, write([EVERY, later, third]), "--json", name=name)
     assert (ran.code, ran.err) == (0, "")
     assert ran.data == {

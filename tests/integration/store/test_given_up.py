@@ -35,7 +35,7 @@ def storing(database: Database, *some: Message) -> Iterator[Connection]:
     with database.engine.connect() as other:
         other.exec_driver_sql("BEGIN")
         for each in some:
-            row = to_row(each, enqueue_at=each.send_at, fingerprint=None)
+            row = to_row(each, enqueue_at=each.send_at, fingerprint=None, status_url=None)
             other.execute(insert(messages), row)
         yield other
 

@@ -1,0 +1,43 @@
+"""docs/status-webhooks.md: its settings load, and it shows what is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from dispatcher import Settings
+from dispatcher.message import Status
+from dispatcher.store.schema import TOLD_OF
+from dispatcher.store.untold import _body
+from dispatcher.testing import a_message
+from dispatcher.transports import load
+from dispatcher.transports.webhook import WebhookTransport
+
+PAGE = (Path(__file__).parents[2] / "docs/status-webhooks.md").read_text()
+
+
+def test_the_settings_of_the_page_load() -> None:
+    [block] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    settings = Settings.load(**tomllib.loads(block))
+    channel = settings.channels[settings.status_channel]
+    assert isinstance(load("status", channel, settings), WebhookTransport)
+
+
+def test_the_page_shows_what_is_told() -> None:
+    [block] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    shown = json.loads(block)
+    message = a_message()
+    values = {name: getattr(message, name) for name in message.__dataclass_fields__}
+    told = cast("Any", _body(cast("Any", SimpleNamespace(**values, now=message.created_at))))
+    assert (list(told), list(told["data"])) == (list(shown), list(shown["data"]))
+    assert "recipient" not in told["data"]
+
+
+def test_the_page_names_each_status_that_is_told() -> None:
+    [named] = re.findall(r"`message\.` and the status: (.*?)\.", PAGE)
+    assert re.findall(r"`(\w+)`", named) == [each.value for each in TOLD_OF]
+    assert set(Status) - set(TOLD_OF) == {Status.SCHEDULED, Status.SENDING}
