@@ -1,0 +1,121 @@
+"""README and docs/operating.md name what there is: files, sections, settings, commands, codes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from dispatcher import Settings, errors
+from dispatcher.cli import app as cli
+from dispatcher.doctor import finding
+from dispatcher.transports import load
+
+ROOT = Path(__file__).parents[2]
+OPERATING = (ROOT / "docs/operating.md").read_text()
+SUBMITTING = (ROOT / "docs/submitting.md").read_text()
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)")
+_NOT_BY_SUBMIT = {
+    "DispatcherError", "InvalidValue", "InvalidSettings", "NoPlace", "LimitReached", "Unavailable",
+    "LimitersUnavailable", "QueueUnavailable", "EmbeddedUnavailable", "DeliveryError",
+    "TemporaryFailure", "PermanentFailure",
+}  # fmt: skip
+
+
+def sections(path: Path) -> set[str]:
+    """Return the anchors that a forge and the site give to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def rows(page: str, header: str) -> list[list[str]]:
+    """Return the cells of the table with this header."""
+    lines = page.split(f"{header}\n")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_a_link_leads_somewhere(name: str) -> None:
+    """Those of the other pages are judged by ``make docs``, which does not read these."""
+    found = _LINK.findall((ROOT / name).read_text())
+    assert len(found) >= 3
+    for file, section in found:
+        path = ROOT / (file or name)
+        assert path.exists(), file
+        assert not section or section in sections(path), f"{file}#{section}"
+
+
+def test_the_first_page_of_the_site_says_what_the_readme_says() -> None:
+    said = [(ROOT / name).read_text().split("\n\n")[1] for name in ("README.md", "docs/index.md")]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/operating.md", "docs/submitting.md"])
+def test_the_settings_of_a_page_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [shown] = blocks((ROOT / name).read_text(), "toml")
+    (tmp_path / "dispatcher.toml").write_text(shown)
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.load()
+    assert set(tomllib.loads(shown)) <= settings.model_fields_set
+    for each, channel in settings.channels.items():
+        load(each, channel, settings)
+
+
+def test_each_variable_is_a_setting() -> None:
+    variables = re.findall(r"`DISPATCHER_(\w+)`", OPERATING)
+    assert len(variables) >= 9
+    fields = {each.split("__")[0].lower() for each in variables} - {"config"}
+    assert fields <= Settings.model_fields.keys()
+
+
+def test_every_command_has_a_row() -> None:
+    named = {
+        each
+        for row in rows(OPERATING, "| command | does |")
+        for each in re.findall(r"`(?:dispatcher )?([^`]+)`", row[0])
+    }
+    said = {re.sub(r" (\[.*|[A-Z]+)$", "", each) for each in named}
+    assert said == set(commands(typer.main.get_command(cli)))
+
+
+def commands(group: Any, before: str = "") -> Iterator[str]:
+    for name, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from commands(each, f"{name} ")
+        else:
+            yield before + name
+
+
+def test_the_exit_codes_are_those_that_the_command_line_tells() -> None:
+    told = str(cli.info.help).split("Exit codes: ")[1].rstrip(".")
+    assert told == ", ".join(" ".join(row) for row in rows(OPERATING, "| exit code | means |"))
+
+
+def test_every_kind_of_check_has_a_row() -> None:
+    table = rows(OPERATING, "| checks | look at | stops `dispatcher worker` |")
+    said = {kind for row in table for kind in re.findall(r"`(\w+)\.\*`", row[0])}
+    folder = Path(finding.__file__).parent
+    sources = "".join(each.read_text() for each in folder.glob("of_*.py"))
+    assert said == set(re.findall(r"\"([a-z]+)\.[a-z]+\"", sources))
+
+
+def test_every_error_of_a_submit_has_a_row() -> None:
+    said = set(re.findall(r"`([A-Z]\w+)`", SUBMITTING.split("\n## Errors\n")[1]))
+    there = {
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.DispatcherError)
+    }
+    assert there - said - _NOT_BY_SUBMIT == {"PerhapsSent"}, "which is told where it is raised"
+    assert "`PerhapsSent`" in SUBMITTING
