@@ -88,8 +88,11 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_transaction_that_outlasts_the_grace_keeps_its_place(build: Build, end: str) -> None:
+def test_a_transaction_that_outlasts_the_grace_keeps_its_place(
+    build: Build, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The database has the message's id, though nobody else can see it."""
+    monkeypatch.setattr("dispatcher.store.database._BUSY_SECONDS", 0.2)  # SQLite's one writer
     house = build(**QUICK)
     with transaction(house) as session:
         message = remind(house, session)
