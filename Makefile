@@ -22,8 +22,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Play a short scenario on real servers
 	$(BIN)/dispatcher demo
 
+# Most tests wait for servers and processes, so three processes are no more than two cores carry.
+# The tests start hundreds of processes: without bytecode each would compile the package again.
 test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit

@@ -20,8 +20,15 @@ from tests.support.proxy import Proxy
 from tests.support.rabbitmq import own_queue, rabbitmq
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
+from tests.support.sharing import pytest_xdist_make_scheduler
 
-__all__ = ["own_queue", "pytest_terminal_summary", "rabbitmq", "report"]
+__all__ = [
+    "own_queue",
+    "pytest_terminal_summary",
+    "pytest_xdist_make_scheduler",
+    "rabbitmq",
+    "report",
+]
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,17 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pymysql
-from alembic.ddl.impl import DefaultImpl
 from pymysql.constants import CR
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import DBAPIError
 
 from dispatcher.store import numbers
+
+if TYPE_CHECKING:
+    from alembic.ddl.impl import DefaultImpl
 
 _STATEMENT_SECONDS = 10
 _LOCK_SECONDS = 3  # a wait for a lock is begun three times

@@ -1,18 +1,19 @@
-"""Brings a database to the schema this version needs."""
+"""Brings a database to the schema this version needs.
+
+Alembic is imported where it is used: it brings a hundred modules along, and those who submit, look
+or tick never need them.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
-
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.script.revision import RevisionError
+from typing import TYPE_CHECKING, NamedTuple
 
 from dispatcher.store.database import Database, translated
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 _one_at_a_time = Lock()  # Alembic's context is global to the process
 _PACKAGE = Path(__file__).parent.parent
@@ -37,6 +38,9 @@ def migrate(database: Database) -> str:
 
     Safe to run any number of times and side by side. Raises StoreUnavailable.
     """
+    from alembic import command  # noqa: PLC0415 - see above
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
     config = _config()
     with _one_at_a_time, translated(), database.engine.connect() as connection:
         config.attributes["connection"] = connection
@@ -46,6 +50,10 @@ def migrate(database: Database) -> str:
 
 def schema_standing(database: Database) -> SchemaStanding:
     """Tell which migrations a database lacks. Changes nothing. Raises StoreUnavailable."""
+    from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+    from alembic.script.revision import RevisionError  # noqa: PLC0415
+
     scripts = ScriptDirectory.from_config(_config())
     head = scripts.get_current_head() or ""
     revision = database.run(
@@ -60,6 +68,8 @@ def schema_standing(database: Database) -> SchemaStanding:
 
 
 def _config() -> Config:
+    from alembic.config import Config  # noqa: PLC0415 - see above
+
     config = Config()
     location = next(path for path in _LOCATIONS if (path / "env.py").is_file())
     config.set_main_option("script_location", str(location).replace("%", "%%"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
@@ -13,6 +12,7 @@ from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import from_ms
 from tests.support import model
+from tests.support.processes import in_processes
 from tests.support.reserving import pending, reserving
 from tests.support.servers import RedisServer
 
@@ -23,11 +23,12 @@ TRIES = 250
 PROCESSES = 8
 
 
-def hammer(url: str, seed: int) -> tuple[int, int, int]:
+def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
     """Book, shift and cancel at random; return how many were booked, refused and cancelled."""
     roll = random.Random(seed)  # noqa: S311 - not for secrets
     booked = refused = cancelled = 0
     with reserving(url, QUOTAS) as real:
+        gate.wait(30)
         for _ in range(TRIES):
             asked = from_ms(BASE + roll.randrange(SPAN))
             shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
@@ -48,9 +49,7 @@ def hammer(url: str, seed: int) -> tuple[int, int, int]:
 def test_eight_processes_on_one_scope_break_no_quota(redis_server: RedisServer) -> None:
     with reserving(redis_server.url, QUOTAS) as real:
         real.open()
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
-            counts = list(pool.map(hammer, [redis_server.url] * PROCESSES, range(PROCESSES)))
+        counts = in_processes(PROCESSES, hammer, redis_server.url)
         booked, refused, cancelled = (sum(column) for column in zip(*counts, strict=True))
         members = real.members("crowd")
         assert len(members) == booked - cancelled

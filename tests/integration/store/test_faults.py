@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claims, Database, Failure, Messages, Result
 from dispatcher.store.database import Unanswered
+from dispatcher.store.postgres import BoundedConnection
 from tests.support import rows
 from tests.support.far import FarDatabase
 
@@ -101,12 +103,24 @@ def test_a_database_that_was_never_reached_stored_nothing(
 @pytest.mark.timeout(20, method="signal")
 @on_postgresql
 def test_a_database_that_does_not_answer_is_given_up_in_bounded_time(
-    through: Database, far: FarDatabase
+    far: FarDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far.proxy.blackhole()
-    message = rows.a_message()
-    with pytest.raises(StoreUnavailable):
-        Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
+    quick = Database(f"{far.through}?connect_timeout=1")
+    with monkeypatch.context() as patched:
+        patched.setattr(BoundedConnection, "patience", 1.0)
+        rows.count(quick)
+        message = rows.a_message()
+        far.proxy.blackhole()
+        with pytest.raises(StoreUnavailable):
+            Messages(quick).add(message, enqueue_at=message.send_at, fingerprint=None)
+    quick.close()
+    usual = Database(far.direct)
+    with usual.engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        line = driver.info.get_parameters()
+        assert (driver.patience, line["connect_timeout"]) == (11.0, "3")
+        assert connection.exec_driver_sql("SHOW statement_timeout").scalar() == "10s"
+    usual.close()
 
 
 @pytest.mark.timeout(20, method="signal")

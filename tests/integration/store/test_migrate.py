@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from dispatcher.store import Database, Messages, migrate
 from dispatcher.store.schema import described
 from tests.support import rows
 from tests.support.mariadb import MariaDBServer
+from tests.support.processes import in_processes
 
 pytestmark = pytest.mark.every_database
 
@@ -44,20 +43,18 @@ def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
         database.close()
 
 
-def migrated(url: str) -> str:
-    """Migrate in a process of its own."""
+def migrated(gate: Any, _number: int, url: str) -> str:
+    """Migrate in a process of its own, when all of them are there."""
     database = Database(url)
     try:
+        gate.wait(30)
         return migrate(database)
     finally:
         database.close()
 
 
 def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    many = 2 if empty_database_url.startswith("mysql") else 4  # each takes a second to start
-    with ProcessPoolExecutor(many, mp_context=spawn) as pool:
-        assert list(pool.map(migrated, [empty_database_url] * many)) == [HEAD] * many
+    assert in_processes(4, migrated, empty_database_url) == [HEAD] * 4
 
 
 on_mariadb = pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
