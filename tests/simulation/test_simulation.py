@@ -15,10 +15,8 @@ from tests.simulation.runs import played, search, told
 
 FAULTS = 5_000
 """Faults of an ordinary run; ``make simulate`` has 200,000."""
-ENOUGH = 25_000
+ENOUGH = 30_000
 """Faults within which each bug is found."""
-FIRST = {"late_success_forgotten": 292}
-"""Where to begin for what is rare. A change of the simulation may move it."""
 
 
 def test_no_promise_is_broken_whatever_goes_wrong() -> None:
@@ -29,7 +27,7 @@ def test_no_promise_is_broken_whatever_goes_wrong() -> None:
 
 
 def test_the_stories_reach_what_they_are_to_break() -> None:
-    worlds = [played(seed) for seed in range(3)]
+    worlds = [played(seed) for seed in range(6)]
 
     statuses = {row.status for world in worlds for row in world.tables.messages.values()}
     assert {"sent", "failed", "cancelled", "expired", "held"} <= statuses
@@ -61,6 +59,6 @@ def test_a_story_can_be_read() -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found(bug: Bug) -> None:
     with bug():
-        found = search(faults=ENOUGH, first=FIRST.get(bug.__name__, 0))
+        found = search(faults=ENOUGH)
 
     assert found.broken, f"{found.faults} faults did not find it"

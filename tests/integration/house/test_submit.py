@@ -23,7 +23,7 @@ MINUTE = timedelta(minutes=1)
 def test_a_message_is_accepted_stored_and_reserved(house: House) -> None:
     message = house.submit(send_at=SEED, expires_at=SEED + MINUTE, idempotency_key="k")
     assert message == house.dispatcher.get(message.id) == house.dispatcher.get(str(message.id))
-    assert (message.status, message.attempt_count, message.max_attempts) == ("scheduled", 0, 5)
+    assert (message.status, message.attempt_count, message.max_attempts) == ("scheduled", 0, 10)
     assert (message.channel, message.recipient, message.scope) == ("memory", "ada", "ada")
     assert message.body == BODY
     assert message.send_at == message.next_attempt_at == SEED

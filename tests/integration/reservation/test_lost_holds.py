@@ -11,7 +11,7 @@ import pytest
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Terms
+from dispatcher.reservation import Place, Terms
 from dispatcher.scope import PLAIN, Scope, counted
 from dispatcher.sendtime import from_ms
 from tests.support.limits import little_at_once
@@ -87,7 +87,8 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
 
     def move() -> Any:
         hold = message_id.bytes + b"token"
-        return real.windows.shards.move(group, message_id, hold=hold, asked_ms=far, latest_ms=far)
+        found = real.windows.shards.move(group, message_id, hold=hold, asked_ms=far, latest_ms=far)
+        return found._replace(held_at_ms=0) if isinstance(found, Place) else found
 
     held = move()
     assert move() == held

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import Connection, event, select
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store import Claims, Database, Messages, Place, Result, StoreUpkeep
+from dispatcher.store import Claims, Database, Messages, Movable, Place, Result, StoreUpkeep
 from dispatcher.store.instants import database_now, later
+from dispatcher.store.schema import messages
 from tests.support import rows
 
 pytestmark = pytest.mark.every_database
 
 GRACE = timedelta(seconds=5)
-DAY = timedelta(days=1)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 def ended(database: Database, ago: timedelta) -> UUID:
@@ -168,7 +169,47 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     expired = rows.add_due(database, expires_at=rows.now() - timedelta(seconds=1)).id
     Claims(database, ttl=rows.TTL).unclaimed([expired])
     found = StoreUpkeep(database).holding([scheduled.id, cancelled, sent, expired, uuid4()])
-    assert found == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
+    times = {message_id: kept.send_at for message_id, kept in found.items()}
+    assert times == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
+
+
+def test_what_is_fenced_is_moved_by_nobody_who_began_before(database: Database) -> None:
+    moved, ended = rows.add(database), rows.add(database).id
+    Messages(database).cancel(ended)
+    found = Messages(database).movable(moved.id)
+    assert StoreUpkeep(database).fence([moved.id, ended, uuid4()]) == {moved.id, ended}
+    stands = move(database, found, moved.send_at + HOUR)
+    assert (stands.message, stands.token) == (moved, found.token + 1)
+    stands = move(database, stands, moved.send_at + HOUR)
+    assert (stands.message.send_at, stands.token) == (moved.send_at + HOUR, found.token + 2)
+
+
+def test_a_move_has_no_effect_when_its_time_is_over(database: Database) -> None:
+    message = rows.add(database)
+    found = Messages(database).movable(message.id)
+    late = found._replace(read_at=found.read_at - MINUTE - timedelta(milliseconds=1))
+    assert move(database, late, message.send_at + HOUR).message == message
+    assert move(database, found, message.send_at + HOUR).message.send_at == message.send_at + HOUR
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_what_somebody_is_changing_is_not_fenced(database: Database) -> None:
+    locked, free = rows.add(database).id, rows.add(database).id
+
+    def work(connection: Connection) -> set[UUID]:
+        mine = messages.c.id == locked
+        connection.execute(select(messages.c.id).where(mine).with_for_update())
+        return StoreUpkeep(database).fence([locked, free])
+
+    assert database.transact(work) == {free}
+
+
+def move(database: Database, found: Movable, send_at: datetime) -> Movable:
+    message = found.message
+    return Messages(database).move(
+        found, within=MINUTE, send_at=send_at, zone=message.zone, expires_at=message.expires_at,
+        expire_after=message.expire_after, asked_at=None, enqueue_at=send_at,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
