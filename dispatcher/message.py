@@ -236,27 +236,37 @@ def check_body(
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
         raise InvalidDraft(field, f"a {type(body).__name__}", accepted)
-    if _is_flat(body) and max_depth:
-        clean: Any = dict(body)
+    flat = _flat_json(body) if max_depth else None
+    if flat is not None:
+        clean, text = dict(body), flat
     else:
         clean = _Cleaner(field, accepted, most=max_bytes).clean(body, field, max_depth)
-    try:
-        text = dump_json(clean)
-    except ValueError:
-        raise InvalidDraft(field, "a number too long to write", accepted) from None
+        try:
+            text = dump_json(clean)
+        except ValueError:
+            raise InvalidDraft(field, "a number too long to write", accepted) from None
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
         raise InvalidDraft(field, f"{size} bytes", accepted)
     return cast(Body, clean), text
 
 
-def _is_flat(body: Mapping[Any, object]) -> bool:
-    """Whether a body holds nothing but plain ASCII text: the most common one, and a clean one."""
-    return type(body) is dict and all(
-        type(part) is str and part.isascii() and part.isprintable()
-        for item in body.items()
-        for part in item
-    )
+def _flat_json(body: Mapping[Any, object]) -> str | None:
+    """Return the JSON of a body of nothing but plain ASCII text, which is clean; else None.
+
+    The most common one. It needs no escapes, and is written in a fifth of the encoder's time.
+    """
+    if type(body) is not dict:
+        return None
+    written = []
+    for name, value in body.items():
+        if type(name) is not str or type(value) is not str:
+            return None
+        both = name + value
+        if not (both.isascii() and both.isprintable()) or '"' in both or "\\" in both:
+            return None
+        written.append(f'"{name}":"{value}"')
+    return f"{{{','.join(written)}}}"
 
 
 def fingerprint(**asked: object) -> str:

@@ -28,7 +28,7 @@ function sliding_list.read(place, at)
   end
   return {
     kind = sliding_list, place = place, count = count,
-    room = count - taken, length = length, length_at = at + 1, stale = size > taken, newest = nil
+    room = count - taken, length = length, stale = size > taken, newest = nil
   }, at + 2
 end
 
@@ -49,12 +49,18 @@ function sliding_list.take(state, n)
       redis.call('LTRIM', key, 0, taken - 1)
     end
     -- Times never fall, also where the clock was set back.
-    state.newest = taken > 0 and math.max(now, tonumber(redis.call('LINDEX', key, 0))) or now
+    local last = taken > 0 and tonumber(redis.call('LINDEX', key, 0)) or 0
+    state.newest = math.max(now, last)
+    -- In each stretch of one length the first one sets a life of two: that is enough for the last.
+    state.lives = math.floor(last / state.length) == math.floor(state.newest / state.length)
   end
   for _ = 1, n do
     redis.call('LPUSH', key, state.newest)
   end
-  redis.call('PEXPIRE', key, ARGV[state.length_at])
+  if not state.lives then
+    redis.call('PEXPIRE', key, 2 * state.length)
+    state.lives = true
+  end
   state.room = state.room - n
 end
 

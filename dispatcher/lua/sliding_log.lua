@@ -4,7 +4,8 @@
 -- score: when it was taken, ms
 -- Words 1 count   2 length, ms
 --
--- A permit counts until exactly one length after it was taken.
+-- A permit counts until exactly one length after it was taken. What counts no more goes with one
+-- call in sixteen.
 
 local sliding_log = {}
 kinds.sliding_log = sliding_log
@@ -14,7 +15,7 @@ function sliding_log.read(place, at)
   local taken = redis.call('ZCOUNT', KEYS[place], now - length + 1, '+inf')
   return {
     kind = sliding_log, place = place, count = count,
-    room = count - taken, length = length, length_at = at + 1, newest = nil
+    room = count - taken, length = length, newest = nil
   }, at + 2
 end
 
@@ -34,10 +35,12 @@ function sliding_log.take(state, n, id)
     redis.call('ZADD', key, now, id .. '\0' .. number)
   end
   if not state.newest then
-    if redis.call('ZCARD', key) > state.count - state.room + n then
+    if now_us % 16 == 0 then
       redis.call('ZREMRANGEBYSCORE', key, '-inf', now - state.length)
     end
-    redis.call('PEXPIRE', key, ARGV[state.length_at])
+    if state.room == state.count or redis.call('PTTL', key) < state.length then
+      redis.call('PEXPIRE', key, 2 * state.length)
+    end
   end
   state.room = state.room - n
   state.newest = now

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
@@ -14,7 +13,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Executable,
-    Uuid,
     any_,
     create_engine,
     event,
@@ -99,14 +97,14 @@ class Database:
         """Close the pooled connections."""
         self.engine.dispose()
 
-    def one_of(self, column: Column[UUID], ids: Sequence[UUID]) -> ColumnElement[bool]:
-        """Return the condition that ``column`` is one of ``ids``.
+    def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+        """Return the condition that ``column`` is one of ``values``.
 
         On PostgreSQL that is one parameter: a long list takes longer to write than to look for.
         """
         if self.url.get_backend_name() == "postgresql":
-            return column == any_(literal(list(ids), ARRAY(Uuid())))
-        return column.in_(ids)
+            return column == any_(literal(list(values), ARRAY(column.type)))
+        return column.in_(values)
 
     def straight(self, statement: Executable) -> Callable[[Mapping[str, Any]], list[Any] | None]:
         """Return a call that runs a statement past SQLAlchemy, where the database allows that.

@@ -94,7 +94,8 @@ class Suppressions:
         found: set[tuple[str, str]] = set()
         names = sorted(by_recipient)
         for start in range(0, len(names), _ROWS_AT_ONCE):
-            these = suppressions.c.recipient.in_(names[start : start + _ROWS_AT_ONCE])
+            some_names = names[start : start + _ROWS_AT_ONCE]
+            these = self._database.one_of(suppressions.c.recipient, some_names)
             query = select(suppressions.c.recipient, suppressions.c.channel).where(these)
             for row in self._read(query):
                 recipient, channel = row.recipient, row.channel

@@ -44,6 +44,7 @@ from dispatcher.submission.cases import (
 )
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.submission import Submission
+from dispatcher.submission.uncollected import uncollected
 from dispatcher.tracing import Answers, Tracing
 
 log = logging.getLogger(__name__)
@@ -147,6 +148,7 @@ class BulkSubmission:
         self._finish(self._collected(self._begun(cases, atomic=True)))
         yield from self._told(Tally(len(cases), progress).add(cases))
 
+    @uncollected
     def _stored(self, batch: _Prepared, tally: Tally) -> list[Result]:
         """Finish a batch, and with it the cases that are judged again because of a refusal."""
         self._finish(batch)
@@ -160,6 +162,7 @@ class BulkSubmission:
                 self._journal.refused(each.error)
         return results
 
+    @uncollected
     def _begun(self, cases: list[Case], *, atomic: bool = False) -> _Prepared:
         """Judge a batch, and send what books it."""
         started = self._clock.monotonic()
@@ -177,6 +180,7 @@ class BulkSubmission:
             batch.posting = self._bulk.post(requests_of(batch.waiting))
         return batch
 
+    @uncollected
     def _collected(self, batch: _Prepared) -> _Prepared:
         """Wait for the places: whatever is open after this has one."""
         if batch.posting is not None:

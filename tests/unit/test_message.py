@@ -195,3 +195,16 @@ def test_ids_are_ordered_by_the_time_they_were_made() -> None:
 def test_only_scheduled_sending_and_held_may_change() -> None:
     changing = {status for status in Status if not status.is_final}
     assert changing == {Status.SCHEDULED, Status.SENDING, Status.HELD}
+
+
+@given(
+    st.dictionaries(
+        st.text('abc "\\/\x7f\x1f\néäß', max_size=4),
+        st.text('abc "\\/\x7f\x1f\néäß', max_size=4) | st.integers() | st.none(),
+        max_size=3,
+    )
+)
+def test_a_flat_body_is_written_as_any_other(body: dict[str, Any]) -> None:
+    clean, text = check_body(body, **LIMITS)
+    assert (clean, text) == (body, dump_json(body))
+    assert json.loads(text) == body
