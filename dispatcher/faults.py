@@ -60,7 +60,7 @@ POINTS = frozenset(
         "renew.after_claims",
         "enqueue_due.after_take",
         "rescue.in_transaction",
-        "reconcile.after_fence",
+        "reconcile.after_barring",
         "reconcile.after_giving_up",
         "reconcile.after_look_up",
         "reconcile.before_release",

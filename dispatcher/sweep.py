@@ -284,7 +284,7 @@ class Sweep:
             )
             if not found:
                 break
-            being_moved = self._fence(found)
+            being_moved = self._bar_moves(found)
             holding = self._store.holding([each.message_id for each in found])
             fault("reconcile.after_look_up")
             settled = self._give_up(found, holding)
@@ -304,7 +304,7 @@ class Sweep:
             waiting.update(each.keys for each in found if each.message_id in left)
         return known, unknown, corrected
 
-    def _fence(self, found: Sequence[Unconfirmed]) -> set[UUID]:
+    def _bar_moves(self, found: Sequence[Unconfirmed]) -> set[UUID]:
         """Let no move take effect whose hold is old, and return those that may do so yet.
 
         Whoever is moving the message stood still, or has died: the hold may go then.
@@ -313,12 +313,12 @@ class Sweep:
         if not held:
             return held
         try:
-            fenced = self._store.fence(sorted(held))
+            barred = self._store.bar_moves(sorted(held))
         except StoreUnavailable as error:
             log.warning("%d holds stay for the next sweep: %s", len(held), error)
             return held
-        fault("reconcile.after_fence")
-        return held - fenced
+        fault("reconcile.after_barring")
+        return held - barred
 
     def _beside_holds(
         self, found: Sequence[Unconfirmed], stored: Collection[UUID]

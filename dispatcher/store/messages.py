@@ -42,7 +42,7 @@ _ADD_TRIES = 3
 class Movable(NamedTuple):
     """A message, and what its move is guarded by.
 
-    ``token`` rises whenever its time changes, or is fenced; it was read at ``read_at``, by the
+    ``token`` rises whenever its time changes, or moves are barred; it was read at ``read_at``, by the
     database's clock.
     """
 
@@ -163,7 +163,7 @@ class Messages:
         asked_at: datetime | None,
         enqueue_at: datetime,
     ) -> Movable:
-        """Give a message another time if nobody has moved it, or fenced it, since it was found.
+        """Give a message another time if nobody has moved it since it was found, or barred that.
 
         And no later than ``within`` after that: its place is held for no longer. ``zone`` is what
         the new time was judged by. The next try is at that time unless ``next_attempt_at`` says

@@ -226,8 +226,8 @@ class StoreUpkeep:
         )
         return [Place._make(row) for row in self._read(query)]
 
-    def fence(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Let no move of these take effect that has begun by now; return which were fenced.
+    def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Let no move of these take effect that has begun by now; return of which that is so.
 
         Left out are those that are not stored, and those that somebody is changing.
         """
@@ -236,8 +236,8 @@ class StoreUpkeep:
             .where(self._database.one_of(messages.c.id, message_ids))
             .with_for_update(skip_locked=True)
         )
-        fence = update(messages).values(move_token=messages.c.move_token + 1)
-        rows = change_chosen(self._database, wanted, fence, messages.c.id)
+        bar = update(messages).values(move_token=messages.c.move_token + 1)
+        rows = change_chosen(self._database, wanted, bar, messages.c.id)
         return {row.id for row in rows}
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:

@@ -455,7 +455,7 @@ class MemoryStoreUpkeep:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
         return [_place(row) for row in found if row and row.status not in NO_PLACE]
 
-    def fence(self, message_ids: Sequence[UUID]) -> set[UUID]:
+    def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         rows = [row for row in map(self._tables.messages.get, message_ids) if row]
         for row in rows:
             row.move_token += 1

@@ -194,7 +194,7 @@ class Both:
         self.ask(0, "with_key", "one")
         self.ask(0, "attempts", self._some_id())
         self.ask(2, "holding", self._some_ids())
-        self.ask(2, "fence", self._some_ids())
+        self.ask(2, "bar_moves", self._some_ids())
         self.ask(2, "unreleased", at_most=100)
         self.ask(2, "mark_released", self._some_ids()[:1])
         memory = timedelta(seconds=20)

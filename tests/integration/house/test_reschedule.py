@@ -467,14 +467,16 @@ def test_windows_that_are_closed_for_a_moment_are_asked_again(
     assert settled(house)
 
 
-def test_a_hold_whose_message_cannot_be_fenced_stays(house: House, message: Message) -> None:
+def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
+    house: House, message: Message
+) -> None:
     """SQLite lets nobody in beside one who writes."""
     terms = house.parts.changes._scopes_of(message)
     house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.sweep)
     locked = raising(StoreUnavailable("the database is locked"))
-    sweep["_store"] = Between(sweep["_store"], before={"fence": locked})
+    sweep["_store"] = Between(sweep["_store"], before={"bar_moves": locked})
     past_the_grace(house)
     assert house.redis.zcard(window) == 2
     past_the_grace(house)

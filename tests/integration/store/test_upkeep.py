@@ -173,11 +173,11 @@ def test_it_is_known_which_messages_hold_their_place(database: Database) -> None
     assert times == {scheduled.id: scheduled.send_at, sent: rows.row(database, sent).send_at}
 
 
-def test_what_is_fenced_is_moved_by_nobody_who_began_before(database: Database) -> None:
+def test_what_is_barred_is_moved_by_nobody_who_began_before(database: Database) -> None:
     moved, ended = rows.add(database), rows.add(database).id
     Messages(database).cancel(ended)
     found = Messages(database).movable(moved.id)
-    assert StoreUpkeep(database).fence([moved.id, ended, uuid4()]) == {moved.id, ended}
+    assert StoreUpkeep(database).bar_moves([moved.id, ended, uuid4()]) == {moved.id, ended}
     stands = move(database, found, moved.send_at + HOUR)
     assert (stands.message, stands.token) == (moved, found.token + 1)
     stands = move(database, stands, moved.send_at + HOUR)
@@ -193,13 +193,13 @@ def test_a_move_has_no_effect_when_its_time_is_over(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_what_somebody_is_changing_is_not_fenced(database: Database) -> None:
+def test_what_somebody_is_changing_is_not_barred(database: Database) -> None:
     locked, free = rows.add(database).id, rows.add(database).id
 
     def work(connection: Connection) -> set[UUID]:
         mine = messages.c.id == locked
         connection.execute(select(messages.c.id).where(mine).with_for_update())
-        return StoreUpkeep(database).fence([locked, free])
+        return StoreUpkeep(database).bar_moves([locked, free])
 
     assert database.transact(work) == {free}
 
