@@ -42,8 +42,8 @@ _ADD_TRIES = 3
 class Movable(NamedTuple):
     """A message, and what its move is guarded by.
 
-    ``token`` rises whenever its time changes, or moves are barred; it was read at ``read_at``, by the
-    database's clock.
+    ``token`` rises whenever its time changes, or moves are barred. It was read at ``read_at``, by
+    the database's clock.
     """
 
     message: Message
