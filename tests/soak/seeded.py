@@ -190,17 +190,16 @@ BUGS = (
     Bug(
         name="limits of channels off",
         changes=_one(
-            "bootstrap.py",
-            "            for name, each in self.settings.channels.items()\n        }\n\n    def close",
-            "            for name, each in self.settings.channels.items()\n            if not name\n"
-            "        }\n\n    def close",
+            "bootstrap/servers.py",
+            "            for name, each in self.settings.channels.items()\n",
+            "            for name, each in self.settings.channels.items()\n            if not name\n",
         ),
         faults=("worker.freeze", "line.refuse", "broker.no-queues"),
     ),
     Bug(
         name="limits of scopes off",
         changes=_one(
-            "bootstrap.py",
+            "bootstrap/servers.py",
             "return [Limit(each.count, each.length_ms) for each in rolling]",
             "return [Limit(1_000, each.length_ms) for each in rolling]",
         ),
