@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,22 +11,15 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.clock import Clock
+from dispatcher.delivery.hand_overs import HandOvers
 from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
 from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.senders import Senders, Sending
-from dispatcher.errors import (
-    LimitersUnavailable,
-    PerhapsSent,
-    PermanentFailure,
-    StoreUnavailable,
-    TemporaryFailure,
-)
+from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permits
-from dispatcher.message import Outcome, storable_text
-from dispatcher.retry import backoff
 from dispatcher.settings import Settings
-from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.store import Claim, Claims, Result
 from dispatcher.tracing import Tracing
 from dispatcher.transports import Transport
 
@@ -45,7 +37,6 @@ _RENEW_AGAIN_SECONDS = 1.0
 LONGEST_HOLD_SECONDS = 600.0
 """After which a hand-over that does not end is left to the rescue of its message."""
 _NO_WAIT = timedelta(0)
-_LONGEST_WAIT = timedelta(days=366)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +88,14 @@ class Round:
         is_stopping: Callable[[], bool],
         tracing: Tracing | None = None,
     ) -> None:
-        self._hands = hands
+        self._hand_overs = HandOvers(
+            hands.name,
+            hands.transport,
+            settings=settings,
+            clock=clock,
+            permits=permits,
+            tracing=tracing,
+        )
         self._claimed_at = claimed_at
         self._received_at = received_at
         self._settings = settings
@@ -107,13 +105,10 @@ class Round:
         self._outcomes = outcomes
         self._returns = returns
         self._is_stopping = is_stopping
-        self._tracing = tracing
         self._ttl = settings.claim_ttl.total_seconds()
         self._timeout = settings.transport_timeout.total_seconds()
         self._ends_at = claimed_at + self._ttl
         self._renew_at = 0.0
-        self._closing = threading.Lock()
-        self._closed_until = 0.0
         self._lost: set[UUID] = set()
         self._is_over = False
         self._is_ending = False
@@ -328,84 +323,11 @@ class Round:
             return Unsent(claim)
         if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:
             return Unsent(claim)
-        if now < self._closed_until:
-            return Unsent(claim, timedelta(seconds=self._closed_until - now))
-        tracing = self._tracing
-        outcome = self._outcome(claim) if tracing is None else self._traced(claim, tracing)
+        closed_until = self._hand_overs.closed_until
+        if now < closed_until:
+            return Unsent(claim, timedelta(seconds=closed_until - now))
+        outcome = self._hand_overs.make(claim)
         fault("deliver.after_hand_over")
         # Counted at its end: a hand-over is never later than that, so never counted too early.
         late_by = now - self._received_at + claim.late_by
         return Ended(claim, outcome, self._clock.monotonic(), late_by)
-
-    def _traced(self, claim: Claim, tracing: Tracing) -> Result | Failure:
-        with tracing.delivering(claim.message) as came_to:
-            outcome = self._outcome(claim)
-            if isinstance(outcome, Failure):
-                came_to(outcome.outcome, outcome.error_type)
-            else:
-                came_to(Outcome.SENT, None)
-        return outcome
-
-    def _outcome(self, claim: Claim) -> Result | Failure:
-        """Give one message to its transport: the only line that reaches the world."""
-        message = claim.message
-        try:
-            receipt = self._hands.transport.send(message)
-        except PermanentFailure as error:
-            return Failure(claim, Outcome.PERMANENT, _text(error), None, type(error).__name__)
-        except PerhapsSent as error:
-            return self._failure(claim, error, None, Outcome.UNKNOWN)
-        except TemporaryFailure as error:
-            self._close(error)
-            return self._failure(claim, error, error.retry_after)
-        except Exception as error:  # noqa: BLE001 - a transport may raise anything
-            log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
-            # It may be with the provider: a line that broke, say.
-            untold = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
-            return self._failure(claim, error, None, untold)
-        return Result(claim, None if receipt is None else storable_text(receipt))
-
-    def _close(self, error: TemporaryFailure) -> None:
-        """Let nobody hand over anything on the channel until its provider wants to be asked."""
-        wait = _sane(error.retry_after)
-        if not error.closes_channel or not wait:
-            return
-        closed_until = self._clock.monotonic() + wait.total_seconds()
-        with self._closing:  # the later end holds
-            self._closed_until = max(self._closed_until, closed_until)
-        try:
-            self._permits.close(self._hands.name, wait)
-        except LimitersUnavailable as unavailable:
-            name = self._hands.name
-            log.warning("channel %s is not closed for others: %s", name, unavailable)
-
-    def _failure(
-        self,
-        claim: Claim,
-        error: BaseException,
-        retry_after: object,
-        outcome: Outcome = Outcome.TEMPORARY,
-    ) -> Failure:
-        message = claim.message
-        wait = None
-        if message.attempt_count < message.max_attempts:
-            channel = self._settings.channels[message.channel]
-            wait = backoff(
-                message.attempt_count,
-                base=channel.backoff_base,
-                longest=channel.backoff_longest,
-                at_least=_sane(retry_after),
-                random=random.random,
-            )
-        return Failure(claim, outcome, _text(error), wait, type(error).__name__)
-
-
-def _text(error: BaseException) -> str:
-    return storable_text(f"{type(error).__name__}: {storable_text(error)}")
-
-
-def _sane(retry_after: object) -> timedelta | None:
-    """Return a wait that a transport asked for, if it is one that can be kept."""
-    if not isinstance(retry_after, timedelta):
-        return None
-    return min(max(retry_after, _NO_WAIT), _LONGEST_WAIT)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
+from dispatcher.delivery.hand_overs import HandOvers
 from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
 from dispatcher.delivery.round import Round
 from dispatcher.delivery.senders import Sending
@@ -66,9 +67,9 @@ def rescue_forgets_hold() -> AbstractContextManager[object]:
 
 
 def settle_before_send() -> AbstractContextManager[object]:
-    real = Round._outcome
+    real = HandOvers._outcome
 
-    def outcome(self: Round, claim: Claim) -> Any:
+    def outcome(self: HandOvers, claim: Claim) -> Any:
         self._permits.settle([(permit_of(claim), timedelta(0))])
         return real(self, claim)
 
@@ -76,7 +77,7 @@ def settle_before_send() -> AbstractContextManager[object]:
         del self, ended
 
     return _both(
-        patch.object(Round, "_outcome", outcome), patch.object(Outcomes, "_settle", settle)
+        patch.object(HandOvers, "_outcome", outcome), patch.object(Outcomes, "_settle", settle)
     )
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from dispatcher import sweep
 from dispatcher.channel import Channel
-from dispatcher.delivery import Delivery, Lanes, lanes, senders, stragglers
+from dispatcher.delivery import Delivery, Lanes, hand_overs, lanes, senders, stragglers
 from dispatcher.delivery import round as round_
 from dispatcher.errors import (
     DispatcherError,
@@ -655,10 +655,10 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (lanes, round_, senders, stragglers):
+        for module in (hand_overs, lanes, round_, senders, stragglers):
             stack.enter_context(patch.object(module, "threading", threading))
         stack.enter_context(patch.object(senders, "SimpleQueue", lambda: Calls(world.scheduler)))
-        stack.enter_context(patch.object(round_, "random", world.rng))
+        stack.enter_context(patch.object(hand_overs, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
         stack.enter_context(patch.object(submission, "new_id", world.new_id))
         log.setLevel(logging.CRITICAL + 1)

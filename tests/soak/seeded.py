@@ -264,7 +264,7 @@ BUGS = (
     Bug(
         name="a log tells who is written to",
         changes=_one(
-            "delivery/round.py",
+            "delivery/hand_overs.py",
             'log.warning("message %s: its transport raised %s", message.id,',
             'log.warning("message %s: its transport raised %s", message.recipient,',
         ),
