@@ -31,7 +31,7 @@ HOUSES = [
     House(TWO, (1,), turns=Turns(ticks=1, sweeps=1, copies=1)),
     House(TWO, (1,), turns=Turns(ticks=1, bookings=1, rebuilds=1)),
     House(TWICE, (1,), turns=Turns(ticks=2, sweeps=1)),
-    House(TWICE, (1,), turns=Turns(ticks=1, sweeps=1, cancels=1)),
+    House(TWICE, (1,), turns=Turns(ticks=1, cancels=1)),
 ]
 MUTANTS = {
     "the sweep does not bar moves": House(
@@ -77,8 +77,7 @@ def name_of(house: House) -> str:
 def test_the_time_of_the_row_always_has_a_place_and_two_sweeps_put_all_right(house: House) -> None:
     found = Search(house).run()
 
-    assert not found.broken, found
-    assert found.is_complete
+    assert not found.broken, str(found)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -86,7 +85,7 @@ def test_the_search_finds_a_protocol_that_lacks_one_thing(mutant: str) -> None:
     found = Search(MUTANTS[mutant]).run()
 
     assert found.broken, f"{mutant}: {found}"
-    assert found.story
+    assert found.story[0] == "m1 reads the row: time 0, token 0"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -95,7 +94,7 @@ def test_with_that_thing_the_same_house_is_whole(mutant: str) -> None:
 
     found = Search(whole).run()
 
-    assert not found.broken, found
+    assert not found.broken, str(found)
 
 
 def test_the_searches_come_to_every_step() -> None:
@@ -107,4 +106,4 @@ def test_the_searches_come_to_every_step() -> None:
 
     reached = frozenset[str]().union(*(Search(house).run().steps for house in houses))
 
-    assert Moves(scripts).steps - reached == {"kept"}  # nobody is robbed of the old time
+    assert Moves(scripts).steps - reached == {"kept"}  # that takes two movers and a rebuild

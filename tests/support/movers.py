@@ -261,7 +261,8 @@ class Moves:
         return Mover(mover.name, mover.wish, tries=0, step=mover.then)
 
     def _check(self, side: Side, mover: Mover) -> Done:
-        then = mover.ended() if side.row.is_scheduled else mover._replace(step="release", group=0)
+        ended = mover._replace(step="left") if mover.step == "kept" else mover.ended()
+        then = ended if side.row.is_scheduled else mover._replace(step="release", group=0)
         return f"looks whether it was cancelled: {_of(side.row)}", side, then, None
 
     def _release(self, side: Side, mover: Mover) -> Done:
@@ -271,7 +272,10 @@ class Moves:
 
 
 def _kept(mover: Mover) -> Mover:
-    """Return the mover that cannot go back: the message stays at a time without a place."""
+    """Return the mover that cannot go back: the message stays at a time without a place.
+
+    Another mover of it holds its old time. The step after that, ``left``, is an end.
+    """
     return Mover(mover.name, mover.wish, tries=0, step="kept", before=mover.before)
 
 

@@ -26,7 +26,6 @@ class Found:
     broken: str = ""
     story: tuple[str, ...] = ()
     steps: frozenset[str] = frozenset()
-    is_complete: bool = True
 
     def __str__(self) -> str:
         return "\n  ".join(
@@ -45,13 +44,13 @@ class Search:
         self._happenings = Happenings(house)
         self._healed: dict[tuple[object, ...], str] = {}
 
-    def run(self, *, at_most: int = sys.maxsize) -> Found:
-        """Search, and stop at the first promise that is broken, or after so many states."""
+    def run(self) -> Found:
+        """Search, and stop at the first promise that is broken."""
         first = self._happenings.at_first()
         before: dict[State, tuple[State, str] | None] = {first: None}
         coming = deque([first])
         steps: set[str] = set()
-        while coming and len(before) < at_most:
+        while coming:
             state = coming.popleft()
             for told, after in self._happenings.next(state):
                 if after in before:
@@ -62,7 +61,7 @@ class Search:
                 if broken:
                     return Found(len(before), broken, _story(before, after), frozenset(steps))
                 coming.append(after)
-        return Found(len(before), steps=frozenset(steps), is_complete=not coming)
+        return Found(len(before), steps=frozenset(steps))
 
     def _broken(self, state: State) -> str:
         return self._uncovered(state) or self._robbed(state) or self._unhealed(state)
@@ -93,9 +92,9 @@ class Search:
     def _unhealed(self, state: State) -> str:
         """Say what two sweeps leave wrong when nobody else does anything any more.
 
-        Left out: no hold is left, because a rebuild did not know it; its mover changes the row
-        just when its grace ends, while the sweep confirms the old place, and dies before it holds
-        the new one again.
+        Known and left (docs/reliability.md): no hold is left, because a rebuild did not know it;
+        its mover changes the row just when its grace ends, while the sweep confirms the old place;
+        and it dies before it holds the new place again, or has lost that and cannot go back.
         """
         is_under_way = any(mover.step != "end" for mover in state.movers)
         is_known = is_under_way and not any(each.holds for each in state.windows.each)
