@@ -63,6 +63,8 @@ class Changes:
         check: Check = no_check,
     ) -> None:
         self._settings = settings
+        # The sweep confirms an old place after the whole of it: what is changed late is seen by then.
+        self._within = settings.reconcile_grace / 2
         self._clock = clock
         self._windows = windows
         self._messages = messages
@@ -183,7 +185,7 @@ class Changes:
     ) -> Movable:
         return self._messages.move(
             found,
-            within=self._settings.reconcile_grace,
+            within=self._within,
             send_at=send_at,
             zone=valid.zone,
             expires_at=valid.expiry(send_at),
@@ -250,7 +252,7 @@ class Changes:
                 break
             now = self._messages.move(
                 now,
-                within=self._settings.reconcile_grace,
+                within=self._within,
                 send_at=before.send_at,
                 next_attempt_at=before.next_attempt_at,
                 zone=before.zone,
