@@ -63,7 +63,7 @@ class Changes:
         check: Check = no_check,
     ) -> None:
         self._settings = settings
-        # The sweep confirms an old place after the whole of it: what is changed late is seen by then.
+        # The sweep confirms an old place after the whole grace, and sees by then what changed late.
         self._within = settings.reconcile_grace / 2
         self._clock = clock
         self._windows = windows
