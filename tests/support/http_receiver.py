@@ -34,7 +34,11 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 20
 
     def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers["content-length"]))
+        length = int(self.headers["content-length"])
+        content = self.rfile.read(length)
+        if len(content) < length:  # who sent it was killed in its midst
+            self.close_connection = True
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         received = Received(self.path, headers, content, self.client_address)
         with self.server.lock:
