@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -59,6 +61,17 @@ def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> Non
     assert (len(posted), len(letters)) == (1_000, 3), "nothing is sent without a permit"
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """A worker in this process makes the logging of the process its own."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("logging_as_before")
 def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]) -> None:
     sent: dict[str, list[int]] = {"acme": [], "globex": []}
     names["deliver"] = lambda customer, number: sent[customer].append(number)
