@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -37,6 +39,8 @@ from dispatcher.store.columns import MYSQL
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+_WAL_TRIES, _BETWEEN_WAL_TRIES_SECONDS = 100, 0.05
 
 _BUSY_SECONDS = 5.0
 # Deadlock, serialization failure: the database undid the transaction and says so.
@@ -234,9 +238,22 @@ def _with_driver(text: str) -> URL:
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
     del record
-    connection.execute("PRAGMA journal_mode=WAL")
+    _to_wal(connection)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _to_wal(connection: sqlite3.Connection) -> None:
+    """Let the file have a write-ahead log. Of several who first do so SQLite lets none wait."""
+    for tries_left in reversed(range(_WAL_TRIES)):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not tries_left:
+                raise
+            time.sleep(_BETWEEN_WAL_TRIES_SECONDS)
+        else:
+            return
 
 
 def _connect_postgres(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,19 @@ def migrated(gate: Any, _number: int, url: str) -> str:
 
 def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
     assert in_processes(4, migrated, empty_database_url) == [HEAD] * 4
+
+
+def test_who_first_opens_a_file_waits_for_another_who_does(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        database = Database(f"sqlite:///{path}")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(migrate, database)
+            assert not wait([answer], 0.3).done, "the log of the file cannot be changed now"
+            other.execute("COMMIT")
+            assert answer.result(30) == HEAD
+        database.close()
 
 
 on_mariadb = pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
