@@ -64,7 +64,7 @@ def test_a_short_hold_does_not_end_a_longer_one_of_the_same_name(
 
 
 def test_holds_that_have_ended_do_not_pile_up(redis_client: redis.Redis) -> None:
-    limiter = Concurrency(1_000, hold=10 * MS).on(redis_client)
+    limiter = Concurrency(1_000, hold=2 * MS).on(redis_client)
     for _ in range(600):
         assert limiter.acquire("provider").allowed
     [key] = cast("list[bytes]", redis_client.keys("*"))
