@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from dispatcher.clock import SystemClock
 from dispatcher.errors import InvalidSettings, StoreUnavailable
 from dispatcher.message import dump_json
 from dispatcher.store import numbers
@@ -40,7 +40,7 @@ from dispatcher.store.columns import MYSQL
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_WAL_TRIES, _BETWEEN_WAL_TRIES_SECONDS = 100, 0.05
+_BETWEEN_WAL_TRIES_SECONDS = 0.05
 
 _BUSY_SECONDS = 5.0
 # Deadlock, serialization failure: the database undid the transaction and says so.
@@ -245,13 +245,15 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
 
 def _to_wal(connection: sqlite3.Connection) -> None:
     """Let the file have a write-ahead log. Of several who first do so SQLite lets none wait."""
-    for tries_left in reversed(range(_WAL_TRIES)):
+    clock = SystemClock()
+    deadline = clock.monotonic() + _BUSY_SECONDS
+    while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not tries_left:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or clock.monotonic() >= deadline:
                 raise
-            time.sleep(_BETWEEN_WAL_TRIES_SECONDS)
+            clock.sleep(_BETWEEN_WAL_TRIES_SECONDS)
         else:
             return
 

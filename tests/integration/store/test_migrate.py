@@ -72,6 +72,20 @@ def test_who_first_opens_a_file_waits_for_another_who_does(tmp_path: Path) -> No
         database.close()
 
 
+def test_who_first_opens_a_file_waits_no_longer_than_for_any_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.store.database._BUSY_SECONDS", 0.2)
+    path = tmp_path / "new.db"
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        database = Database(f"sqlite:///{path}")
+        with ThreadPoolExecutor(1) as pool, pytest.raises(StoreUnavailable):
+            pool.submit(migrate, database).result(10)
+        other.execute("COMMIT")
+        database.close()
+
+
 on_mariadb = pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
 
 
