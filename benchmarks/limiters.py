@@ -105,7 +105,8 @@ def peers(url: str) -> dict[str, Peer]:
 
     lengths = (Duration.MINUTE, Duration.HOUR, Duration.DAY)
     rates = [Rate(n, length) for (n, _), length in zip(THREE, lengths, strict=True)]
-    client = redis.Redis.from_url(url)
+    # Each of its buckets has a thread that uses a connection now and then.
+    client = redis.Redis.from_url(url, max_connections=10_000)
     buckets: dict[str, PyrateLimiter] = {}
 
     def pyrate(key: str) -> object:

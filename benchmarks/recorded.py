@@ -9,6 +9,7 @@ from unittest.mock import patch
 from redis.commands.core import Script
 
 from dispatcher.lua import source
+from dispatcher.redis_direct import Direct
 
 
 def call_of(name: str, action: Callable[[], object]) -> tuple[list[Any], list[Any]]:
@@ -21,6 +22,7 @@ def call_of(name: str, action: Callable[[], object]) -> tuple[list[Any], list[An
             calls.append((list(keys), list(args)))
         return call(script, keys, args, client)
 
-    with patch.object(Script, "__call__", record):
+    ordinary = patch.object(Direct, "open", new=False)
+    with ordinary, patch.object(Script, "__call__", record):
         action()
     return calls[-1]

@@ -92,6 +92,7 @@ def raw_insert(parts: Parts) -> Callable[[str], None]:
             "idempotency_key": None, "fingerprint": None, "created_at": instant, "scopes": None,
             "zone": None, "quiet_hours": None, "on_unknown": "retry", "expire_after": None,
             "asked_at": None, "trace": None, "status_url": None, "told": None,
+            "enqueued_at": None,
         }  # fmt: skip
 
     names = list(row(""))

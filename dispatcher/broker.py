@@ -13,9 +13,10 @@ from typing import Any
 
 from celery import Celery
 from celery.app.utils import find_app
+from kombu import Connection
 
 from dispatcher.celery_app import DELIVER
-from dispatcher.errors import InvalidValue, QueueUnavailable
+from dispatcher.errors import InvalidSettings, InvalidValue, QueueUnavailable
 
 _NOT_THERE, _INEQUIVALENT = 404, 406
 """Answers of AMQP to a declaration."""
@@ -46,6 +47,19 @@ class AppFacts:
     has_our_broker: bool
     has_our_route: bool
     missing_sweeps: tuple[str, ...]
+
+
+def check_url(url: str) -> None:
+    """Raise InvalidSettings where kombu cannot use the address of a broker. Connects to nothing."""
+    try:
+        Connection(url).transport  # noqa: B018 - the client library is loaded then
+    except ImportError as error:
+        problem = f"its client is missing ({error})"
+        raise InvalidSettings("broker_url", problem, "an installed one") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidSettings(
+            "broker_url", "cannot be read", "redis://…, rediss://…, amqp://… or amqps://…"
+        ) from None
 
 
 class BrokerSurvey:

@@ -43,6 +43,7 @@ def doctor_for(
                     queue=settings.queue,
                     sweeps=beat_schedule(settings),
                 ),
+                templates=parts.templates,
             )
         finally:
             client.close()

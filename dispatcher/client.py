@@ -223,13 +223,23 @@ class Dispatcher(Looking, Deciding):
         )
         return self._parts.changes.reschedule(id_of(message_id), wish)
 
-    def update(self, message_id: UUID | str, *, body: Mapping[str, Any]) -> Message:
-        """Give a scheduled message another body. Return it.
+    def update(
+        self,
+        message_id: UUID | str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """Give a scheduled message another body, or that of a template of its channel. Return it.
 
-        Raises InvalidDraft, MessageNotFound, StoreUnavailable, and TooLate once it is being sent
-        or has ended.
+        ``template`` and ``data`` are those of :meth:`submit`: rendered and judged now. Raises
+        InvalidDraft, InvalidSettings for a template that cannot be used, MessageNotFound,
+        StoreUnavailable, and TooLate once it is being sent or has ended.
         """
-        return self._parts.changes.update(id_of(message_id), body=body)
+        return self._parts.changes.update(
+            id_of(message_id), body=body, template=template, data=data
+        )
 
     asubmit = awaited(submit)
     """Await :meth:`submit`, made by a thread, so that the loop goes on.

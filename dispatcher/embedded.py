@@ -7,12 +7,14 @@ a Redis that an earlier, killed environment left on the same folder.
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
@@ -21,24 +23,39 @@ from threading import Event, Thread
 from typing import Any
 
 import redis
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import EmbeddedUnavailable
-from dispatcher.settings import PARENT_VARIABLE, Settings, embedded_addresses, embedded_socket
+from dispatcher.settings import (
+    CONFIG_VARIABLE,
+    PARENT_VARIABLE,
+    PREFIX,
+    Settings,
+    embedded_addresses,
+    embedded_socket,
+)
 from dispatcher.store import migrate
 
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _RESTART_SECONDS = 1.0
+_TELL_AGAIN_SECONDS = 60.0
+_LAST_LINE_BYTES = 2_000
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
 def embedded(path: Path | str, **settings: Any) -> Iterator[Settings]:
     """Start Redis and a migrated SQLite database in ``path``; yield the settings that reach them.
 
-    No worker runs. ``settings`` override the environment's, except for the addresses. On exit the
-    Redis is stopped; the data stay in ``path``. Raises EmbeddedUnavailable.
+    No worker runs. ``settings`` are what they say, merged with nothing: a channel that is not among
+    those that are given is not there. No ``dispatcher.toml`` is read; what is not given is that of
+    the environment variables, else the default. The addresses are never given. On exit the Redis is
+    stopped; the data stay in ``path``. Raises EmbeddedUnavailable and InvalidSettings.
     """
     loaded = _load(Path(path), settings)
     with _folder(loaded.data_dir), _running([_redis(loaded.data_dir)]):
@@ -47,15 +64,20 @@ def embedded(path: Path | str, **settings: Any) -> Iterator[Settings]:
 
 
 @contextmanager
-def environment(path: Path | str, **settings: Any) -> Iterator[Settings]:
-    """Like :func:`embedded`, with a worker and a beat, all kept running until the exit."""
+def environment(
+    path: Path | str, *, tell: Callable[[str], None] = log.warning, **settings: Any
+) -> Iterator[Settings]:
+    """Like :func:`embedded`, with a worker and a beat, all kept running until the exit.
+
+    ``tell`` is given a sentence when one of them ended by itself, from another thread.
+    """
     loaded = _load(Path(path), settings)
     with _folder(loaded.data_dir):
         server = _redis(loaded.data_dir)
         with _running([server]) as stopped:
             _prepare(loaded)
             celery = [_service(loaded, name) for name in ("worker", "beat")]
-            with _running(celery), _supervised([server, *celery], stopped):
+            with _running(celery), _supervised([server, *celery], stopped, tell):
                 yield loaded
 
 
@@ -85,6 +107,14 @@ class Process:
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._child is not None and self._child.poll() is None
+
+    def last_words(self) -> str:
+        """Say where its log is, and the last line of it."""
+        with self._log.open("rb") as log_file:
+            log_file.seek(max(0, self._log.stat().st_size - _LAST_LINE_BYTES))
+            lines = log_file.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return f"{self._log} ends with: {last}"
 
     def start(self) -> None:
         """Start it and wait until it serves. Raises EmbeddedUnavailable."""
@@ -163,14 +193,58 @@ def _load(path: Path, overrides: dict[str, Any]) -> Settings:
     taken = sorted(addresses.keys() & overrides.keys())
     if taken:
         raise TypeError(f"{', '.join(taken)}: an embedded environment brings its own")
-    return Settings.load(data_dir=path.resolve(), **addresses, **overrides)
+    found = _Given.load(data_dir=path.resolve(), **addresses, **overrides)
+    return Settings.model_construct(**{name: getattr(found, name) for name in _Given.model_fields})
+
+
+class _Given(Settings):
+    """Settings that take no part of what is given from elsewhere, and nothing from a file."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: arguments, then what the environment says of other fields."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, _Others(settings_cls, env_settings, init_settings().keys())
+
+
+class _Others(PydanticBaseSettingsSource):
+    """What a source says of fields that are not given."""
+
+    def __init__(
+        self,
+        settings_cls: type[BaseSettings],
+        source: PydanticBaseSettingsSource,
+        given: Collection[str],
+    ) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+        self._given = given
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Leave it to the source, which is asked for all fields at once."""
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        """Return them by the names of their fields."""
+        return {name: each for name, each in self._source().items() if name not in self._given}
 
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
     """Own ``path`` alone."""
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as lock:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "lock").open("w")
+    except OSError as error:
+        raise EmbeddedUnavailable(f"{path} cannot be written to ({error.strerror})") from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -202,8 +276,27 @@ def _service(settings: Settings, name: str) -> Process:
     return Process(
         [sys.executable, "-m", "dispatcher", name],
         log=settings.data_dir / "logs" / f"{name}.log",
-        env={**os.environ, **settings.environment(), PARENT_VARIABLE: str(os.getpid())},
+        env=_child_environment(settings),
     )
+
+
+def _child_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of a process that has these settings, whatever the folder has."""
+    nothing = settings.data_dir / "nothing.toml"
+    nothing.touch()
+    inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
+    return {
+        **inherited,
+        **settings.environment(),
+        CONFIG_VARIABLE: str(nothing),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+
+
+def _is_setting(variable: str) -> bool:
+    """Whether a variable says a setting, or a part of one that would be merged with the whole."""
+    name = variable.lower().removeprefix(PREFIX.lower())
+    return name != variable.lower() and ("__" in name or name in Settings.model_fields)
 
 
 def _prepare(settings: Settings) -> None:
@@ -239,14 +332,24 @@ def _running(processes: Sequence[Process]) -> Iterator[Event]:
 
 
 @contextmanager
-def _supervised(processes: Sequence[Process], stopped: Event) -> Iterator[None]:
-    """Start again what ends by itself: a Celery worker does when it loses its broker."""
+def _supervised(
+    processes: Sequence[Process], stopped: Event, tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Start again what ends by itself: a Celery worker does when it loses its broker.
+
+    What ends again and again, as with an option that its channel refuses, is told once a minute.
+    """
     leaving = Event()
+    told_at: dict[Process, float] = {}
 
     def watch() -> None:
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
                 if not process.alive and not leaving.is_set() and not stopped.is_set():
+                    now = time.monotonic()
+                    if now - told_at.get(process, -math.inf) >= _TELL_AGAIN_SECONDS:
+                        told_at[process] = now
+                        tell(f"a process ended and is started again: {process.last_words()}")
                     with suppress(EmbeddedUnavailable):
                         process.start()
 

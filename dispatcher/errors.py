@@ -350,3 +350,9 @@ class PerhapsSent(DeliveryError):
     same message id, with ``"hold"`` the message waits for a person. Not for what certainly did not
     arrive: that is a TemporaryFailure.
     """
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, for a sentence: "an int", "a str"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

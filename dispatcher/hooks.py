@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -25,37 +25,44 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
 _LAST_WORDS_SECONDS = 2.0
 _AT_ONCE = 500
-_NAMES = {
-    Status.SCHEDULED: "on_retry",
-    Status.SENDING: "on_retry",  # it is being tried again already
-    Status.SENT: "on_sent",
-    Status.FAILED: "on_failed",
-    Status.EXPIRED: "on_expired",
-    Status.CANCELLED: "on_cancelled",
-    Status.HELD: "on_held",
+_AT_HAND = {
+    Transition.SCHEDULED: "on_scheduled",
+    Transition.RESCHEDULED: "on_rescheduled",
+    Transition.RESLOTTED: "on_reslotted",
 }
-_ACCEPTED = "on_scheduled"
-KNOWN = (_ACCEPTED, *dict.fromkeys(_NAMES.values()))
-_AGAIN = frozenset({Status.SCHEDULED, Status.SENDING})
-_STATUSES = {
-    Transition.SENT: frozenset({Status.SENT}),
-    Transition.FAILED: frozenset({Status.FAILED}),
-    Transition.EXPIRED: frozenset({Status.EXPIRED}),
-    Transition.CANCELLED: frozenset({Status.CANCELLED}),
-    Transition.HELD: frozenset({Status.HELD}),
-    Transition.RETRIED: _AGAIN,
-    Transition.RELEASED: _AGAIN,
-    Transition.RESCUED: _AGAIN,
+"""Told with the message that the statement returned: nothing is read."""
+_RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
+_NAMES: dict[Transition, dict[Status, str]] = {
+    Transition.SENT: {Status.SENT: "on_sent"},
+    Transition.RETRIED: _RETRY,
+    Transition.RELEASED: _RETRY,
+    Transition.RESCUED: _RETRY,
+    Transition.SNOOZED: dict.fromkeys(_RETRY, "on_snoozed"),
+    Transition.FAILED: {Status.FAILED: "on_failed"},
+    Transition.EXPIRED: {Status.EXPIRED: "on_expired"},
+    Transition.CANCELLED: {Status.CANCELLED: "on_cancelled"},
+    Transition.HELD: {Status.HELD: "on_held"},
 }
-"""How a message stands after a transition, if nothing has come of it since. Of others none hear."""
+"""How a message stands after a transition, if nothing has come of it since, and who is told then.
+
+What is to be tried again may be on its way already.
+"""
+KNOWN = tuple(
+    dict.fromkeys(
+        [*_AT_HAND.values(), *(name for each in _NAMES.values() for name in each.values())]
+    )
+)
 
 Read = Callable[[Sequence[UUID]], Iterable[Message]]
 
 
 class _Event(NamedTuple):
+    """Something to tell: of ``message`` by ``name``, or else of what is read, by its status."""
+
     message_id: UUID
-    accepted: Message | None
-    statuses: frozenset[Status]
+    name: str
+    message: Message | None
+    names: Mapping[Status, str]
 
 
 class Hooks:
@@ -69,6 +76,11 @@ class Hooks:
         self._calls = {
             name: getattr(target, name) for name in KNOWN if callable(getattr(target, name, None))
         }
+        self._asked = {each for each, name in _AT_HAND.items() if name in self._calls} | {
+            each
+            for each, names in _NAMES.items()
+            if not self._calls.keys().isdisjoint(names.values())
+        }
         self._waiting: deque[_Event] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -76,12 +88,17 @@ class Hooks:
         self._dropped = self._in_hand = 0
 
     def told(self, transition: Transition, message_id: UUID, message: Message | None) -> None:
-        """Tell of a transition that is committed, if the message still stands as it left it."""
-        statuses = _STATUSES.get(transition, frozenset())
-        if transition is Transition.SCHEDULED and _ACCEPTED in self._calls:
-            self._add(_Event(message_id, message, statuses))
-        elif any(_NAMES[each] in self._calls for each in statuses):
-            self._add(_Event(message_id, None, statuses))
+        """Tell of a transition that is committed, if the message still stands as it left it.
+
+        Of what is accepted or moved in any case: ``message`` is how the transition left it.
+        """
+        if transition not in self._asked:
+            return
+        name = _AT_HAND.get(transition)
+        if name is None:
+            self._add(_Event(message_id, "", None, _NAMES[transition]))
+        elif message is not None:
+            self._add(_Event(message_id, name, message, {}))
 
     def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
         """Tell what waits, for so many seconds at most."""
@@ -126,19 +143,16 @@ class Hooks:
                 log.error("hooks: not told, %s", type(error).__name__)  # noqa: TRY400 - same
 
     def _tell(self, some: Sequence[_Event]) -> None:
-        asked = [each.message_id for each in some if each.accepted is None]
+        asked = [each.message_id for each in some if each.message is None]
         try:
             found = {each.id: each for each in self._read(asked)} if asked else {}
         except StoreUnavailable as error:
             log.warning("hooks: %d messages are told of by nobody: %s", len(asked), error)
             found = {}
         for event in some:
-            if event.accepted is not None:
-                self._call(_ACCEPTED, event.accepted)
-            elif event.message_id in found:
-                message = found[event.message_id]
-                if message.status in event.statuses:
-                    self._call(_NAMES[message.status], message)
+            message = event.message or found.get(event.message_id)
+            if message is not None:
+                self._call(event.name or event.names.get(message.status, ""), message)
             self._in_hand -= 1
 
     def _call(self, name: str, message: Message) -> None:

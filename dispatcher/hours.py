@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Self
 
 from dispatcher import zones
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, kind_of
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR, _DAY = 60, 24 * 60
@@ -57,7 +57,7 @@ class Hours:
         not after its start goes on over midnight. Raises InvalidValue, naming ``field``.
         """
         if not isinstance(text, str):
-            raise InvalidValue(field, f"a {type(text).__name__}", _ACCEPTED)
+            raise InvalidValue(field, kind_of(text), _ACCEPTED)
         items = text.split(";")
         if len(items) > _MOST_ITEMS:
             raise InvalidValue(field, f"{len(items)} items", f"at most {_MOST_ITEMS}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery import Celery
 from kombu import Exchange, Queue
 
 from dispatcher.broker import AppFacts, facts_of
 from dispatcher.celery_app import TASKS_MODULE, beat_schedule, queues, remember, settings_of
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, kind_of
 from dispatcher.settings import Settings
 
 
@@ -28,6 +29,8 @@ def install(app: Celery, settings: Settings | None = None) -> None:
     dispatcher cannot both hold: another broker, no JSON, a visibility timeout of less than twice
     the horizon, a queue or an entry of the beat schedule that has a name of ours.
     """
+    if not isinstance(app, Celery):
+        raise InvalidSettings("app", kind_of(app), "a Celery app")
     settings = settings if settings is not None else Settings.load()
     _add(app, settings)
     remember(app, settings)
@@ -43,7 +46,7 @@ def _add(app: Celery, settings: Settings) -> None:
     conf: Any = app.conf
     added: dict[str, Any] = {}
     if conf.broker_url or conf.broker_read_url or conf.broker_write_url:
-        _check(facts_of(app, broker_url=settings.broker_url, queue=settings.queue), settings)
+        _check(_facts(app, settings), settings)
     else:
         added["broker_url"] = settings.broker_url
         _check_visibility(conf.broker_transport_options.get("visibility_timeout"), settings)
@@ -58,15 +61,30 @@ def _add(app: Celery, settings: Settings) -> None:
     vars(app).pop("amqp", None)  # what was made of the options before
 
 
+def _facts(app: Celery, settings: Settings) -> AppFacts:
+    try:
+        return facts_of(app, broker_url=settings.broker_url, queue=settings.queue)
+    except Exception as error:
+        problem = f"cannot be read, or that of the app ({type(error).__name__})"
+        raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
+
+
 def _check(facts: AppFacts, settings: Settings) -> None:
     if not facts.has_our_broker:
         raise InvalidSettings(
             "broker_url",
-            "is not the broker of the Celery app",
-            "the one that the app's workers listen to",
+            f"{_shown(settings.broker_url)} is not the broker of the Celery app",
+            "the one that the app's workers listen to: set broker_url in dispatcher.toml, or "
+            "DISPATCHER_BROKER_URL, to that of the app",
         )
     if facts.redelivery is not None:
         _check_visibility(facts.redelivery.total_seconds(), settings)
+
+
+def _shown(url: str) -> str:
+    """Return the address without what may be secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _check_visibility(seconds: float | None, settings: Settings) -> None:

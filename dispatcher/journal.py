@@ -64,6 +64,9 @@ class Transition(StrEnum):
     RESCUED = "rescued"
     """Taken back from a worker that died or froze."""
     RESCHEDULED = "rescheduled"
+    """Given another time by who asked for it."""
+    RESLOTTED = "reslotted"
+    """Overdue after an outage, and booked again by a sweep."""
 
 
 _LEVELS = {

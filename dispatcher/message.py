@@ -16,7 +16,7 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded
+from dispatcher.errors import DispatcherError, InvalidDraft, QuotaExceeded, kind_of
 
 Body = Mapping[str, Any]
 OnConflict = Literal["reject", "shift"]
@@ -25,6 +25,7 @@ OnUnknown = Literal["retry", "hold"]
 MAX_RECIPIENT = 255
 MAX_ZONE = 63
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_decode = json.JSONDecoder().decode
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -151,7 +152,10 @@ class Message:
     done after a try whose outcome nobody knows. With ``expire_after`` a reschedule moves
     ``expires_at`` along. ``asked_at`` is the time that was asked for, where a shift or a catch-up
     made ``send_at`` another one, else None. ``trace`` is the W3C traceparent of the span that
-    submitted it, None where nobody traced.
+    submitted it, None where nobody traced. ``enqueued_at`` is when Celery was given it last, None
+    before the first time and while it is to be given it again because that failed: with its submit,
+    where it was near then (by the submitter's clock, like ``created_at``), else by the database's
+    clock. It is written before Celery is asked: who dies in between has not given it.
     """
 
     id: UUID
@@ -176,6 +180,7 @@ class Message:
     expire_after: timedelta | None = None
     asked_at: datetime | None = None
     trace: str | None = None
+    enqueued_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +215,7 @@ def check_text(name: str, value: object, *, longest: int = MAX_RECIPIENT) -> str
     """
     accepted = f"1 to {longest} printable characters without white space at the ends"
     if not isinstance(value, str):
-        raise InvalidDraft(name, f"a {type(value).__name__}", accepted)
+        raise InvalidDraft(name, kind_of(value), accepted)
     if not 1 <= len(value) <= longest:
         raise InvalidDraft(name, f"{len(value)} characters", accepted)
     if value.isascii() and value.isprintable() and " " not in (value[0], value[-1]):
@@ -235,7 +240,7 @@ def check_body(
     """
     accepted = f"a JSON object of at most {max_bytes} bytes and {max_depth} levels"
     if not isinstance(body, Mapping):
-        raise InvalidDraft(field, f"a {type(body).__name__}", accepted)
+        raise InvalidDraft(field, kind_of(body), accepted)
     flat = _flat_json(body) if max_depth else None
     if flat is not None:
         clean, text = dict(body), flat
@@ -280,12 +285,17 @@ def dump_json(value: object) -> str:
     return _encode(value)
 
 
+def load_json(text: str | bytes) -> Any:
+    """Read JSON in UTF-8."""
+    return _decode(text if isinstance(text, str) else text.decode())
+
+
 def storable_text(value: object, *, longest: int = 500) -> str:
     """Return ``value`` as text that every database takes, cut to ``longest`` characters."""
     try:
         text = str(value)
     except Exception:  # noqa: BLE001 - the code of a transport's error may do anything
-        text = f"a {type(value).__name__} that cannot be written"
+        text = f"{kind_of(value)} that cannot be written"
     text = text[:longest].encode("utf-8", "replace").decode()
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
@@ -311,7 +321,7 @@ class _Cleaner:
                 raise InvalidDraft(path, f"the number {value}", self._accepted)
             return value
         if not isinstance(value, Mapping | list | tuple):
-            problem = f"a {type(value).__name__}, which JSON does not know"
+            problem = f"{kind_of(value)}, which JSON does not know"
             raise InvalidDraft(path, problem, self._accepted)
         if depth == 0:
             raise InvalidDraft(self._field, "too many levels", self._accepted)

@@ -31,17 +31,17 @@ _IN_ZONE = re.compile(r"(.*?)\s+in(?:\s+(.*?))?\s*", re.ASCII)
 _LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*?)s?\s*", re.ASCII)
 
 
-def parse_length(text: str) -> timedelta:
+def parse_length(text: str, field: str = "length") -> timedelta:
     """Read ``"90"`` (seconds), ``"30 days"`` or ``"1.5 hours"``. Raises InvalidValue."""
     match = _LENGTH.fullmatch(text)
     unit_ms = UNIT_MS.get(match[2] or "second") if match else None
     if match is None or unit_ms is None:
         accepted = f"seconds, or a number and one of {', '.join(UNIT_MS)}"
-        raise InvalidValue("length", f"cannot read {text!r}", accepted)
+        raise InvalidValue(field, f"cannot read {text!r}", accepted)
     try:
         return timedelta(milliseconds=float(match[1]) * unit_ms)
     except OverflowError:
-        raise InvalidValue("length", f"{text!r} is too long", "less than 2 million years") from None
+        raise InvalidValue(field, f"{text!r} is too long", "less than 2 million years") from None
 
 
 def read_count(text: str) -> tuple[int, int, str] | None:

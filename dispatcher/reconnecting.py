@@ -48,6 +48,14 @@ class Consumer(consumer.Consumer):
             channel.do_restore = False
         super().on_connection_error_after_connected(error)
 
+    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Acknowledge a task in a moment, unless the line that it came over is closed by then.
+
+        kombu would try it over Redis, and what comes of that ends the worker.
+        """
+        given = partial(_if_open, p)
+        return super().call_soon_ack(given, *args, **kwargs)  # type: ignore[misc]  # not in its stubs
+
     def on_close(self) -> None:
         """Forget what came over the line that broke."""
         waiting = state.scheduled_requests  # type: ignore[attr-defined]  # newer than its stubs
@@ -86,6 +94,12 @@ class Scheduler(beat.Scheduler):
 def _knocking_soon(connection: Any) -> Any:
     connection.ensure_connection = partial(connection.ensure_connection, **_KNOCKS)
     return connection
+
+
+def _if_open(acknowledge: Any, *args: Any, **kwargs: Any) -> None:
+    channel = acknowledge.__self__.channel  # of a message of kombu's
+    if channel is None or channel.connection is not None:
+        acknowledge(*args, **kwargs)
 
 
 def _message_ids(request: Any) -> list[UUID]:

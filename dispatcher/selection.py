@@ -8,7 +8,7 @@ from typing import Self, TypedDict
 from uuid import UUID
 
 from dispatcher import sendtime
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, kind_of
 from dispatcher.message import Message, Status, check_text
 
 
@@ -59,7 +59,7 @@ class Selection:
                 check_text(name, text)
         overdue = wanted.get("overdue", False)
         if not isinstance(overdue, bool):
-            raise InvalidDraft("overdue", f"a {type(overdue).__name__}", "True or False")
+            raise InvalidDraft("overdue", kind_of(overdue), "True or False")
         chosen = cls(
             status=None if status is None else read_status(status),
             from_at=_instant("from_at", wanted.get("from_at"), zone),

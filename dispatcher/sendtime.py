@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from dateutil import parser, tz
 
 from dispatcher import zones
-from dispatcher.errors import InvalidSendTime, InvalidValue
+from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of
 
 ACCEPTED = (
     "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
@@ -60,7 +60,7 @@ def parse(
 def after(length: timedelta, *, now: datetime, field: str = "send_in") -> datetime:
     """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
     if not isinstance(length, timedelta):
-        raise InvalidSendTime(field, f"a {type(length).__name__}", "a timedelta of 0 or more")
+        raise InvalidSendTime(field, kind_of(length), "a timedelta of 0 or more")
     if length < timedelta(0):
         raise InvalidSendTime(field, f"{length} lies in the past", "a timedelta of 0 or more")
     try:
@@ -76,7 +76,7 @@ def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
     """
     accepted = "a timedelta of more than 0"
     if not isinstance(length, timedelta):
-        raise InvalidSendTime("expire_after", f"a {type(length).__name__}", accepted)
+        raise InvalidSendTime("expire_after", kind_of(length), accepted)
     if length <= timedelta(0):
         raise InvalidSendTime("expire_after", f"{length}", accepted)
     try:
@@ -132,7 +132,7 @@ def _read(value: datetime | str, field: str) -> datetime:
     if isinstance(value, datetime):
         return value
     if not isinstance(value, str):
-        raise InvalidSendTime(field, f"a {type(value).__name__}", ACCEPTED)
+        raise InvalidSendTime(field, kind_of(value), ACCEPTED)
     text = value.strip()
     if not _ISO_WITH_TIME.fullmatch(text):
         raise InvalidSendTime(field, f"cannot read {value[:40]!r}", ACCEPTED)

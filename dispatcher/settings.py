@@ -29,13 +29,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from dispatcher import scope, zones
+from dispatcher import misread, scope, zones
 from dispatcher.channel import AnyQuota, CatchUp, Channel, Kind, Length, Quotas
 from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import Limit, Quota
 
 PREFIX = "DISPATCHER_"
-_CONFIG = f"{PREFIX}CONFIG"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
@@ -86,9 +86,9 @@ class Settings(BaseSettings):
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object that is told what becomes of messages:
-    ``on_scheduled``, ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``,
-    ``on_cancelled``, each called with the message, at most once, after the commit. Empty: nobody
-    is told."""
+    ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_snoozed``, ``on_sent``,
+    ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each called with the
+    message, at most once, after the commit. Empty: nobody is told."""
     status_channel: str = ""
     """Channel that tells ``status_url``s what becomes of messages: a ``webhook`` with ``payload =
     "body"`` and no ``url``. Empty: nobody may ask for it."""
@@ -165,7 +165,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:
-        """Read environment and file; ``overrides`` win. Raises InvalidSettings."""
+        """Read environment and file; ``overrides`` win. Raises InvalidSettings.
+
+        So does a variable of the environment that is almost one of ours.
+        """
+        wrong = misread.misspelt(os.environ, PREFIX, cls.model_fields)
+        if wrong is not None:
+            raise InvalidSettings(*wrong)
         try:
             return cls(**overrides)
         except SettingsError as error:
@@ -173,13 +179,16 @@ class Settings(BaseSettings):
             field = named[1] if named else "settings"
             raise InvalidSettings(field, "cannot be read", "text, or JSON for a list") from None
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
+            errors = error.errors(include_input=False, include_url=False)
+            first = errors[0]
             field = ".".join(str(part) for part in first["loc"]) or "settings"
             cause = first.get("ctx", {}).get("error")
             if isinstance(cause, InvalidValue):
                 at = field if first["loc"] else cause.field
                 raise InvalidSettings(at, cause.problem, cause.accepted) from None
-            raise InvalidSettings(field, first["msg"], "see dispatcher/settings.py") from None
+            tables = {"channels": Channel.model_fields, "scopes": Kind.model_fields}
+            said = misread.first_of(errors, {"": cls.model_fields} | tables)
+            raise InvalidSettings(*said) from None
 
     @classmethod
     def settings_customise_sources(
@@ -192,10 +201,10 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: arguments, environment, file."""
         del dotenv_settings, file_secret_settings
-        named = os.environ.get(_CONFIG)
+        named = os.environ.get(CONFIG_VARIABLE)
         path = Path(named or "dispatcher.toml")
         if named and not path.is_file():
-            raise InvalidSettings(_CONFIG, f"there is no file {named}", "a TOML file")
+            raise InvalidSettings(CONFIG_VARIABLE, f"there is no file {named}", "a TOML file")
         try:
             file = TomlConfigSettingsSource(settings_cls, path)
         except (ValueError, OSError) as error:

@@ -290,13 +290,16 @@ class Sweep:
             settled = self._give_up(found, holding)
             holding |= settled.holding
             left = settled.under_way | (being_moved & holding.keys())
+            stored = {message_id: Stored(*kept) for message_id, kept in holding.items()}
+            some = [each for each in found if each.message_id not in left]
+            # Asked for while all have the ages they were found with: if this process dies now, what
+            # it puts down stays, and is to be found by the next sweep.
+            beside = self._beside_holds(some, stored)
             some = [
                 each._replace(before_ms=_EVER) if each.message_id in settled.void else each
-                for each in found
-                if each.message_id not in left
+                for each in some
             ]
-            stored = {message_id: Stored(*kept) for message_id, kept in holding.items()}
-            corrected += self._windows.confirm([*some, *self._beside_holds(some, stored)], stored)
+            corrected += self._windows.confirm([*some, *beside], stored)
             confirmed = sum(each.message_id in holding for each in some)
             known, unknown = known + confirmed, unknown + len(some) - confirmed
             if len(found) < _BATCH:

@@ -13,6 +13,7 @@ import redis
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.store import Database, migrate
+from tests.support.compiled import compile_once
 from tests.support.far import FarDatabase
 from tests.support.figures import pytest_terminal_summary, report
 from tests.support.mariadb import MariaDBServer
@@ -109,6 +110,11 @@ def mariadb() -> Iterator[MariaDBServer]:
 def mariadb_name(mariadb: MariaDBServer) -> str:
     """Name a migrated database with nothing in it; one is emptied faster than another is made."""
     return mariadb.migrated(_migrate)
+
+
+def pytest_configure() -> None:
+    """Compile the store's statements once."""
+    compile_once()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

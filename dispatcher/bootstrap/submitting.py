@@ -130,6 +130,7 @@ class Submitting(Servers):
             messages=self.messages,
             handover=self.handover,
             check=self.checks,
+            fill=self.templates.fill,
             journal=self.journal,
         )
 

@@ -16,6 +16,7 @@ from dispatcher.cli import (
     export,
     messages,
     services,
+    show,
     status,
     suppressing,
     timeline,
@@ -40,8 +41,17 @@ demo.register(app)
 
 _PANELS = {
     "Submit": ("submit", "import", "next-slot"),
-    "Look": ("status", "top", "list", "show", "held", "timeline", "export"),
-    "Change": ("cancel", "reschedule", "update", "retry", "release", "drop"),
+    "Look": ("status", "top", "list", "show", "held", "timeline", "export", "suppressed", "doctor"),
+    "Change": (
+        "cancel",
+        "reschedule",
+        "update",
+        "retry",
+        "release",
+        "drop",
+        "suppress",
+        "unsuppress",
+    ),
 }
 
 
@@ -57,9 +67,12 @@ for _group in app.registered_groups:
 
 
 def main() -> None:
-    """Run the command line; errors are one sentence on standard error."""
+    """Run the command line; errors are one sentence on standard error, and JSON if asked for."""
+    show.written.clear()
     try:
         app()
     except DispatcherError as error:
+        if "--json" in sys.argv and not show.written:
+            show.as_line(show.error_data(error))
         say_error(str(error))
         sys.exit(exit_code(error))

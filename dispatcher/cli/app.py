@@ -27,6 +27,7 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
 app = typer.Typer(
     name="dispatcher",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     help=(

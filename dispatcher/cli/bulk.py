@@ -71,10 +71,10 @@ def import_file(
     """
     if plan and atomic:
         raise InvalidValue("--atomic", "given with --plan", "one of them")
-    written = _form(file, form)
     with ExitStack() as opened:
-        dispatcher = opened.enter_context(Dispatcher())
         source = opened.enter_context(Source(file))
+        written = _form(file, form)
+        dispatcher = opened.enter_context(Dispatcher())
         to = rejected if rejected is not None or plan else _beside(file)
         refused = opened.enter_context(RefusedRows(to)) if to is not None else None
         limit = _QUOTED * dispatcher.settings.body_max_bytes

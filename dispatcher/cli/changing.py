@@ -91,9 +91,9 @@ def reschedule(
             sendtime.parse(given, zone=zone, fold=fold, field=field)
     if later is not None and (send_at is not None or send_in is not None):
         raise InvalidDraft("later", "given together with another time", "one of them")
-    by = parse_length(later) if later is not None else None
-    after = parse_length(send_in) if send_in is not None else None
-    length = parse_length(expire_after) if expire_after is not None else None
+    by = parse_length(later, "later") if later is not None else None
+    after = parse_length(send_in, "send_in") if send_in is not None else None
+    length = parse_length(expire_after, "expire_after") if expire_after is not None else None
     with Dispatcher() as dispatcher:
 
         def move(message_id: UUID | str) -> Message:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.cli import show
+from dispatcher.cli.app import say_error
 from dispatcher.cli.filters import examples
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
@@ -66,7 +67,12 @@ def demo() -> None:
         ):
             show.out.print("starting Redis, SQLite, one Celery worker and one beat …")
             with (
-                environment(folder, quotas=QUOTAS, channels={"file": {"transport": "file"}}) as to,
+                environment(
+                    folder,
+                    tell=say_error,
+                    quotas=QUOTAS,
+                    channels={"file": {"transport": "file"}},
+                ) as to,
                 Dispatcher(to) as dispatcher,
             ):
                 play = _Play(dispatcher, stopped)

@@ -35,8 +35,9 @@ def doctor(
         typer.Option("--app", "-A", help="A Celery app of yours, as celery -A names it."),
     ] = None,
 ) -> None:
-    """Examine Redis, the database, the broker, the clocks and what is overdue. Changes nothing.
+    """Examine the servers, the clocks, what is overdue, and what the settings name.
 
+    Changes nothing and sends nothing; mail servers are asked whether they take the log-in.
     Exit code 1 if something is wrong, with a remedy for each finding.
     """
     theirs = load_app(app) if app else None

@@ -119,7 +119,7 @@ def submit(
             template=template,
             data=None if data is None else _json_object("data", data),
             send_at=send_at,
-            send_in=parse_length(send_in) if send_in is not None else None,
+            send_in=parse_length(send_in, "send_in") if send_in is not None else None,
             zone=zone,
             fold=fold,
             scope=scope,
@@ -131,18 +131,30 @@ def submit(
             quiet_hours=quiet_hours,
             send_window=send_window,
             on_unknown=on_unknown,
-            expire_after=parse_length(expire_after) if expire_after is not None else None,
+            expire_after=parse_length(expire_after, "expire_after")
+            if expire_after is not None
+            else None,
             status_url=status_url,
         )
     _say(message, as_json=as_json)
 
 
 def update(
-    message_id: MessageId, text: Text = None, body: BodyText = None, as_json: AsJson = False
+    message_id: MessageId,
+    text: Text = None,
+    body: BodyText = None,
+    template: TemplateName = None,
+    data: DataText = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Give a scheduled message another body."""
+    """Give a scheduled message another body, or that of a template, rendered now."""
     with Dispatcher() as dispatcher:
-        message = dispatcher.update(message_id, body=_body(text, body))
+        message = dispatcher.update(
+            message_id,
+            body=_body(text, body) if template is None or text or body else None,
+            template=template,
+            data=None if data is None else _json_object("data", data),
+        )
     _say(message, as_json=as_json)
 
 
@@ -179,14 +191,15 @@ def list_messages(
 
 
 def held(
-    at_most: Annotated[int, typer.Option(help="How many, oldest first.")] = 50,
-    as_json: AsJson = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
     """List messages that are held, oldest first: nobody knows whether they were sent."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.held(at_most=at_most)
+        found = dispatcher.held(at_most=limit)
     if as_json:
-        show.as_json([show.message_data(message) for message in found])
+        for message in found:
+            show.as_line(show.message_data(message))
     elif found:
         show.out.print(show.held_table(found))
     else:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from dispatcher.errors import InvalidDraft, InvalidValue
+from dispatcher.errors import InvalidDraft, InvalidValue, kind_of
 from dispatcher.message import Draft
 from dispatcher.quota import parse_length
 
@@ -114,7 +114,7 @@ def _read_jsonl(lines: Iterable[str], channel: str | None) -> Iterator[Row | Bad
         row: Any = text.rstrip("\r\n")
         try:
             row = _unwrapped(_json_line(text))
-            _require(isinstance(row, dict), "row", f"a {type(row).__name__}", "a JSON object")
+            _require(isinstance(row, dict), "row", kind_of(row), "a JSON object")
         except InvalidDraft as error:
             yield BadRow(line, row, error)
             continue
@@ -166,7 +166,7 @@ def _read_body(values: dict[str, Any]) -> None:
             values[name] = _from_json(name, values[name])
     if _TEXT in values:
         text = values.pop(_TEXT)
-        _require(isinstance(text, str), _TEXT, f"a {type(text).__name__}", "text")
+        _require(isinstance(text, str), _TEXT, kind_of(text), "text")
         values["body"] = {_TEXT: text}
 
 

@@ -12,17 +12,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from celery.signals import worker_ready
 
 from dispatcher.bootstrap import Parts
+from dispatcher.broker import check_url
 from dispatcher.cli import show
+from dispatcher.cli.app import say_error
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.filters import examples
 from dispatcher.cli.logs import write_logs
-from dispatcher.settings import PARENT_VARIABLE, PREFIX, Settings
+from dispatcher.settings import PARENT_VARIABLE, PREFIX, Settings, embedded_addresses
 from dispatcher.store import migrate as migrate_store
 
 _PARENT_SECONDS = 0.5
@@ -50,8 +52,8 @@ def up() -> None:
     """
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
-    settings = Settings.load()
-    with until_stopped() as stopped, environment(settings.data_dir) as running:
+    given = _without_addresses(Settings.load())
+    with until_stopped() as stopped, environment(**given, tell=say_error) as running:
         show.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
         show.out.print(
             "try, from a second shell here: "
@@ -61,6 +63,15 @@ def up() -> None:
         )
         stopped.wait()
         show.out.print("stopping …")
+
+
+def _without_addresses(settings: Settings) -> dict[str, Any]:
+    """Return what an embedded environment with these settings is given."""
+    given = settings.model_dump()
+    folder = given.pop("data_dir")
+    return {"path": folder} | {
+        name: each for name, each in given.items() if name not in embedded_addresses(folder)
+    }
 
 
 def worker(
@@ -82,6 +93,7 @@ def worker(
     if metrics_port is not None:
         os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the parts that tasks build
     settings = Settings.load()
+    check_url(settings.broker_url)
     if settings.metrics_port is not None:
         context.with_resource(_counting_together())
     parts = Parts(settings)
@@ -101,7 +113,9 @@ def worker(
 
 def beat(context: typer.Context) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
-    write_logs(Settings.load().log_format)
+    settings = Settings.load()
+    check_url(settings.broker_url)
+    write_logs(settings.log_format)
     _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 

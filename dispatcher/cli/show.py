@@ -6,14 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dispatcher.errors import DispatcherError
 from dispatcher.message import Attempt, Message, Status
+from dispatcher.zones import rules
 
 _STYLES = {
     Status.SCHEDULED: "cyan",
@@ -37,20 +39,56 @@ def _width() -> int | None:
 out = Console(highlight=False, width=_width())
 
 
+written: list[str] = []
+"""What was written as JSON by this run of a command: nothing, or the beginning of it."""
+
+
 def as_json(value: Any) -> None:
     """Write one JSON value to standard output."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))  # noqa: T201 - it is the output
+    _write(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def as_line(value: Any) -> None:
     """Write one JSON value on a line of its own to standard output."""
-    print(json.dumps(value, ensure_ascii=False))  # noqa: T201 - it is the output
+    _write(json.dumps(value, ensure_ascii=False))
+
+
+def _write(text: str) -> None:
+    if not written:
+        written.append(text[:1])
+    print(text)  # noqa: T201 - it is the output
+
+
+def error_data(error: DispatcherError) -> dict[str, Any]:
+    """Return an error as plain JSON values: its kind, its sentence and what it carries."""
+    carried = {name: _plain(each) for name, each in vars(error).items() if name[0] != "_"}
+    return {"error": type(error).__name__, "text": str(error)} | carried
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def outcome_text(message: Message, *, with_time: bool = False) -> str:
-    """Return what a message is now, in a line."""
+    """Return what a message is now, in a line; its time by the clocks of its zone."""
     text = f"{message.id} is {status_text(message.status)}"
-    return f"{text} for {message.send_at.isoformat()}" if with_time else text
+    if not with_time:
+        return text
+    text += f" for {_local(message.send_at, message)}"
+    asked_at = message.asked_at
+    return text if asked_at is None else f"{text}; asked for was {_local(asked_at, message)}"
+
+
+def _local(instant: datetime, message: Message) -> str:
+    if message.zone is not None:
+        instant = instant.astimezone(rules(message.zone))
+    return instant.isoformat()
 
 
 def message_data(message: Message) -> dict[str, Any]:
@@ -78,6 +116,7 @@ def message_data(message: Message) -> dict[str, Any]:
         "expire_after": message.expire_after.total_seconds() if message.expire_after else None,
         "asked_at": iso(message.asked_at),
         "trace": message.trace,
+        "enqueued_at": iso(message.enqueued_at),
     }
 
 

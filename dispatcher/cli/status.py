@@ -57,8 +57,8 @@ def status(
 
     Takes nothing and changes nothing. With --watch and --json, a line of JSON for each look.
     """
-    length = parse_length(since)
-    interval = parse_length(every)
+    length = parse_length(since, "since")
+    interval = parse_length(every, "every")
     if interval < _LEAST:
         raise InvalidValue("--every", f"{interval}", f"at least {_LEAST.total_seconds()} seconds")
     with Dispatcher() as dispatcher:
@@ -82,7 +82,7 @@ def top(
 ) -> None:
     """Rank the busiest scopes, recipients or channels by what is due, with their fullest quota."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.top(of, by=by, within=parse_length(within), at_most=limit)
+        found = dispatcher.top(of, by=by, within=parse_length(within, "within"), at_most=limit)
     if as_json:
         show.as_json(tops_data(found))
     else:

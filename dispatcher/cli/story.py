@@ -104,12 +104,22 @@ def _events(story: Story) -> list[_Event]:
             events.append(_Event(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
             events.append(_Event(None, "[dim]no place[/]", f"of {each.scope} any more"))
+    enqueued_at = message.enqueued_at
     for number, attempt in enumerate(story.attempts, start=1):
+        if enqueued_at is not None and enqueued_at <= attempt.started_at:
+            events.append(_enqueued(enqueued_at))
+            enqueued_at = None
         events += _of_attempt(number, attempt)
+    if enqueued_at is not None:
+        events.append(_enqueued(enqueued_at))
     last = story.attempts[-1].outcome if story.attempts else None
     if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
         events.append(_Event(message.finished_at, show.status_text(message.status)))
     return events
+
+
+def _enqueued(at: datetime) -> _Event:
+    return _Event(at, "enqueued", "given to Celery")
 
 
 def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:

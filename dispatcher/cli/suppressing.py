@@ -76,14 +76,15 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
 
 def suppressed(
     recipient: Annotated[str | None, typer.Argument(metavar="RECIPIENT")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    as_json: AsJson = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
     """List who gets nothing, or what holds for one recipient."""
     with Dispatcher() as dispatcher:
         found = list(islice(dispatcher.suppressed(recipient), limit))
     if as_json:
-        show.as_json([_data(each) for each in found])
+        for each in found:
+            show.as_line(_data(each))
         return
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for heading in ("recipient", "channel", "since (UTC)"):

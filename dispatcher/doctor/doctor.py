@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from dispatcher import hooks
 from dispatcher.broker import BrokerFacts, BrokerSurvey
 from dispatcher.clock import Clock
-from dispatcher.doctor import of_broker, of_clocks, of_redis, of_store, of_work
+from dispatcher.doctor import of_broker, of_clocks, of_redis, of_settings, of_store, of_work
 from dispatcher.doctor.finding import Check, Finding, Level
 from dispatcher.doctor.of_store import StoreFacts
-from dispatcher.errors import StoreUnavailable, Unavailable
+from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.reservation import RedisFacts, RedisSurvey
 from dispatcher.settings import Settings
 from dispatcher.store import Late, StoreSurvey
+from dispatcher.templating import Templates
+from dispatcher.transports import probe_all
 
 F = TypeVar("F")
 
 _REMEDY_OF_SILENCE = {
     "redis": "start Redis, or correct redis_url",
     "store": "start the database, or correct database_url",
-    "broker": "start the broker, or correct broker_url",
+    "broker": "start the broker, correct broker_url, or install the module that is missing",
     "app": "correct the options of the Celery app",
 }
 _SWEEPS = 3
@@ -69,12 +72,14 @@ class Doctor:
         redis: RedisSurvey,
         store: StoreSurvey,
         broker: BrokerSurvey,
+        templates: Templates,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._redis = redis
         self._store = store
         self._broker = broker
+        self._templates = templates
 
     def examine(self) -> Examined:
         """Run every check."""
@@ -86,6 +91,7 @@ class Doctor:
             *self._of_broker(redis),
             *self._of_clocks(redis, store),
             *self._of_work(redis, store),
+            *self._of_settings(),
         ]
         return Examined(tuple(found))
 
@@ -134,6 +140,11 @@ class Doctor:
         def overdue() -> Late:
             return ask.overdue(older_than=given.enqueue_grace + patience, grace=given.enqueue_grace)
 
+        def untold() -> of_work.UntoldFacts:
+            # Without a channel none of them will be told, however young it is.
+            older_than = patience if given.status_channel else timedelta(0)
+            return of_work.UntoldFacts(ask.untold(older_than=older_than), given.status_channel)
+
         def orphans() -> int:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
@@ -150,7 +161,24 @@ class Doctor:
                 of_work.channels,
                 _asked(lambda: ask.strange_channels(given.channels), after=store),
             ),
+            _judged(of_work.untold, _asked(untold, after=store)),
         ]
+
+    def _of_settings(self) -> list[Finding]:
+        return [
+            _judged(of_settings.servers, probe_all(self._settings)),
+            _judged(of_settings.hooks, self._hooks()),
+            _judged(of_settings.templates, self._templates.judged()),
+        ]
+
+    def _hooks(self) -> of_settings.HooksFacts:
+        setting = self._settings.hooks
+        try:
+            if setting:
+                hooks.find(setting)
+        except InvalidSettings as error:
+            return of_settings.HooksFacts(setting, error)
+        return of_settings.HooksFacts(setting, None)
 
     def _store_facts(self) -> StoreFacts:
         standing = self._store.standing()

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import NamedTuple
 
 from dispatcher.doctor.finding import Verdict, check, ok, warning
 from dispatcher.store import Late
+
+
+class UntoldFacts(NamedTuple):
+    """Messages of which somebody is yet to be told, and the setting ``status_channel``."""
+
+    late: Late
+    status_channel: str
 
 
 @check("work.sweep")
@@ -69,6 +77,25 @@ def channels(strange: Mapping[str, int]) -> Verdict:
         f"scheduled messages of channels that the settings do not know: {named}. Workers put them "
         "back again and again",
         "add the channels to the settings of every worker, or cancel the messages",
+    )
+
+
+@check("work.untold")
+def untold(facts: UntoldFacts) -> Verdict:
+    """Tell of messages whose ``status_url`` nobody tells."""
+    late, channel = facts
+    if not late.many:
+        return ok("every status_url has been told, or is about to be")
+    waits = f"{_messages(late)} to be told of at a status_url, the first one for"
+    if not channel:
+        return warning(
+            f"{waits} {_rounded(late.longest)}, and there is no status_channel: nobody tells, and "
+            "they are kept for ever",
+            "set status_channel for beat and workers to a webhook channel with payload = 'body'",
+        )
+    return warning(
+        f"{waits} {_rounded(late.longest)}: nobody makes their status messages",
+        "see work.sweep: the same beat starts `tell`, where its settings have the status_channel",
     )
 
 

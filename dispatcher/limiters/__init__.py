@@ -15,6 +15,7 @@ A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIM
 ``Fills`` tell how full they are.
 """
 
+from dispatcher.errors import LimitersUnavailable, LimitReached
 from dispatcher.limiters.async_limiter import AsyncLimiter
 from dispatcher.limiters.binding import Algorithm, Limits
 from dispatcher.limiters.concurrency import Concurrency
@@ -52,7 +53,9 @@ __all__ = [
     "FixedWindow",
     "InHand",
     "LimitFill",
+    "LimitReached",
     "Limiter",
+    "LimitersUnavailable",
     "Limits",
     "LogLimit",
     "Permit",

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from redis.crc import key_slot
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, kind_of
 from dispatcher.limiters.base import Part
 from dispatcher.redis_keys import LimiterKeys
 
@@ -114,7 +114,7 @@ class Addresses:
 def _check_key(key: str) -> None:
     accepted = f"a text of 1 to {_LONGEST} bytes in UTF-8"
     if not isinstance(key, str):
-        raise InvalidValue("key", f"a {type(key).__name__}", accepted)
+        raise InvalidValue("key", kind_of(key), accepted)
     # A letter has four bytes at most: short keys need not be encoded to be judged.
     if not key or (len(key) > _LONGEST // 4 and len(key.encode(errors="replace")) > _LONGEST):
         raise InvalidValue("key", f"{len(key)} letters", accepted)

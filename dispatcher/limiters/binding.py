@@ -12,12 +12,12 @@ import redis
 import redis.asyncio
 
 from dispatcher.clock import Clock, SystemClock
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, kind_of
 from dispatcher.limiters.asking import Asking, OnFault
 from dispatcher.limiters.async_limiter import AsyncClient, AsyncLimiter
 from dispatcher.limiters.base import Part
-from dispatcher.limiters.direct import Client
 from dispatcher.limiters.limiter import Limiter
+from dispatcher.redis_direct import Client
 
 _ACCEPTED = "a client of redis or redis.asyncio, also RedisCluster"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
@@ -77,7 +77,7 @@ class Bindable(ABC):
         key, but a call that redis-py repeats takes its permits again.
         """
         if not isinstance(client, Client | AsyncClient) or isinstance(client, _PIPELINES):
-            raise InvalidValue("client", f"a {type(client).__name__}", _ACCEPTED)
+            raise InvalidValue("client", kind_of(client), _ACCEPTED)
         asking = Asking(
             self.parts,
             prefix=prefix,

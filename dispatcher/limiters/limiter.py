@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 from redis.commands.core import Script
@@ -15,12 +15,13 @@ from redis.commands.core import Script
 from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import calls, holds
+from dispatcher.limiters.acquisitions import Acquisitions
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
 from dispatcher.limiters.base import check_permits, translated
 from dispatcher.limiters.decision import Decision
-from dispatcher.limiters.direct import Acquisitions, Client, Direct
 from dispatcher.limiters.groups import Request, acquire_each
+from dispatcher.redis_direct import Client, Direct
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -199,7 +200,8 @@ class Limiter:
     def _at_once(self, keys: Keys, n: int, permit: str, *, new: bool) -> Decision | None:
         """Take permits for one key by one packed command; None: it must be done by steps.
 
-        A command that was sent may have taken them: steps take them under the same id.
+        A command that was sent may have taken them: it is repeated under the same id, which is
+        not new any more.
         """
         asking = self._asking
         if not (isinstance(keys, str) and keys.isascii() and permit.isascii()):
@@ -208,9 +210,10 @@ class Limiter:
             return None
         check_permits(n, "n", asking.most)
         command = self._acquisitions.command(keys, n, permit, new=new)
+        again = partial(self._acquisitions.command, keys, n, permit, new=False)
         try:
             with translated():
-                reply = self._direct.call(command)
+                reply = self._direct.call(command, again)
         except LimitersUnavailable as error:
             return asking.unknown(error, permit)
         if reply is None or len(reply) == 1:
@@ -218,14 +221,11 @@ class Limiter:
         return asking.decision(reply[0], reply[1:], None, permit)
 
     def _send(self, call: Call, *, direct: bool) -> Reply:
-        keys, args, answer = call.keys, call.args, None
         with translated():
             script = self._registered(call.script)
-            if direct and self._asking.repeatable and self._direct.open:
-                answer = self._direct.call(("EVALSHA", script.sha, len(keys), *keys, *args))
-            if answer is None:
-                answer = script(keys=keys, args=args)
-            return as_reply(answer)
+            if direct and self._asking.repeatable:
+                return as_reply(self._direct.run(script, call.keys, call.args))
+            return as_reply(script(keys=call.keys, args=call.args))
 
     def _registered(self, script: str) -> Script:
         found = self._scripts.get(script)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -21,17 +21,18 @@ from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.base import translated
 from dispatcher.lua import source
 from dispatcher.quota import CalendarLimit, Limit
+from dispatcher.redis_direct import Direct
 from dispatcher.redis_keys import line_of
 from dispatcher.sendtime import to_ms
 
 _MILLISECOND = timedelta(milliseconds=1)
+_NO_WAIT = timedelta(0)
 _TRIES = 3
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
 
 
-@dataclass(frozen=True, slots=True)
-class PermitAnswer:
+class PermitAnswer(NamedTuple):
     """The answer to one request.
 
     ``remaining`` is how many more permits the tightest limit would give now; ``retry_after`` is
@@ -43,8 +44,7 @@ class PermitAnswer:
     retry_after: timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class PermitRequest:
+class PermitRequest(NamedTuple):
     """One permit wanted from several logs, all or none.
 
     ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``closing``
@@ -64,6 +64,7 @@ class InHand:
 
 
 LogLimit = Limit | CalendarLimit | InHand
+_Words = Sequence[str | int | bytes]
 
 
 class PermitLog:
@@ -76,6 +77,7 @@ class PermitLog:
 
     def __init__(self, client: redis.Redis, *, epoch_key: str, clock: Clock) -> None:
         self._client = client
+        self._direct = Direct(client)
         self._clock = clock
         self._ahead_ms = 0  # by how much Redis is ahead of the clock, as far as that is known
         self._epoch_key = epoch_key
@@ -108,7 +110,7 @@ class PermitLog:
         lines = _appended(names, (line_of(log) for log in logs if log in lined))
         closings = _appended(names, {each.closing for each in requests if each.closing})
         wanted = [
-            [closings.get(each.closing or "", 0), *(place[log] for log in each.logs)]
+            [closings.get(each.closing or "", 0), *[place[log] for log in each.logs]]
             for each in requests
         ]
         ids = [request.permit_id for request in requests]
@@ -122,9 +124,9 @@ class PermitLog:
             now_ms = local_ms + self._ahead_ms
             kinds = [[*_said(some, now_ms), name] for some, name in kind_of]
             said = [kinds, [part for log in logs for part in of_log[log]]]
-            words: list[Any] = [hold // _MILLISECOND, json.dumps(said), json.dumps(wanted), *ids]
+            words: _Words = [hold // _MILLISECOND, json.dumps(said), json.dumps(wanted), *ids]
             with translated():
-                reply = self._acquire(keys=names, args=words)
+                reply = self._direct.run(self._acquire, names, words)
             if reply and reply[0] == b"closed":
                 raise LimitersUnavailable(CLOSED)
             if not reply or reply[0] != b"elsewhere":
@@ -133,7 +135,7 @@ class PermitLog:
         else:
             raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
         return [
-            PermitAnswer(allowed=wait == 0, remaining=left, retry_after=wait * _MILLISECOND)
+            PermitAnswer(wait == 0, left, wait * _MILLISECOND if wait else _NO_WAIT)
             for wait, left in zip(reply[::2], reply[1::2], strict=True)
         ]
 
@@ -149,14 +151,13 @@ class PermitLog:
         """
         logs = sorted({log for request, _ in used for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
-        arguments = [
-            part
+        told = [
+            [since // _MILLISECOND, *[place[log] for log in request.logs]]
             for request, since in used
-            for log in request.logs
-            for part in (place[log], request.permit_id, since // _MILLISECOND)
         ]
+        words: _Words = [json.dumps(told), *[request.permit_id for request, _ in used]]
         with translated():
-            self._settle(keys=logs, args=arguments)
+            self._direct.run(self._settle, logs, words)
 
     def give_back(self, unused: Sequence[PermitRequest]) -> None:
         """Return permits that were not used; harmless for those that were not granted."""

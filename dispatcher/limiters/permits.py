@@ -63,6 +63,7 @@ class Permits:
         self._log = PermitLog(client, epoch_key=self._keys.epoch, clock=clock)
         self._scope_limits = scope_limits
         self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
+        self._of_channel: dict[str, tuple[tuple[str, ...], str]] = {}
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back hand-overs still matter."""
@@ -118,11 +119,17 @@ class Permits:
         )
 
     def _request(self, permit: Permit) -> PermitRequest:
-        logs = [] if permit.scope == NOBODY else [self._keys.scope(permit.scope)]
-        if permit.channel in self._channel_limits:
-            logs.append(self._keys.channel(permit.channel))
-        permit_id = permit.message_id.bytes + permit.token.to_bytes(4, "big")
-        return PermitRequest(permit_id, tuple(logs), self._keys.closing(permit.channel))
+        message_id, token, scope, channel = permit
+        logs, closing = self._of_channel.get(channel) or self._named(channel)
+        if scope != NOBODY:
+            logs = (self._keys.scope(scope), *logs)
+        return PermitRequest(message_id.bytes + token.to_bytes(4, "big"), logs, closing)
+
+    def _named(self, channel: str) -> tuple[tuple[str, ...], str]:
+        """Return the logs of a channel, and the name of its closing. They never change."""
+        logs = (self._keys.channel(channel),) if channel in self._channel_limits else ()
+        self._of_channel[channel] = (logs, self._keys.closing(channel))
+        return self._of_channel[channel]
 
 
 def _reach_ms(limit: LogLimit) -> int:

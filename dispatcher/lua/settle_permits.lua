@@ -1,8 +1,9 @@
 -- Move permits that were used to the time of their hand-over.
 --
 -- KEYS  logs, ZSETs of permits
--- ARGV  per permit: place of its log in KEYS, permit id, time since the hand-over ended in ms
---       (negative: how long it may still be used)
+-- ARGV  1 JSON list, per permit: time since its hand-over ended in ms (negative: how long it may
+--       still be used), 1-based places of its logs
+--       2... permit id of each
 -- Reply 1
 --
 -- A permit that is not in its log (it was given back, or Redis was emptied) is not added. A log lives
@@ -12,14 +13,16 @@
 local time = redis.call('TIME')
 -- Rounded up: a hand-over must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
-for position = 1, #ARGV, 3 do
-  local at = now - ARGV[position + 2]
-  local log, id = KEYS[tonumber(ARGV[position])], ARGV[position + 1]
-  local last = at > now and tonumber(redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')[2])
-  local moved = redis.call('ZADD', log, 'XX', 'CH', at, id) == 1
-  local left = moved and last and at > last and redis.call('PTTL', log) or -1
-  if left >= 0 then
-    redis.call('PEXPIRE', log, left + at - last)
+for permit, told in ipairs(cjson.decode(ARGV[1])) do
+  local at, id = now - told[1], ARGV[1 + permit]
+  for place = 2, #told do
+    local log = KEYS[told[place]]
+    local last = at > now and tonumber(redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')[2])
+    local moved = redis.call('ZADD', log, 'XX', 'CH', at, id) == 1
+    local left = moved and last and at > last and redis.call('PTTL', log) or -1
+    if left >= 0 then
+      redis.call('PEXPIRE', log, left + at - last)
+    end
   end
 end
 return 1

@@ -308,7 +308,7 @@ local function kept(kind)
 end
 
 for _, state in ipairs(states) do
-  if state.joined then
+  if state.joined and redis.call('EXISTS', KEYS[state.line]) == 1 then
     redis.call('PEXPIREAT', KEYS[state.line], score_at(KEYS[state.line], 0) + LATE)
   end
   if state.touched then

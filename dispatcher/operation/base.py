@@ -9,7 +9,7 @@ from uuid import UUID
 
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, InvalidValue, kind_of
 from dispatcher.operation.awaiting import Threads
 from dispatcher.settings import Settings
 
@@ -20,6 +20,8 @@ class Base:
     """The settings and the parts, built when first asked for, and closed at the end."""
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
+        if not (settings is None or isinstance(settings, Settings)):
+            raise InvalidValue("settings", kind_of(settings), "Settings, as from Settings.load()")
         self.settings = settings if settings is not None else Settings.load()
         self._parts = Parts(self.settings, clock)
         self._threads = Threads()

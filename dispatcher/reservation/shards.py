@@ -15,6 +15,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.lua import source
+from dispatcher.redis_direct import Direct, packed
 from dispatcher.redis_errors import cause, reason
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.places import (
@@ -28,10 +29,13 @@ from dispatcher.reservation.places import (
 )
 from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.terms import Rules
-from dispatcher.reservation.words import ENDLESS, Words
+from dispatcher.reservation.words import ENDLESS, Told, Words
 from dispatcher.sendtime import to_ms
 
-CLOSED = "the windows are not complete; the sweep rebuilds them from the store"
+CLOSED = (
+    "the windows are not complete; the sweep rebuilds them from the store, once a worker and a "
+    "beat run"
+)
 RETRY_AFTER = timedelta(seconds=1)
 """When to ask again while windows are closed: a rebuild takes the settle time and some more."""
 _MOST_CALLS = 10_000
@@ -47,6 +51,7 @@ class Shards:
 
     def __init__(self, client: redis.Redis, rules: Rules, *, under_way_ms: int) -> None:
         self._client = client
+        self._direct = Direct(client)
         self._rules = rules
         self._words = Words(rules, under_way_ms)
         self._under_way_ms = under_way_ms
@@ -77,12 +82,12 @@ class Shards:
             if submit is not None:
                 names.append(group.keys.twins(submit.key))
                 twin = (submit.fingerprint, submit.token)
-            words = [
-                pending_ahead_ms, self._under_way_ms + pending_ahead_ms,
-                *self._words.alone(group, start_ms, step),
-                message_id.bytes, start_ms, latest_ms, 1, hold, *twin,
-            ]  # fmt: skip
-            reply: _Reply = self._call(self._reserve, [*names, *group.windows], words)[0]
+            reply: _Reply = self._reserved(
+                [*names, *group.windows],
+                (pending_ahead_ms, self._under_way_ms + pending_ahead_ms),
+                self._words.alone(group, start_ms, step),
+                (message_id.bytes, start_ms, latest_ms, 1, hold, *twin),
+            )
             if isinstance(reply, list) and reply[0] == b"conflict":
                 raise IdempotencyConflict(submit.key if submit else "", UUID(bytes=reply[1]))
             return reply
@@ -299,9 +304,31 @@ class Shards:
         conflicting = tuple(UUID(bytes=member) for member in members)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 
+    def _reserved(
+        self, names: list[str], first: Sequence[int], told: Told, last: Sequence[Any]
+    ) -> _Reply:
+        """Call ``reserve.lua`` for one message; what it is told is packed already."""
+
+        def ask() -> Any:
+            if self._direct.open:
+                start = packed("EVALSHA", self._reserve.sha, len(names), *names, *first)
+                many = 3 + len(names) + len(first) + len(told.words) + len(last)
+                reply = self._direct.call(
+                    b"*%d\r\n%b%b%b" % (many, start, told.packed, packed(*last))
+                )
+                if reply is not None:
+                    return reply
+            return self._reserve(keys=names, args=[*first, *told.words, *last])
+
+        reply: _Reply = self._answer(ask)[0]
+        return reply
+
     def _call(self, script: Any, names: list[str], words: Sequence[Any]) -> Any:
+        return self._answer(lambda: script(keys=names, args=words))
+
+    def _answer(self, ask: Callable[[], Any]) -> Any:
         try:
-            reply = script(keys=names, args=words)
+            reply = ask()
         except redis.RedisError as error:
             raise ReservationsUnavailable(reason(error)) from cause(error)
         if isinstance(reply, list) and reply[0] in (b"closed", [b"closed"]):

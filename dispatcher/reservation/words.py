@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dispatcher.errors import ReservationsUnavailable
+from dispatcher.redis_direct import packed
 from dispatcher.reservation.places import Batch, Group
 from dispatcher.reservation.terms import Rules, Terms, joined
 from dispatcher.scope import Scope
 
 ENDLESS = "no slot was found in a bounded search"
+
+
+class Told(NamedTuple):
+    """Words of one message, and the same as they are sent."""
+
+    words: tuple[bytes, ...]
+    packed: bytes
 
 
 class Words:
@@ -19,15 +27,15 @@ class Words:
     def __init__(self, rules: Rules, under_way_ms: int) -> None:
         self._rules = rules
         self._under_way_ms = under_way_ms
-        self._ready: dict[tuple[str, ...], tuple[bytes, ...]] = {}
+        self._ready: dict[tuple[str, ...], Told] = {}
 
     def table(self, group: Group, at_ms: int, step: int) -> list[int]:
         """Return the judge table of one message, for a search from ``at_ms`` on."""
         blocks, sky = self._blocks(group.terms, group.scopes, at_ms, step)
         return joined(blocks, [sky])
 
-    def alone(self, group: Group, start_ms: int, step: int) -> tuple[bytes, ...]:
-        """Return the judge table and the terms of one message, as the words that are sent.
+    def alone(self, group: Group, start_ms: int, step: int) -> Told:
+        """Return the judge table and the terms of one message.
 
         They are kept where they never change: without calendar quotas and quiet hours.
         """
@@ -38,10 +46,11 @@ class Words:
         blocks, sky = self._blocks(group.terms, group.scopes, start_ms, step)
         many = len(blocks)
         words = [*joined(blocks, [sky]), 1, 2 + many, 1, 1, *range(1, many + 1)]
-        sent = tuple([str(word).encode() for word in words])
+        encoded = tuple([str(word).encode() for word in words])
+        told = Told(encoded, packed(*encoded))
         if group.terms.quiet is None and self._rules.never_change(kinds):
-            self._ready[kinds] = sent
-        return sent
+            self._ready[kinds] = told
+        return told
 
     def many(self, batch: Batch) -> tuple[list[str], list[bytes | str]]:
         """Return the keys and arguments of ``reserve.lua`` for a batch.

@@ -48,9 +48,17 @@ class BulkMessages:
         return True
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
-        """Tell whether messages that were added together are stored: all are, or none."""
-        query = select(messages.c.id).where(messages.c.id == message_ids[0], IS_MESSAGE)
-        return bool(self._database.run(lambda connection: connection.execute(query).all()))
+        """Tell whether all of these messages are stored.
+
+        One alone tells nothing, also of messages that are added together: a twin that relies on
+        the place of one stores it under the same id.
+        """
+        for start in range(0, len(message_ids), _ROWS_AT_ONCE):
+            some = message_ids[start : start + _ROWS_AT_ONCE]
+            these = self._database.one_of(messages.c.id, some)
+            if len(self._read(select(messages.c.id).where(these, IS_MESSAGE))) < len(set(some)):
+                return False
+        return True
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         """Return the messages that have one of these idempotency keys, with their fingerprints."""

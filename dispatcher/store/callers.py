@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
 
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, kind_of
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import unavailable
 
@@ -51,7 +51,7 @@ def connection_of(session: object) -> Connection:
             "; with an asynchronous one: "
             "await session.run_sync(lambda session: dispatcher.submit(…, session=session))"
         )
-    raise InvalidDraft("session", f"a {type(session).__name__}", accepted)
+    raise InvalidDraft("session", kind_of(session), accepted)
 
 
 def unusable(error: InvalidRequestError) -> InvalidDraft:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    case,
     column,
     delete,
     exists,
@@ -180,11 +181,17 @@ SNOOZED = Change(
         attempt_count=messages.c.attempt_count - 1,
         next_attempt_at=later(_NOW, given("wait")),
         enqueue_at=later(_NOW, given("enqueue")),
+        enqueued_at=case(
+            (given("enqueue") > given("wait"), _NOW), else_=messages.c.enqueued_at
+        ),
         **_NO_CLAIM,
     ),
     "wait", "enqueue",
 )  # fmt: skip
-"""It was not handed over, and no attempt counts."""
+"""It was not handed over, and no attempt counts.
+
+Where the sweep is to look only after it is due, whoever puts it back gives it to Celery.
+"""
 
 _WAS_HELD = (
     select(literal(1))

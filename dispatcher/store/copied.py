@@ -19,8 +19,8 @@ from dispatcher.store.messages import told_at_first
 COLUMNS = (
     "id", "send_at", "next_attempt_at", "enqueue_at", "created_at", "max_attempts",
     "attempt_count", "claim_token", "reserved", "status", "channel", "recipient", "scope", "body",
-    "on_unknown", "expires_at", "idempotency_key", "fingerprint", "scopes", "zone", "quiet_hours",
-    "expire_after", "asked_at", "trace", "status_url", "told",
+    "on_unknown", "enqueued_at", "expires_at", "idempotency_key", "fingerprint", "scopes", "zone",
+    "quiet_hours", "expire_after", "asked_at", "trace", "status_url", "told",
 )  # fmt: skip
 """The columns of a new message in the order in which they are written; the others are NULL."""
 
@@ -65,7 +65,7 @@ def parts(additions: Iterable[Addition]) -> Iterator[bytes]:
 
 def _row(addition: Addition) -> bytes:
     message, enqueue_at, fingerprint, body_json, status_url = addition
-    send_at = _instant(message.send_at)
+    send_at, enqueued_at = _instant(message.send_at), message.enqueued_at
     start = _START(
         len(COLUMNS), 16, message.id.bytes, 8, send_at, 8, send_at, 8, _instant(enqueue_at),
         8, _instant(message.created_at), 2, message.max_attempts, _NEW,
@@ -82,6 +82,7 @@ def _row(addition: Addition) -> bytes:
             _LENGTH(len(scope)), scope,
             _LENGTH(len(body)), body,
             _ON_UNKNOWN[message.on_unknown],
+            _NULL if enqueued_at is None else _NUMBER(8, _instant(enqueued_at)),
             _optional(message, fingerprint, status_url),
         )
     )  # fmt: skip

@@ -33,7 +33,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.clock import SystemClock
 from dispatcher.errors import InvalidSettings, StoreUnavailable
-from dispatcher.message import dump_json
+from dispatcher.message import dump_json, load_json
 from dispatcher.store import numbers
 from dispatcher.store.columns import MYSQL
 
@@ -48,7 +48,15 @@ _UNDONE = frozenset({"40P01", "40001"})
 _DRIVERS = dict.fromkeys(("postgresql", "postgres"), "postgresql+psycopg") | dict.fromkeys(
     ("mysql", "mariadb", "mariadb+pymysql"), "mysql+pymysql"
 )
+_EXTRAS = {
+    "postgresql": "dispatcher[postgres]",
+    "mysql": "dispatcher[mysql]",
+    "mariadb": "dispatcher[mysql]",
+}
 _TRIES = 3
+# A table or a column: PostgreSQL, then MariaDB and MySQL.
+_NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
+_NO_SUCH_IN_SQLITE = ("no such table", "no such column", "table messages has no column")
 
 
 class Unanswered(Exception):
@@ -83,12 +91,16 @@ class Database:
                 max_overflow=27,
                 pool_timeout=2,
                 json_serializer=dump_json,
+                json_deserializer=load_json,
                 hide_parameters=True,
                 connect_args={"timeout": _BUSY_SECONDS} if sqlite else {},
             )
         except (ImportError, NoSuchModuleError) as error:
+            extra = _EXTRAS.get(self.url.get_backend_name(), "")
             raise InvalidSettings(
-                "database_url", f"its driver is missing ({error})", "an installed driver"
+                "database_url",
+                f"its driver is missing ({error})",
+                f"an installed driver{extra and f': pip install {extra!r}'}",
             ) from error
         if sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
@@ -180,7 +192,16 @@ def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     if (code is None and name == "OperationalError") or number in numbers.NOT_REACHED:
         return StoreUnavailable("the database cannot be reached")
     refused = isinstance(error, IntegrityError | DataError) or number in numbers.CHECKS
-    return StoreUnavailable(f"the database answered {code or name}", refused=refused)
+    return StoreUnavailable(_answer(error, code or name), refused=refused)
+
+
+def _answer(error: DBAPIError, code: object) -> str:
+    if code in _NO_SUCH_TABLE or str(error.orig).startswith(_NO_SUCH_IN_SQLITE):
+        return f"its schema is behind ({code}); run `dispatcher migrate`"
+    if code == "SQLITE_CANTOPEN":
+        made = "`dispatcher up` or `dispatcher migrate` makes it, in a folder that can be written"
+        return f"the file cannot be opened ({code}); {made}"
+    return f"the database answered {code}"
 
 
 def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:

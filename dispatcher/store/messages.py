@@ -33,7 +33,7 @@ _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
     "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after", "asked_at", "trace", "status_url", "told",
+    "expire_after", "asked_at", "trace", "status_url", "told", "enqueued_at",
 )  # fmt: skip
 """The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
@@ -169,6 +169,9 @@ class Messages:
         the new time was judged by. The next try is at that time unless ``next_attempt_at`` says
         otherwise. Return the message as it now stands. Raises MessageNotFound.
         """
+        due_at = next_attempt_at or send_at
+        # The sweep looks at it before it is due, unless whoever moves it gives it to Celery.
+        enqueued = {"enqueued_at": database_now()} if enqueue_at > due_at else {}
         statement = (
             update(messages)
             .where(
@@ -179,13 +182,14 @@ class Messages:
             )
             .values(
                 send_at=send_at,
-                next_attempt_at=next_attempt_at or send_at,
+                next_attempt_at=due_at,
                 enqueue_at=enqueue_at,
                 zone=zone,
                 expires_at=expires_at,
                 expire_after=expire_after,
                 asked_at=asked_at,
                 move_token=messages.c.move_token + 1,
+                **enqueued,
             )
         )
         return self._changed(found.message.id, statement)
@@ -239,7 +243,7 @@ class Messages:
             .where(
                 messages.c.id.in_(message_ids), has_status(Status.SCHEDULED)
             )
-            .values(enqueue_at=database_now())
+            .values(enqueue_at=database_now(), enqueued_at=None)
         )  # fmt: skip
         self._database.run(lambda connection: connection.execute(statement))
 
@@ -271,6 +275,7 @@ class Messages:
             message.quiet_hours, message.on_unknown,
             None if message.expire_after is None else to_length_ms(message.expire_after),
             message.asked_at, message.trace, status_url, told_at_first(status_url),
+            message.enqueued_at,
             message.recipient, message.channel,
         )  # fmt: skip
         return postgres.execute(self._database.engine, self._written, values) == 1

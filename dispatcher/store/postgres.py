@@ -111,7 +111,7 @@ class Straight:
         }
         with _driver(self._engine) as driver:
             cursor = driver.execute(self._text, given)
-            return [_in_utc(row) for row in cursor] if cursor.description else []
+            return [_in_utc(row) for row in cursor.fetchall()] if cursor.description else []
 
 
 def _array(values: list[Any]) -> str:

@@ -88,6 +88,7 @@ messages = Table(
     Column("status_url", String(MAX_RECIPIENT)),
     Column("told", String(9)),
     Column("trace", String(55)),  # all that version 00 of a traceparent has
+    Column("enqueued_at", Instant),
     UniqueConstraint("idempotency_key"),
     CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
     CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),

@@ -13,6 +13,7 @@ from dispatcher.store.database import Database, translated
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.schema import described, messages
+from dispatcher.store.untold import found_untold
 
 _DURABILITY = {
     "postgresql": ("fsync", "synchronous_commit"),
@@ -96,6 +97,12 @@ class StoreSurvey:
         """Return the messages whose claim ended longer ago than that."""
         return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
 
+    def untold(self, *, older_than: timedelta) -> Late:
+        """Return the messages of which somebody should have been told longer ago than that."""
+        since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
+        found = found_untold(self._database.engine.dialect.name)
+        return self._late_where(since, older_than, found.where)
+
     def strange_channels(self, known: Collection[str]) -> dict[str, int]:
         """Return the channels of scheduled messages that are none of ``known``, and how many."""
         query = (
@@ -109,11 +116,12 @@ class StoreSurvey:
         return {each.channel: each.many for each in self._read(query)}
 
     def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
+        return self._late_where(since, older_than, messages.c.status == status.value, *more)
+
+    def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> Late:
         now = database_now()
         before = later(now, -older_than.total_seconds())
-        query = select(func.count(), func.min(since), now).where(
-            messages.c.status == status.value, since <= before, *more
-        )
+        query = select(func.count(), func.min(since), now).where(since <= before, *where)
         many, first, present = self._read(query)[0]
         return Late(many, present - first) if many else Late()
 

@@ -47,7 +47,7 @@ class Untold:
 
     def __init__(self, database: Database, *, channel: str, max_attempts: int) -> None:
         self._database = database
-        self._found = _found(database.engine.dialect.name)
+        self._found = found_untold(database.engine.dialect.name)
         now = database_now()
         # It has no place that could be freed, and its try is repeated whatever the channel says:
         # who is told twice knows it by the id.
@@ -96,14 +96,14 @@ class Untold:
         return self._database.transact(work)
 
 
-class _Found(NamedTuple):
+class FoundUntold(NamedTuple):
     """The condition that somebody is yet to be told, and the order of its index."""
 
     where: ColumnElement[bool]
     order: tuple[Column[Any], ...]
 
 
-def _found(dialect: str) -> _Found:
+def found_untold(dialect: str) -> FoundUntold:
     """Return it in the words by which a database takes the index, and reads nothing else.
 
     A partial index holds nothing else. MariaDB and MySQL, which have none, find what is equal: each
@@ -111,14 +111,14 @@ def _found(dialect: str) -> _Found:
     """
     row = messages.c
     if dialect not in MYSQL:
-        return _Found(literal_column(UNTOLD), (row.told, row.status, row.id))
+        return FoundUntold(literal_column(UNTOLD), (row.told, row.status, row.id))
     every = (Status.SCHEDULED.value, *(each.value for each in TOLD_OF))
     pairs = (
         and_(row.status == each, row.told.in_([told for told in every if told != each]))
         for each in every[1:]
     )
     where = and_(row.reserved.in_([False, True]), or_(*pairs))
-    return _Found(where, (row.status, row.reserved, row.told, row.id))
+    return FoundUntold(where, (row.status, row.reserved, row.told, row.id))
 
 
 def _id(row: Row[Any]) -> UUID:

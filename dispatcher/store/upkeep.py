@@ -122,7 +122,9 @@ class StoreUpkeep:
             .with_for_update(skip_locked=True)
         )
         due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
-        put_off = update(messages).values(enqueue_at=later(due_from, grace.total_seconds()))
+        put_off = update(messages).values(
+            enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now
+        )
         told = (
             messages.c.id,
             messages.c.channel,

@@ -113,6 +113,7 @@ class CatchUp:
                     left.append(message)
             except StoreUnavailable as error:
                 if not error.refused:
+                    self._handover.enqueue(*moved)
                     raise
                 log.warning("message %s cannot be booked again: %s", message.id, error)
                 left.append(message)
@@ -120,7 +121,7 @@ class CatchUp:
                 if found is None:  # somebody else was quicker, or this took too long
                     left.append(message)
                 else:
-                    self._journal.tell(Transition.RESCHEDULED, found, send_at=found.send_at)
+                    self._journal.tell(Transition.RESLOTTED, found, send_at=found.send_at)
                     moved.append(found)
         self._handover.enqueue(*moved)
         return len(moved), given_up, left

@@ -16,6 +16,7 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
     TooLate,
+    UnknownChannel,
 )
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
@@ -26,7 +27,15 @@ from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable
 from dispatcher.submission.handover import Handover
-from dispatcher.submission.schedule import Check, ValidDraft, judge_times, no_check, schedule
+from dispatcher.submission.schedule import (
+    Check,
+    Fill,
+    ValidDraft,
+    judge_times,
+    no_check,
+    no_templates,
+    schedule,
+)
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +70,10 @@ class Changes:
         handover: Handover,
         journal: Journal,
         check: Check = no_check,
+        fill: Fill = no_templates,
     ) -> None:
         self._settings = settings
+        self._fill = fill
         # The sweep confirms an old place after the whole grace, and sees by then what changed late.
         self._within = settings.reconcile_grace / 2
         self._clock = clock
@@ -92,17 +103,33 @@ class Changes:
         except ReservationsUnavailable as error:
             log.warning("message %s: cancelled, its place is freed later: %s", message.id, error)
 
-    def update(self, message_id: UUID, *, body: Mapping[str, Any]) -> Message:
-        """Give a scheduled message another body.
+    def update(
+        self,
+        message_id: UUID,
+        *,
+        body: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """Give a scheduled message another body, or one that a template of its channel makes.
 
-        Raises InvalidDraft, MessageNotFound, TooLate, StoreUnavailable.
+        Raises InvalidDraft, InvalidSettings, MessageNotFound, TooLate, StoreUnavailable.
         """
+        message = self._messages.get(message_id)
+        if template is not None and message.channel not in self._settings.channels:
+            raise UnknownChannel(message.channel, sorted(self._settings.channels))
+        draft = Draft(
+            channel=message.channel,
+            recipient=message.recipient,
+            body=body,
+            template=template,
+            data=data,
+        )
         clean, _ = check_body(
-            body,
+            self._fill(draft).body,
             max_bytes=self._settings.body_max_bytes,
             max_depth=self._settings.body_max_depth,
         )
-        message = self._messages.get(message_id)
         self._check(message.channel, message.recipient, clean)
         for _ in range(_TRIES):
             message = self._messages.update(message_id, body=clean)
@@ -264,6 +291,7 @@ class Changes:
             if now.message.send_at == before.send_at:
                 self._taken(back, now.token)
                 self._drop(moving)
+                self._handover.enqueue(now.message)  # its task may have come meanwhile, in vain
                 return True
             self._drop(back)
         log.warning("message %s: kept at a time without a place: %s", before.id, reason)

@@ -34,8 +34,12 @@ class Handover:
         One that is near is handed over by its submit; the sweep looks after it once its grace is
         over.
         """
-        near = due_at - (now or self._clock.now()) <= self._settings.horizon
+        near = self.is_near(due_at, now=now or self._clock.now())
         return due_at + (self._settings.enqueue_grace if near else -self._settings.horizon)
+
+    def is_near(self, due_at: datetime, *, now: datetime) -> bool:
+        """Whether a message that is due then is handed over by who stores it."""
+        return due_at - now <= self._settings.horizon
 
     def enqueue(self, *stored: Message) -> None:
         """Enqueue those of the messages that are near."""

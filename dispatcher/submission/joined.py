@@ -125,7 +125,7 @@ class JoinedSubmission:
 
     def _add(self, valid: ValidDraft, message: Message, transaction: _Transaction) -> Message:
         """Store ``message`` and return it, or what has its key."""
-        enqueue_at = self._handover.enqueue_at(message.send_at)
+        enqueue_at = self._handover.enqueue_at(message.send_at, now=message.created_at)
         for _ in range(_TRIES):
             if transaction.add(
                 message,

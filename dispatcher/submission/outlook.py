@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from dispatcher import sendtime
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidDraft, InvalidSendTime
+from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of
 from dispatcher.message import check_text
 from dispatcher.reservation import Timeline, Timelines
 from dispatcher.settings import Settings
@@ -41,7 +41,7 @@ class Outlook:
         """
         check_text("scope", scope)
         if kind is not None and not isinstance(kind, str):
-            raise InvalidDraft("kind", f"a {type(kind).__name__}", "a kind of the settings")
+            raise InvalidDraft("kind", kind_of(kind), "a kind of the settings")
         if kind is not None and (channel is not None or scopes is not None):
             raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
         terms = terms_for(

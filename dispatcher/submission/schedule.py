@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 
 from dispatcher import sendtime
 from dispatcher.channel import Channel, check_hours
-from dispatcher.errors import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel
+from dispatcher.errors import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel, kind_of
 from dispatcher.hours import Hours
 from dispatcher.message import Body, Draft, OnUnknown, check_body, check_text, fingerprint
 from dispatcher.reservation import Terms
@@ -301,7 +301,7 @@ def _check_channel(channel: object, settings: Settings) -> None:
 def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
     accepted = f"names by kind; the kinds are {', '.join(settings.scopes) or 'none'}"
     if not isinstance(scopes, Mapping):
-        raise InvalidDraft("scopes", f"a {type(scopes).__name__}", accepted)
+        raise InvalidDraft("scopes", kind_of(scopes), accepted)
     for kind, name in scopes.items():
         if kind not in settings.scopes:
             raise InvalidDraft("scopes", f"there is no kind {str(kind)[:80]!r}", accepted)

@@ -170,6 +170,8 @@ class Submission:
         created_at: datetime | None = None,
     ) -> Message:
         """Return the message that a booked draft becomes, created now if nothing else is said."""
+        created_at = created_at or from_ms(to_ms(self._clock.now()))
+        is_near = self._handover.is_near(send_at, now=created_at)
         return Message(
             id=message_id,
             channel=draft.channel,
@@ -183,7 +185,7 @@ class Submission:
             attempt_count=0,
             max_attempts=self._settings.channels[draft.channel].max_attempts,
             idempotency_key=draft.idempotency_key,
-            created_at=created_at or from_ms(to_ms(self._clock.now())),
+            created_at=created_at,
             finished_at=None,
             last_error=None,
             scopes=draft.scopes,
@@ -193,6 +195,7 @@ class Submission:
             expire_after=draft.expire_after,
             asked_at=draft.send_at if draft.send_at != send_at else None,
             trace=None if self._tracing is None else self._tracing.current(),
+            enqueued_at=created_at if is_near else None,
         )
 
     def store(
@@ -223,7 +226,7 @@ class Submission:
         try:
             stored = self._messages.add(
                 message,
-                enqueue_at=self._handover.enqueue_at(message.send_at),
+                enqueue_at=self._handover.enqueue_at(message.send_at, now=message.created_at),
                 fingerprint=draft.fingerprint,
                 body_json=draft.body_json,
                 status_url=draft.status_url,

@@ -58,6 +58,27 @@ class Templates:
         template = self._of(draft.channel).template(name)
         return replace(draft, body=_rendered(template, data, self._max_bytes))
 
+    def judged(self) -> Mapping[str, InvalidSettings | None]:
+        """Compile every template of every channel; return what is wrong with each, by its place."""
+        found: dict[str, InvalidSettings | None] = {}
+        for name, channel in self._channels.items():
+            if not channel.templates and channel.templates_dir is None:
+                continue
+            try:
+                read = self._of(name)
+            except InvalidSettings as error:
+                found[f"channels.{name}"] = error
+                continue
+            for template in read.names:
+                place = f"channels.{name}.templates.{template}"
+                try:
+                    read.template(template)
+                except InvalidSettings as error:
+                    found[place] = error
+                else:
+                    found[place] = None
+        return found
+
     def _of(self, channel: str) -> _Channel:
         with self._reading:
             if channel not in self._read:
@@ -79,6 +100,11 @@ class _Channel:
         self._directory = channel.templates_dir
         self._most = most
         self._compiled: dict[str, Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its templates."""
+        return sorted(self._sources)
 
     def template(self, name: object) -> Any:
         """Return a template's body, each text of which is compiled."""

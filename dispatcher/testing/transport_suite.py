@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dispatcher.errors import DeliveryError, InvalidValue
+from dispatcher.errors import DeliveryError, InvalidValue, kind_of
 from dispatcher.message import Message
 from dispatcher.testing.messages import a_message
 from dispatcher.transports.base import Transport
@@ -80,7 +80,7 @@ class TransportSuite:
     def test_it_answers_with_a_text_or_nothing(self) -> None:
         """A receipt is short text, or None."""
         receipt = self._used(lambda transport: transport.send(self.a_message()))
-        _see(receipt is None or isinstance(receipt, str), f"a {type(receipt).__name__} as receipt")
+        _see(receipt is None or isinstance(receipt, str), f"{kind_of(receipt)} as receipt")
         _see(len(receipt or "") <= _LONGEST_RECEIPT, "a receipt that will be cut")
 
     def test_many_threads_share_it(self) -> None:

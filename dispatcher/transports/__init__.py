@@ -5,7 +5,7 @@ once the provider has the message, and raises TemporaryFailure or PermanentFailu
 why not, PerhapsSent when it cannot know; anything else it raises counts as temporary.
 
 ``base`` says what a transport may have beside it, ``naming`` finds one by its name, ``checks`` asks
-it about drafts.
+it about drafts, ``probing`` whether its provider is there.
 """
 
 from dispatcher.transports.base import Transport, close_all, load
@@ -13,13 +13,16 @@ from dispatcher.transports.checks import Checks
 from dispatcher.transports.console import ConsoleTransport
 from dispatcher.transports.file import FileTransport
 from dispatcher.transports.memory import MemoryTransport
+from dispatcher.transports.probing import Probed, probe_all
 
 __all__ = [
     "Checks",
     "ConsoleTransport",
     "FileTransport",
     "MemoryTransport",
+    "Probed",
     "Transport",
     "close_all",
     "load",
+    "probe_all",
 ]

@@ -17,6 +17,7 @@ from dispatcher.errors import (
     PerhapsSent,
     PermanentFailure,
     TemporaryFailure,
+    kind_of,
 )
 from dispatcher.message import Body, Message, check_text
 from dispatcher.transports.quiet import quiet, silence
@@ -131,7 +132,7 @@ class AppriseTransport:
         """Return a URL that Apprise can read. No error quotes it: it holds a secret."""
         field = f"urls.{number}"
         if not isinstance(url, str):
-            raise InvalidSettings(field, f"a {type(url).__name__}", "an Apprise URL")
+            raise InvalidSettings(field, kind_of(url), "an Apprise URL")
         authority = _AUTHORITY.match(url)
         if authority is None or PLACEHOLDER in authority[0]:
             accepted = f"schema://host/…, with {PLACEHOLDER} behind the host only"

@@ -28,6 +28,10 @@ class Transport(Protocol):
         is reserved, and raises InvalidDraft, naming ``recipient`` or ``body.…``, for what could
         never be sent. It connects to nothing. With a third parameter ``options`` it is given the
         channel's, as the submitting process knows them.
+    ``probe()``
+        Called by ``dispatcher doctor``, on an instance of its own that is closed after it. Asks the
+        provider whether it is there and knows us, sends nothing, returns within some seconds, and
+        raises TemporaryFailure or PermanentFailure, whose text says why not.
     ``close()``
         Called once no message is handed over any more, when a worker ends. May be called twice.
 
@@ -98,6 +102,7 @@ def _options(
 
 
 def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
+    _require_all(name, factory, options)
     try:
         return factory(**options)
     except InvalidSettings as error:  # the transport names the option itself
@@ -107,3 +112,16 @@ def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
         raise InvalidSettings(
             f"channels.{name}.options", str(error), "what the transport takes"
         ) from error
+
+
+def _require_all(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a class without a signature that can be read
+        return
+    for each in parameters:
+        may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
+        if may_be_named and each.default is each.empty and each.name not in options:
+            raise InvalidSettings(
+                f"channels.{name}.options.{each.name}", "is missing", "a value: it has no default"
+            )

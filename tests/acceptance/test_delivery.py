@@ -17,7 +17,7 @@ def test_every_message_is_sent_once_at_its_time(
     environment: Maker, folder: Path, report: Callable[[str], None]
 ) -> None:
     running = environment()
-    start = datetime.now(UTC) + timedelta(seconds=2)
+    start = datetime.now(UTC) + timedelta(seconds=4)  # a busy machine is slow to accept them
     accepted = [
         running.dispatcher.submit(
             channel=CHANNEL,
@@ -27,7 +27,7 @@ def test_every_message_is_sent_once_at_its_time(
         )
         for number in range(MESSAGES)
     ]
-    running.wait_until_ended(15)
+    running.wait_until_ended(20)
     running.check(accepted)
     late = lateness_ms(running.ledger())
     report(

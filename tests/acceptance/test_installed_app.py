@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environment import CHANNEL, Maker
+from tests.support.environment import CHANNEL, Environment, Maker
 from tests.support.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 CELERY = (sys.executable, "-m", "celery", "-A", "shop")
-SHOP = """
+INSTALL = "dispatcher.install(app, settings)"
+SHOP = f"""
 import os
 from pathlib import Path
 
@@ -28,8 +29,8 @@ for name in [each for each in os.environ if each.startswith("DISPATCHER_")]:
 
 app = Celery("shop", broker=settings.broker_url)
 app.conf.task_time_limit = 30
-app.conf.beat_schedule = {"count": {"task": "shop.count", "schedule": 0.5}}
-dispatcher.install(app, settings)
+app.conf.beat_schedule = {{"count": {{"task": "shop.count", "schedule": 0.5}}}}
+{INSTALL}
 
 
 @app.task(name="shop.count")
@@ -45,11 +46,28 @@ def test_an_app_of_the_users_delivers_and_does_its_own_work(
     environment: Maker, folder: Path, pool: str
 ) -> None:
     (folder / "shop.py").write_text(SHOP)
+    delivers_and_does_its_own_work(environment(queue="post", services=services(pool)), folder)
+
+
+@on_sqlite
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_an_app_of_the_users_does_so_over_rabbitmq(
+    environment: Maker, folder: Path, rabbitmq: str, own_queue: str, pool: str
+) -> None:
+    """Its own tasks have a queue of their own: others use this RabbitMQ, too."""
+    own = f'app.conf.task_default_queue = "{own_queue}.own"'
+    (folder / "shop.py").write_text(SHOP.replace(INSTALL, f"{own}\n{INSTALL}"))
+    running = environment(queue=own_queue, broker_url=rabbitmq, services=services(pool))
+    delivers_and_does_its_own_work(running, folder)
+    assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
+
+
+def services(pool: str) -> dict[str, list[str]]:
     worker = [*CELERY, "worker", f"--pool={pool}", "--concurrency=2", "--loglevel=INFO"]
-    running = environment(
-        queue="post",
-        services={"worker": worker, "beat": [*CELERY, "beat", "--schedule=beat"]},
-    )
+    return {"worker": worker, "beat": [*CELERY, "beat", "--schedule=beat"]}
+
+
+def delivers_and_does_its_own_work(running: Environment, folder: Path) -> None:
     start = datetime.now(UTC) + timedelta(seconds=1)
     accepted = [
         running.dispatcher.submit(

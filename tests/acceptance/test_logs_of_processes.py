@@ -27,8 +27,9 @@ SERVICES = {
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = []
     for name in SERVICES:
-        written = (folder / f"{name}.log").read_text(errors="replace").splitlines()
-        found += [json.loads(line) for line in written if line.startswith("{")]
+        text = (folder / f"{name}.log").read_text(errors="replace")
+        whole = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
+        found += [json.loads(line) for line in whole if line.startswith("{")]
     return found
 
 

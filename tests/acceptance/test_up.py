@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.environment import child_environment, dispatcher_command
+from tests.support.processes import run_command
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
 
@@ -44,15 +45,7 @@ class Shell:
             path.mkdir(parents=True)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            dispatcher_command(*arguments),
-            cwd=self.cwd,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_command(arguments, self.cwd, self.env, 60)
 
     def ask(self, *arguments: str) -> Any:
         """Run a command and return what it prints."""
@@ -65,7 +58,7 @@ class Shell:
         return self.ask("submit", *to, "--send-in", send_in)
 
     def wait_until_sent(self, message: Any) -> None:
-        wait_until(lambda: self.ask("show", message["id"])["status"] == "sent", 20)
+        wait_until(lambda: self.ask("show", message["id"])["status"] == "sent", 20, every=0.3)
 
 
 @contextmanager
@@ -106,7 +99,9 @@ def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
         slot = shell.ask("next-slot", "--recipient", "cleo", "--after", gone["send_at"])
         assert slot["next_slot"] == gone["send_at"]
         shell.wait_until_sent(soon)
-        wait_until(lambda: set(shell.ask("status")["duties"]) >= {"enqueue_due", "rescue"}, 20)
+        wait_until(
+            lambda: set(shell.ask("status")["duties"]) >= {"enqueue_due", "rescue"}, 20, every=0.3
+        )
         seen = shell.ask("status")
         assert [each["alive"] for each in (*seen["workers"], *seen["beats"])] == [True, True]
         second = shell.run("up")
@@ -136,3 +131,13 @@ def test_up_works_where_the_path_is_too_long_for_a_socket(folder: Path) -> None:
     assert len(os.fsencode(shell.cwd)) > LONGEST_SOCKET_PATH
     with up(shell):
         shell.wait_until_sent(shell.submit("ada", "1 second"))
+
+
+def test_up_tells_why_its_worker_does_not_stay(folder: Path) -> None:
+    shell = Shell(folder, "here")
+    shell.prepare()
+    options = 'transport = "webhook"\noptions.url = "ftp://shop.example"\n'
+    (shell.cwd / "dispatcher.toml").write_text(f"[channels.hooks]\n{options}")
+    why = "worker.log ends with: error: channels.hooks.options.url: it has another scheme"
+    with up(shell):
+        wait_until(lambda: why in (shell.folder / "said").read_text(), 30)

@@ -109,7 +109,7 @@ def url(redis_session: RedisServer) -> str:
     return redis_session.url
 
 
-@settings(property_test, max_examples=examples(90))
+@settings(property_test, max_examples=examples(60))
 @given(scene=scenes([PLAIN]))
 def test_one_scope_answers_as_the_clocks_say(url: str, scene: Scene) -> None:
     ada = (plain("ada"),)
@@ -150,7 +150,7 @@ def open_for(minutes: int, day: int | None, start: int) -> tuple[Item, ...]:
     return ((others, 0, 1440), (frozenset({day}), end, start)) if others else ()
 
 
-@settings(property_test, max_examples=examples(20))
+@settings(property_test, max_examples=examples(8))
 @given(
     where=zoned,
     quiet=st.builds(

@@ -5,9 +5,9 @@ Those of the doubles stand for the same mistake in a statement or a script.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -16,11 +16,15 @@ from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
 from dispatcher.delivery.round import Round
 from dispatcher.delivery.senders import Sending
 from dispatcher.errors import TooLate
-from dispatcher.message import Status
-from dispatcher.store import Claim
-from dispatcher.submission import Changes, Submission
+from dispatcher.message import Message, Status
+from dispatcher.reservation import Booking, Windows
+from dispatcher.store import Claim, Movable
+from dispatcher.submission import BulkSubmission, CatchUp, Changes, Submission
+from dispatcher.submission.schedule import ValidDraft
 from dispatcher.sweep import Sweep
-from tests.simulation.store import MemoryClaims, MemoryStoreUpkeep, Row, Tables
+from tests.simulation.claims import MemoryClaims
+from tests.simulation.store_upkeep import MemoryStoreUpkeep
+from tests.simulation.tables import CatchingUp, Row, Tables
 
 Bug = Callable[[], AbstractContextManager[object]]
 
@@ -122,6 +126,53 @@ def orphans_stay() -> AbstractContextManager[object]:
     return patch.object(Sweep, "_settle_unconfirmed", lambda _: (0, 0, 0))
 
 
+def a_refused_batch_keeps_its_places() -> AbstractContextManager[object]:
+    return patch.object(BulkSubmission, "_withdraw", lambda *_: None)
+
+
+def only_the_first_shard_is_given_back() -> AbstractContextManager[object]:
+    def withdraw(self: Windows, booking: Booking) -> bool:
+        first, *_ = self.groups(booking.terms)
+        return self.shards.release(first, booking.message_id, booking.submit)
+
+    return patch.object(Windows, "withdraw", withdraw)
+
+
+def who_opted_out_is_claimed() -> AbstractContextManager[object]:
+    real = MemoryClaims.claim
+
+    def claim(self: MemoryClaims, message_ids: Any, **more: Any) -> Any:
+        with patch.object(Tables, "is_suppressed", lambda *_: False):
+            return real(self, message_ids, **more)
+
+    return patch.object(MemoryClaims, "claim", claim)
+
+
+def what_was_tried_is_overdue() -> AbstractContextManager[object]:
+    def is_overdue(self: CatchingUp, row: Row, now: datetime, channels: Collection[str]) -> bool:
+        is_late = row.next_attempt_at <= now - self.after
+        return row.status is Status.SCHEDULED and is_late and row.channel in channels
+
+    return patch.object(CatchingUp, "is_overdue", is_overdue)
+
+
+def what_is_booked_again_keeps_its_place() -> AbstractContextManager[object]:
+    def move(self: Changes, found: Movable, valid: ValidDraft, *, asked_at: datetime) -> Message:
+        return self._change_row(found, valid.send_at, valid, asked_at).message
+
+    return patch.object(CatchUp, "_moved", _moved_by(move))
+
+
+def _moved_by(move: Any) -> Any:
+    real = CatchUp._moved
+
+    def moved(self: CatchUp, movable: Movable, now: datetime) -> Message | None:
+        with patch.object(Changes, "move", move):
+            return real(self, movable, now)
+
+    return moved
+
+
 def _both(first: Any, second: Any) -> AbstractContextManager[object]:
     stack = ExitStack()
     stack.enter_context(first)
@@ -141,4 +192,9 @@ BUGS: tuple[Bug, ...] = (
     send_without_waiting_for_the_instant,
     nobody_rescues,
     orphans_stay,
+    a_refused_batch_keeps_its_places,
+    only_the_first_shard_is_given_back,
+    who_opted_out_is_claimed,
+    what_was_tried_is_overdue,
+    what_is_booked_again_keeps_its_place,
 )

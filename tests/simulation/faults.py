@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import StrEnum
-from functools import partial
 from types import GeneratorType
-from typing import Any
+from typing import Any, cast
 
 from dispatcher.errors import (
     DispatcherError,
@@ -19,6 +18,8 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     StoreUnavailable,
 )
+from dispatcher.message import Message
+from dispatcher.store import Addition
 from tests.simulation.scheduler import Process, Scheduler
 
 
@@ -54,7 +55,7 @@ class Weather:
         self.calm = False
         self.outages: set[str] = set()
         self.counts: Counter[str] = Counter()
-        self.often = rng.choice([0.1, 0.2, 0.3, 0.45])
+        self.often = rng.choice([0.04, 0.1, 0.2, 0.35])
         self._kinds = list(_KINDS)
         # Each story has its own mixture, some lack whole kinds of faults.
         self._weights = [weight * rng.choice([0, 0.3, 1, 3]) for weight in _KINDS.values()]
@@ -92,7 +93,7 @@ _ROOMS: dict[str, Callable[[], DispatcherError]] = {
     "permits": lambda: LimitersUnavailable("redis did not answer"),
     "queue": lambda: QueueUnavailable("the broker did not take the tasks"),
 }
-_COPIED = frozenset({"move", "hold_again", "take", "drop", "release", "confirm"})
+_COPIED = frozenset({"move", "take", "drop", "release", "confirm"})
 """Calls of the windows that a client makes again on another line when no answer comes."""
 _SERVER_OF = {"store": "store", "windows": "redis", "permits": "redis", "queue": "broker"}
 
@@ -148,7 +149,7 @@ class Reached:
             return self._pages(name, answer)
         self._tell(f"{self._room}.{name}", "")
         if fault is Fault.REPEATED:
-            self._repeat(name, act, answer)
+            self._repeat(name, act)
         if fault is not None:
             self._after(fault, name, about)
         scheduler.wait(0.0002 + 0.001 * rng.random())
@@ -167,7 +168,7 @@ class Reached:
         if fault is Fault.REFUSED:
             if self._room == "store" and rng.random() < 0.1:
                 raise StoreUnavailable("the database answered DataError", refused=True)
-            if name == "add" and rng.random() < 0.3:
+            if _is_one(name, about) and rng.random() < 0.3:
                 raise OutcomeUnknown("the connection to the database broke", about[0].id)
             raise self._error()
         if fault is Fault.SLOW_BEFORE:
@@ -181,7 +182,7 @@ class Reached:
         rng = self._scheduler.rng
         if fault is Fault.LOST:
             self._scheduler.wait(0.01)
-            if name == "add":
+            if _is_one(name, about):
                 raise OutcomeUnknown("the connection to the database broke", about[0].id)
             raise self._error()
         if fault is Fault.SLOW_AFTER:
@@ -191,17 +192,14 @@ class Reached:
         elif fault is Fault.DIES_AFTER:
             self._die()
 
-    def _repeat(self, name: str, act: Callable[[], Any], answer: Any) -> None:
+    def _repeat(self, name: str, act: Callable[[], Any]) -> None:
         """Let a copy of a call arrive later, whatever its process does."""
         if self._room != "windows" or name not in _COPIED:
             return
-        copy = act
-        if name == "move":  # the script is given its hold, which the double makes itself
-            copy = partial(self._part.hold_again, answer)  # type: ignore[attr-defined]  # a double
 
         def arrive() -> None:
             with suppress(DispatcherError):
-                copy()
+                act()
             self._tell(f"{self._room}.{name}", "a copy has arrived")
 
         rng = self._scheduler.rng
@@ -219,3 +217,25 @@ class Reached:
     def _die(self) -> None:
         self._scheduler.kill(self._process)
         self._scheduler.wait(0.0)
+
+
+def _is_one(name: str, about: tuple[Any, ...]) -> bool:
+    """Whether a call adds one message, which may be stored where no answer comes."""
+    return name == "add" and isinstance(about[0], Message)
+
+
+class BulkLine:
+    """The bulk store as a client reaches it: what goes wrong while it adds is an answer there."""
+
+    def __init__(self, reached: Any) -> None:
+        self._reached = reached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reached, name)
+
+    def add(self, additions: Iterable[Addition]) -> bool | None:
+        every = list(additions)
+        try:
+            return cast("bool | None", self._reached.add(every))
+        except StoreUnavailable as error:
+            return False if error.refused else None

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from uuid import UUID
 
 from dispatcher.message import Outcome, Status
-from dispatcher.reservation import Terms
+from dispatcher.quota import Quota
+from dispatcher.redis_keys import scope_of
 from dispatcher.sendtime import to_ms
-from tests.simulation.store import NO_PLACE, Row
-from tests.simulation.world import CHANNEL_LIMITS, QUOTAS, World
+from dispatcher.store import Place
+from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings
+from tests.simulation.tables import NO_PLACE, AttemptRow, Row
+from tests.simulation.world import World
 from tests.support.checks import History, Stored, Windows, broken_promises, false_windows
 from tests.support.ledger import Line
 from tests.support.model import is_broken
 
 _QUOTAS = [(quota.count, quota.length_ms) for quota in QUOTAS]
+_OVERDUE = "overdue: "
+_CLOCKS_MS = 70_000
+"""How far the clocks of two processes may be apart that make ids, in ms."""
+KINDS = settings().quotas_of
 
 
 def judge(world: World) -> list[str]:
@@ -33,19 +42,41 @@ def judge(world: World) -> list[str]:
         *_cancelled(world),
         *_keys(world),
         *_attempts(world),
-        *false_windows(_windows(world), [_stored(world, row) for row in _rows(world)]),
+        *false_windows(_windows(world), _places(world)),
         *_leftovers(world),
         *_permits(world),
     ]
 
 
 def _rows(world: World) -> list[Row]:
-    return list(world.tables.messages.values())
+    """Return all that was ever stored and kept, and what was deleted when it was old."""
+    pruned = (each.row for each in world.facts.pruned.values())
+    return [*world.tables.messages.values(), *pruned]
+
+
+def _tries(world: World, id_: UUID) -> list[AttemptRow]:
+    pruned = world.facts.pruned.get(id_)
+    found = world.tables.attempts.get(id_, {}) if pruned is None else pruned.attempts
+    return [found[token] for token in sorted(found)]
+
+
+def _outcomes(world: World, id_: UUID) -> list[Outcome | None]:
+    return [each.outcome for each in _tries(world, id_)]
+
+
+def _by_id(world: World) -> dict[UUID, Row]:
+    return {row.id: row for row in _rows(world)}
+
+
+def _scopes(row: Row) -> list[str]:
+    """Return the names of what a message counts against."""
+    place = Place(row.id, row.scope, row.send_at, row.channel, row.scopes)
+    return [f"{each.kind}:{each.name}" for each in place.counted(KINDS)]
 
 
 def _stored(world: World, row: Row) -> Stored:
     """Return a row with what was known of each try when the next one began."""
-    outcomes = world.tables.outcomes(row.id)
+    outcomes = _outcomes(world, row.id)
     then = world.facts.known_then.get(row.id, [])
     outcomes[: len(then)] = then
     for place in range(len(outcomes)):
@@ -78,7 +109,7 @@ def _perhaps(world: World) -> set[UUID]:
 def _by_the_checker(world: World) -> list[str]:
     """Ask the checker about all that must have been sent or cancelled; others are judged here."""
     known = accepted(world)
-    told = known | (_perhaps(world) & world.tables.messages.keys())
+    told = known | (_perhaps(world) & _by_id(world).keys())
     told |= {row.id for row in _rows(world) if _taken_back(world, row)}
     apart = {row.id for row in _rows(world) if _may_end_otherwise(world, row)}
     history = History(
@@ -96,8 +127,9 @@ def _ledger(world: World) -> Iterator[Line]:
     A try that failed before its message was cancelled or moved is none of it; what is early or
     comes after a cancel is judged here.
     """
+    rows = _by_id(world)
     for line in world.provider.lines:
-        row = world.tables.messages.get(line.id)
+        row = rows.get(line.id)
         was_moved = row is not None and to_ms(row.send_at) != line.send_at_ms
         if not was_moved and line.id not in world.facts.cancelled:
             yield line
@@ -111,13 +143,18 @@ def _early(world: World) -> Iterator[str]:
 
 def _taken_back(world: World, row: Row) -> bool:
     """Whether a submit lost its place to another one and cancelled what a twin may know of."""
-    return row.status is Status.CANCELLED and any(
-        row.id in asked.ids and asked.key is not None for asked in world.facts.asked
+    key = row.idempotency_key
+    return (
+        row.status is Status.CANCELLED
+        and key is not None
+        and any(key == asked.key and row.id in asked.ids for asked in world.facts.asked)
     )
 
 
 def _may_end_otherwise(world: World, row: Row) -> bool:
     """Whether a message has ended otherwise than sent, as it may; :func:`_ends` judges how."""
+    if row.id in world.facts.committed_late:  # kept at its time, whoever has its place
+        return True
     if row.status is Status.CANCELLED:
         return row.id not in world.facts.cancelled
     if row.status is Status.SENT:  # moved after a try, whose success came to light later
@@ -131,7 +168,7 @@ def _ends(world: World) -> Iterator[str]:
     for row in _rows(world):
         if row.status is Status.SENT and row.id not in arrived:
             yield f"{row.id} counts as sent but never was"
-        outcomes = world.tables.outcomes(row.id)
+        outcomes = _outcomes(world, row.id)
         if Outcome.SENT in outcomes and row.status not in (Status.SENT, *NO_PLACE):
             yield f"{row.id} is known to be sent and is {row.status}"
         if row.status in (Status.SCHEDULED, Status.SENDING):
@@ -140,7 +177,7 @@ def _ends(world: World) -> Iterator[str]:
             is_refused = row.id in world.provider.refused
             if not is_refused and row.attempt_count < row.max_attempts:
                 yield f"{row.id} failed after {row.attempt_count} tries"
-        elif row.status is Status.EXPIRED and row.expires_at is None:
+        elif row.status is Status.EXPIRED and not _may_have_expired(world, row):
             yield f"{row.id} expired though it never does"
         elif row.status is Status.HELD and (
             row.on_unknown != "hold" or Outcome.UNKNOWN not in outcomes
@@ -151,26 +188,41 @@ def _ends(world: World) -> Iterator[str]:
 
 
 def _may_be_cancelled(world: World, row: Row) -> bool:
-    return row.id in world.facts.perhaps_cancelled or _taken_back(world, row)
+    opt_outs = world.facts.opt_outs
+    is_unwanted = opt_outs.has(row, opt_outs.perhaps)
+    return row.id in world.facts.perhaps_cancelled or is_unwanted or _taken_back(world, row)
+
+
+def _may_have_expired(world: World, row: Row) -> bool:
+    """Whether its time was over, or it was overdue on a channel that does not send it late."""
+    if row.finished_at is None or not (row.last_error or "").startswith(_OVERDUE):
+        return row.expires_at is not None
+    was_due = row.next_attempt_at + world.settings.overdue_after <= row.finished_at
+    catches_up = world.settings.channels[row.channel].catch_up
+    ends = catches_up == "expire" or (catches_up == "reslot" and row.expires_at is not None)
+    return was_due and ends and row.attempt_count == 0
 
 
 def _quotas(world: World) -> Iterator[str]:
     promised: dict[str, list[int]] = defaultdict(list)
     for row in _rows(world):
-        if row.status not in NO_PLACE:
-            promised[row.scope].append(to_ms(row.send_at))
+        if row.status not in NO_PLACE and row.id not in world.facts.committed_late:
+            for scope in _scopes(row):
+                promised[scope].append(to_ms(row.send_at))
     for scope, times in promised.items():
-        for quota in _QUOTAS:
-            if is_broken(times, quota):
-                yield f"{scope} was promised more than {quota[0]} within {quota[1]} ms"
+        kind = scope.partition(":")[0]
+        for quota in KINDS[kind]:
+            if isinstance(quota, Quota) and is_broken(times, (quota.count, quota.length_ms)):
+                yield f"{scope} was promised more than {quota}"
 
 
 def _limits(world: World) -> Iterator[str]:
     begun: dict[str, list[int]] = defaultdict(list)
+    rows = _by_id(world)
     for line in world.provider.lines:
         if line.event == "begin":
             begun[line.scope].append(line.at_us)
-            row = world.tables.messages.get(line.id)
+            row = rows.get(line.id)
             if row is not None and row.channel == "sms":
                 begun[""].append(line.at_us)
     for scope, times in begun.items():
@@ -182,8 +234,9 @@ def _limits(world: World) -> Iterator[str]:
 
 
 def _expired(world: World) -> Iterator[str]:
+    rows = _by_id(world)
     for line in world.provider.lines:
-        row = world.tables.messages.get(line.id)
+        row = rows.get(line.id)
         if line.event != "begin" or row is None or row.expires_at is None:
             continue
         if line.at_us >= to_ms(row.expires_at) * 1_000:
@@ -208,34 +261,49 @@ def _cancelled(world: World) -> Iterator[str]:
 
 
 def _keys(world: World) -> Iterator[str]:
+    """A key stands for one message, until that is deleted when it is old."""
     answers: dict[str, set[UUID]] = defaultdict(set)
+    rows, pruned = _by_id(world), world.facts.pruned
     for asked in world.facts.asked:
         if asked.key is not None and asked.answer is not None:
             answers[asked.key].add(asked.answer)
     for key, ids in answers.items():
-        if len(ids) > 1:
-            yield f"{key} was answered with {len(ids)} messages"
+        made = sorted((row.created_at, row.id) for row in map(rows.get, ids) if row is not None)
+        for (_, before), (_, later) in pairwise(made):
+            if before not in pruned or later.int >> 80 < to_ms(pruned[before].at) - _CLOCKS_MS:
+                yield f"{key} was answered with {before} and with {later}"
 
 
 def _attempts(world: World) -> Iterator[str]:
     for row in _rows(world):
-        kept = len(world.tables.outcomes(row.id))
-        if row.attempt_count != kept:
-            yield f"{row.id} counts {row.attempt_count} tries and has {kept}"
-        for token, attempt in world.tables.attempts.get(row.id, {}).items():
+        kept = _tries(world, row.id)
+        if row.attempt_count != len(kept):
+            yield f"{row.id} counts {row.attempt_count} tries and has {len(kept)}"
+        for attempt in kept:
             if attempt.finished_at is None:
-                yield f"claim {token} of {row.id} has no end"
+                yield f"claim {attempt.token} of {row.id} has no end"
 
 
 def _windows(world: World) -> Windows:
-    server = world.server
-    found: dict[str, dict[UUID, int]] = {}
-    for scope in {row.scope for row in _rows(world)}:
-        keys = world.windows.keys_of(Terms.plain(scope))
-        _, window = server.window_of(keys, scope)
-        if window:
-            found[scope] = {UUID(bytes=id_[:16]): at for id_, at in window.items()}
-    return found
+    """Return all windows, without what is deleted and counts no more."""
+    found: dict[str, dict[UUID, int]] = defaultdict(dict)
+    pruned = world.facts.pruned
+    old = {id_ for id_, each in pruned.items() if each.row.status not in NO_PLACE}
+    for name, window in world.server.holds.windows.items():
+        scope = scope_of(name.encode())
+        if scope is not None:
+            ids = {UUID(bytes=member[:16]): at for member, at in window.items()}
+            found[":".join(scope)] = {id_: at for id_, at in ids.items() if id_ not in old}
+    return {scope: window for scope, window in found.items() if window}
+
+
+def _places(world: World) -> list[Stored]:
+    """Return what the windows are to hold, one for each place of a message."""
+    return [
+        replace(_stored(world, row), scope=scope)
+        for row in world.tables.messages.values()
+        for scope in _scopes(row)
+    ]
 
 
 def _leftovers(world: World) -> Iterator[str]:
@@ -250,13 +318,13 @@ def _leftovers(world: World) -> Iterator[str]:
 
 def _permits(world: World) -> Iterator[str]:
     """Each hand-over still counts where a limit looks for it, not from earlier than it began."""
-    memory_ms = world.permits.memory.total_seconds() * 1_000
+    memory_ms = world.wiring.permits.memory.total_seconds() * 1_000
     end_ms = world.server.now_ms()
     for line in world.provider.lines:
         at_ms = world.redis_ms_of(line.at_us)
         if line.event != "begin" or at_ms < end_ms - memory_ms:
             continue
-        log = world.permits.scope_log(line.scope)
+        log = world.wiring.permits.scope_log(line.scope)
         scores = [at for member, at in log.items() if member[:16] == line.id.bytes]
         if not any(score >= at_ms for score in scores):
             yield f"try {line.attempt} of {line.id} has no permit"

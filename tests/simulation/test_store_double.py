@@ -16,20 +16,32 @@ from sqlalchemy import event, select
 
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store import Claim, Claims, Database, Failure, Messages, Result, StoreUpkeep
-from dispatcher.store.schema import attempts, messages
-from tests.simulation.store import (
-    NAMES,
-    AttemptRow,
-    MemoryClaims,
-    MemoryMessages,
-    MemoryStoreUpkeep,
-    Tables,
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Claim,
+    Claims,
+    Database,
+    Failure,
+    JoinedMessages,
+    Messages,
+    Overdue,
+    Result,
+    StoreUpkeep,
+    Suppressions,
+    overdue,
 )
+from dispatcher.store.schema import VOID, attempts, messages
+from tests.simulation.claims import MemoryClaims
+from tests.simulation.joined import MemoryTransaction, Session
+from tests.simulation.messages import MemoryBulkMessages, MemoryMessages, MemorySuppressions
+from tests.simulation.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
+from tests.simulation.tables import NAMES, AttemptRow, CatchingUp, Tables
 from tests.support.clock import MovableClock
 
 TTL = timedelta(seconds=5)
-STEPS = 120
+LATE = timedelta(seconds=3)
+STEPS = 200
 _COLUMNS = (*NAMES, "enqueue_at", "fingerprint", "claim_token", "claim_expires_at", "reserved",
             "move_token")  # fmt: skip
 
@@ -43,10 +55,24 @@ class Both:
         self.database = Database(f"sqlite:///{path}")
         event.listen(self.database.engine, "connect", self._tell_time)
         self.tables = Tables(self.clock.now)
+        late = CatchingUp(LATE, expire=["page"], reslot=["push"])
+        left = overdue(["page", "push"], LATE)
         self.stores = [
             (Messages(self.database), MemoryMessages(self.tables)),
-            (Claims(self.database, ttl=TTL), MemoryClaims(self.tables, ttl=TTL)),
-            (StoreUpkeep(self.database), MemoryStoreUpkeep(self.tables)),
+            (
+                Claims(self.database, ttl=TTL, leaves=left),
+                MemoryClaims(self.tables, ttl=TTL, leaves=late),
+            ),
+            (
+                StoreUpkeep(self.database, leaves=left),
+                MemoryStoreUpkeep(self.tables, leaves=late),
+            ),
+            (BulkMessages(self.database), MemoryBulkMessages(self.tables)),
+            (Suppressions(self.database), MemorySuppressions(self.tables)),
+            (
+                Overdue(self.database, after=LATE, expire=["page"], reslot=["push"]),
+                MemoryOverdue(self.tables, late),
+            ),
         ]
         self.known: list[Message] = []
         self.claims: list[Claim] = []
@@ -78,7 +104,9 @@ class Both:
         with self.database.engine.connect() as connection:
             rows = connection.execute(select(*(messages.c[name] for name in _COLUMNS))).all()
             tries = connection.execute(select(attempts)).all()
-        real = {row.id: dict(row._mapping) for row in rows}
+        real = {row.id: dict(row._mapping) for row in rows if row.status != VOID}
+        void = {row.id: row.finished_at for row in rows if row.status == VOID}
+        assert self.tables.void == void, after
         double = {
             id_: {name: getattr(row, name) for name in _COLUMNS}
             for id_, row in self.tables.messages.items()
@@ -97,7 +125,8 @@ class Both:
         self.clock.advance(timedelta(milliseconds=self.rng.choice([0, 1, 300, 2_000, 6_000])))
         self.rng.choice(
             [self._add, self._add, self._change, self._claim, self._claim, self._record,
-             self._put_back, self._sweep, self._sweep, self._read]
+             self._put_back, self._sweep, self._sweep, self._read, self._add_many, self._opt_out,
+             self._catch_up, self._join]
         )()  # fmt: skip
 
     def _some_id(self) -> UUID:
@@ -116,13 +145,14 @@ class Both:
     def _wait(self) -> timedelta:
         return timedelta(milliseconds=self.rng.choice([0, 7, 900, 4_000]))
 
-    def _add(self) -> None:
+    def _message(self) -> Message:
         rng, now = self.rng, self.clock.now()
         send_at = now + self._wait()
         expires = rng.choice([None, timedelta(seconds=1), timedelta(seconds=9)])
-        message = Message(
+        return Message(
             id=UUID(int=(int(now.timestamp() * 1_000) << 80) | (7 << 76) | rng.getrandbits(40)),
-            channel=rng.choice(["sms", "mail"]), recipient="ada", scope="ada", body={"n": 1},
+            channel=rng.choice(["sms", "mail", "push", "page"]),
+            recipient=rng.choice(["ada", "ada", "bob"]), scope="ada", body={"n": 1},
             send_at=send_at, next_attempt_at=send_at,
             expires_at=None if expires is None else send_at + expires,
             status=Status.SCHEDULED, attempt_count=0, max_attempts=2,
@@ -130,10 +160,77 @@ class Both:
             finished_at=None, last_error=None, on_unknown=rng.choice(["retry", "hold"]),
             expire_after=expires, trace=rng.choice([None, f"00-{5:032x}-{7:016x}-01"]),
         )  # fmt: skip
-        enqueue_at = send_at - timedelta(seconds=self.rng.choice([1, 4]))
-        self.known.append(
-            self.ask(0, "add", message, enqueue_at=enqueue_at, fingerprint=str(rng.random()))
-        )
+
+    def _add(self) -> None:
+        message = self._message()
+        enqueue_at = message.send_at - timedelta(seconds=self.rng.choice([1, 4]))
+        fingerprint = str(self.rng.random())
+        added = self.ask(0, "add", message, enqueue_at=enqueue_at, fingerprint=fingerprint)
+        if isinstance(added, Message):
+            self.known.append(added)
+
+    def _add_many(self) -> None:
+        messages = [self._message() for _ in range(self.rng.randrange(1, 4))]
+        additions = [
+            Addition(each, each.send_at, str(self.rng.random()), '{"n":1}') for each in messages
+        ]
+        if self.rng.random() < 0.1:
+            self.ask(2, "give_up", [messages[0].id])
+        if self.ask(3, "add", additions):
+            self.known += messages
+        self.ask(3, "has", [messages[0].id, *self._some_ids()])
+        self.ask(3, "with_keys", ["one", "two"])
+        if self.rng.random() < 0.2:
+            self.ask(3, "cancel", self._some_ids())
+
+    def _join(self) -> None:
+        """Store in a transaction of a caller's, whose end is the same for both."""
+        ends: list[tuple[list[Any], bool]] = []
+        some = [self._message() for _ in range(2)]
+        commits = self.rng.random() < 0.7
+        transaction = MemoryTransaction(self.tables)
+        session = Session(transaction, transaction)
+
+        def keep(of: Any, is_certain: bool) -> None:
+            ends.append((of, is_certain))
+
+        engine = self.database.engine.execution_options(isolation_level="SERIALIZABLE")
+        with engine.connect() as connection:
+            joined: Any = JoinedMessages(self.database).join(connection, keep)
+            sides: tuple[Any, ...] = (joined, session.join(keep))
+            for place, side in enumerate(sides):
+                side.watch.joined.append(place)
+            for message in some:
+                more = {"enqueue_at": message.send_at, "fingerprint": "f", "status_url": None}
+                for name, given, named in (
+                    ("add", (message,), more),
+                    ("with_key", (self.rng.choice(["one", "two"]),), {}),
+                    ("present", ([*self._some_ids(), message.id],), {}),
+                ):
+                    real, double = (_answer(getattr(side, name), given, named) for side in sides)
+                    assert double == real, f"joined {name}"
+            for side in (connection, session):
+                (side.commit if commits else side.rollback)()
+        assert sorted(ends) == [([0], True), ([1], True)]
+        self.known += [each for each in some if each.id in self.tables.messages]
+        self.compare("a transaction")
+
+    def _opt_out(self) -> None:
+        rng = self.rng
+        who = rng.choice(["ada", *["bob"] * 4]), rng.choice([None, "sms", "push"])
+        self.ask(4, rng.choice(["add", "remove", "remove"]), *who)
+        self.ask(4, "among", [("ada", "sms"), ("bob", "push"), ("bob", "mail")])
+        self.ask(4, "page", rng.choice([None, "bob"]), after=None, at_most=9)
+        self.ask(4, "scheduled", *who, after=None, at_most=3)
+
+    def _catch_up(self) -> None:
+        if self.rng.random() < 0.5:
+            self.ask(5, "expire", at_most=2)
+            return
+        taken = self.ask(5, "take", at_most=2, ttl=TTL)
+        if taken is not None:
+            some = [each.message for each in taken.found]
+            self.ask(5, *self.rng.choice([("give_back", some), ("give_up", some[0])]))
 
     def _change(self) -> None:
         id_ = self._some_id()
@@ -146,7 +243,8 @@ class Both:
                 0, "move", found, send_at=send_at, zone=None,
                 within=self.rng.choice([timedelta(0), TTL]),
                 next_attempt_at=self.rng.choice([None, send_at + timedelta(seconds=3)]),
-                expires_at=send_at + TTL, expire_after=TTL, enqueue_at=send_at,
+                expires_at=send_at + TTL, expire_after=TTL,
+                enqueue_at=send_at + self.rng.choice([timedelta(0), timedelta(seconds=2)]),
                 asked_at=self.rng.choice([None, found.message.send_at]),
             )  # fmt: skip
             self.known.append(self.stores[0][1].get(id_))  # type: ignore[attr-defined]
@@ -181,13 +279,16 @@ class Both:
             self.ask(1, "renew", some)
         else:
             given = [(claim, self._wait()) for claim in some]
-            self.ask(1, "put_back", given, enqueue_in=timedelta(seconds=-1))
+            seconds = self.rng.choice([-1, 1])
+            self.ask(1, "put_back", given, enqueue_in=timedelta(seconds=seconds))
 
     def _sweep(self) -> None:
         if self.rng.random() < 0.5:
             self.ask(2, "rescue", at_most=100)
         else:
             self.ask(2, "take_due", at_most=100, grace=timedelta(seconds=2))
+        if self.rng.random() < 0.2:
+            self.ask(2, "prune", older_than=timedelta(seconds=20), at_most=2)
 
     def _read(self) -> None:
         self.ask(0, "get", self._some_id())

@@ -17,8 +17,8 @@ import redis
 
 from dispatcher.bootstrap import Parts
 from dispatcher.queue import Ticket
-from tests.soak.stage import BEATS, CLIENTS, HARNESS, SERVERS, SIDES, WORKERS, Stage
-from tests.support.servers import RedisServer
+from tests.soak.stage import BEATS, CLIENTS, SERVERS, SIDES, WORKERS, Stage
+from tests.support.servers import HARNESS, RedisServer
 
 FORGOTTEN_BYTES = 8_000
 

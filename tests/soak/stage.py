@@ -25,7 +25,7 @@ from tests.soak.client import CANARY, PERSON
 from tests.soak.recorder import Recorder, digest_of, now_us, read
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.proxy import Proxy
-from tests.support.servers import PostgresServer, RedisServer
+from tests.support.servers import HARNESS, PostgresServer, RedisServer
 from tests.support.service import Service
 from tests.support.waiting import wait_until
 
@@ -35,8 +35,6 @@ CONCURRENCY = {"text": 12}
 WORKERS, BEATS, CLIENTS = ("worker-1", "worker-2"), ("beat-1", "beat-2"), ("client-1", "client-2")
 SIDES, SERVERS = (*WORKERS, "beats", "clients"), ("windows", "broker", "store")
 """Each side has a line of its own to each server."""
-HARNESS = "soak"
-"""Application name of our own connections, which faults leave alone."""
 
 _RESTART_SECONDS = 0.4
 _LOOK_SECONDS = 0.1

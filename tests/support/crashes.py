@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable
@@ -26,6 +25,7 @@ from tests.support.all_windows import let_graces_pass, pending_entries, promised
 from tests.support.checks import History, broken_promises
 from tests.support.environment import stored_in
 from tests.support.house import House
+from tests.support.processes import forking
 
 CHANNEL = "ledger"
 ROOMY: dict[str, Any] = {
@@ -42,7 +42,6 @@ Work = Callable[..., object]
 
 _SECONDS = 60
 _MOST_ROUNDS = 8
-_PRELOADED = ["dispatcher", "tests.support.house", "tests.support.ledger"]
 _LONG_AGO = timedelta(seconds=1)
 
 
@@ -70,9 +69,7 @@ def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kil
 
 def in_a_process(spec: str, work: Work, settings: Settings, *given: Any) -> Any:
     """Start work in a fresh process that is armed by its environment; return the process."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    process = context.Process(target=_run, args=(spec, work, settings, given), daemon=True)
+    process = forking().Process(target=_run, args=(spec, work, settings, given), daemon=True)
     process.start()
     return process
 

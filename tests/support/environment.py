@@ -26,7 +26,7 @@ from dispatcher.store.schema import IS_MESSAGE, attempts, messages
 from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.model import Quota
-from tests.support.service import Service
+from tests.support.service import Forked, Service
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ class Environment:
         self._ledger = folder / "ledger"
         env = child_environment(settings)
         self._services = {
-            name: Service(name, command, folder, env) for name, command in services.items()
+            name: _service(name, command, folder, env) for name, command in services.items()
         }
         self._wanted: set[str] = set()
         self._lock = threading.Lock()
@@ -246,6 +246,13 @@ class Environment:
                         service.start()
                         started[name] = time.monotonic()
                         self.restarts += 1
+
+
+def _service(name: str, command: Sequence[str], folder: Path, env: dict[str, str]) -> Service:
+    start = dispatcher_command()
+    if command[: len(start)] != start:
+        return Service(name, command, folder, env)
+    return Forked(name, command[len(start) :], folder, env)
 
 
 def stored_in(database: Database) -> list[Stored]:

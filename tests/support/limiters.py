@@ -67,6 +67,12 @@ function redis.call(command, key, ...)
   elseif command == 'SET' and given[2] == 'PX' then
     test_expiry(key, test_ms + given[3])
     return real.call('SET', key, given[1])
+  elseif command == 'SET' and given[3] == 'PX' then
+    local done = real.call('SET', key, given[1], given[2])
+    if done then
+      test_expiry(key, test_ms + given[4])
+    end
+    return done
   end
   return real.call(command, key, ...)
 end
@@ -78,6 +84,9 @@ class Clocked(redis.Redis):
 
     def register_script(self, script: Any) -> Any:
         return super().register_script(PRELUDE + script)
+
+    def time(self, **_: Any) -> tuple[int, int]:
+        return divmod(self.now_us, 1_000_000)
 
     def set_us(self, now_us: int) -> None:
         self.hset(CLOCK, "now", now_us)

@@ -163,7 +163,8 @@ LATE_SECONDS = 0.7
 EHLO = "250-scripted\r\n250-SIZE 1000000\r\n250 8BITMIME"
 _POLITE = {
     "connection": "220 scripted", "EHLO": EHLO, "MAIL": "250 ok", "RCPT": "250 ok",
-    "DATA": "354 go ahead", "message": "250 queued", "RSET": "250 ok", "QUIT": "221 bye",
+    "DATA": "354 go ahead", "message": "250 queued", "RSET": "250 ok", "NOOP": "250 ok",
+    "QUIT": "221 bye",
 }  # fmt: skip
 
 

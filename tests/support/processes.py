@@ -1,23 +1,58 @@
-"""Work done by several processes at once."""
+"""Processes forked from one that has imported the code and opened nothing.
+
+To import it takes a second of a core; here each process of a test run spends that once.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
+from tempfile import TemporaryDirectory
 from typing import Any
 
 _SECONDS = 60
-_PRELOADED = ["dispatcher", "tests.support.house"]
+_PRELOADED = [
+    "celery.apps.beat",
+    "celery.apps.worker",
+    "celery.bin.celery",
+    "celery.concurrency.thread",
+    "dispatcher.cli",
+    "dispatcher.reconnecting",
+    "dispatcher.tasks",
+    "kombu.transport.pyamqp",
+    "kombu.transport.redis",
+    "psycopg",
+    "pymysql",
+    "pytest",
+    "sqlalchemy.dialects.mysql.pymysql",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite.pysqlite",
+    "sqlalchemy.orm",
+    "tests.support.house",
+    "tests.support.ledger",
+]
+
+
+def forking() -> ForkServerContext:
+    """Return what makes processes that share no connection with this one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run ``work(gate, number, *arguments)`` in that many fresh processes; return the answers.
 
-    ``gate`` is a barrier for all of them. The processes share no connection with this one: they
-    are forked from a server that has imported the code and opened nothing.
+    ``gate`` is a barrier for all of them.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = forking()
     gate, answers = context.Barrier(count), context.Queue()
     processes = [
         context.Process(target=_run, args=(work, gate, number, answers, arguments), daemon=True)
@@ -25,10 +60,15 @@ def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[
     ]
     for process in processes:
         process.start()
+    found: dict[int, Any] = {}
     try:
-        found = dict(answers.get(timeout=_SECONDS) for _ in processes)
+        while len(found) < count:
+            number, answer = answers.get(timeout=_SECONDS)
+            found[number] = answer
     finally:
         for process in processes:
+            if len(found) < count:  # one hangs: no waiting for each of the others
+                process.kill()
             process.join(_SECONDS)
     failed = [each for each in found.values() if isinstance(each, Exception)]
     if failed:
@@ -42,3 +82,52 @@ def _run(work: Any, gate: Any, number: int, answers: Any, arguments: tuple[Any, 
     except Exception as error:
         answers.put((number, RuntimeError(repr(error))))
         raise
+
+
+def command_line(
+    arguments: Sequence[str],
+    log: Path,
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    errors: Path | None = None,
+) -> BaseProcess:
+    """Start ``python -m dispatcher …``, but for its imports; return the process.
+
+    It leads a session of its own, works in ``folder`` and writes to the end of ``log``, what it
+    says to standard error to that of ``errors``, if that is given.
+    """
+    given = (list(arguments), log, errors or log, folder, dict(env))
+    process = forking().Process(target=_command_line, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def run_command(
+    arguments: Sequence[str], folder: Path, env: Mapping[str, str], seconds: float
+) -> CompletedProcess[str]:
+    """Run it to its end; return what came of it. Fails if it takes longer."""
+    with TemporaryDirectory() as said:
+        out, errors = Path(said, "out"), Path(said, "errors")
+        process = command_line(arguments, out, folder, env, errors=errors)
+        process.join(seconds)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutExpired(list(arguments), seconds)
+        return CompletedProcess(
+            list(arguments), process.exitcode, out.read_text(), errors.read_text()
+        )
+
+
+def _command_line(
+    arguments: list[str], log: Path, errors: Path, folder: Path, env: dict[str, str]
+) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, path in enumerate((log, errors), start=1):
+        with path.open("ab") as end:
+            os.dup2(end.fileno(), number)
+    sys.argv[1:] = arguments
+    runpy.run_module("dispatcher", run_name="__main__", alter_sys=True)

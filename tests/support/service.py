@@ -7,7 +7,10 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from tests.support.processes import command_line
 
 
 class Service:
@@ -19,19 +22,22 @@ class Service:
         self._command = list(command)
         self._folder = folder
         self._env = env
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | BaseProcess | None = None
+        self._killed = 0
 
     @property
     def pid(self) -> int:
-        if self._child is None:
+        pid = self._child and self._child.pid
+        if not pid:
             raise RuntimeError(f"{self.name} was never started")
-        return self._child.pid
+        return pid
 
     @property
     def alive(self) -> bool:
-        return self._child is not None and self._child.poll() is None
+        return isinstance(self._child, subprocess.Popen) and self._child.poll() is None
 
     def start(self) -> None:
+        self._killed = 0
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
                 self._command,
@@ -45,7 +51,29 @@ class Service:
 
     def kill(self) -> None:
         """End it and its children without any order."""
-        if self._child is not None:
+        if self._child is not None and self._killed != self.pid:
             with suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
+            self._child.kill()  # it may have begun only just, and lead no group yet
+            self._wait()
+            self._killed = self.pid  # it is gone, and the number may be another's by now
+
+    def _wait(self) -> None:
+        if isinstance(self._child, subprocess.Popen):
             self._child.wait()
+
+
+class Forked(Service):
+    """``python -m dispatcher``, told its arguments, without the second that its imports take."""
+
+    @property
+    def alive(self) -> bool:
+        return isinstance(self._child, BaseProcess) and self._child.is_alive()
+
+    def start(self) -> None:
+        self._killed = 0
+        self._child = command_line(self._command, self.log, self._folder, self._env)
+
+    def _wait(self) -> None:
+        if isinstance(self._child, BaseProcess):
+            self._child.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+from tests.support.processes import forking
+
 _SECONDS = 60
-_PRELOADED = ["dispatcher", "tests.support.house"]
 _STANDS = "stands"
 
 
@@ -60,8 +60,7 @@ class Victim:
 @contextmanager
 def side_by_side(works: Sequence[tuple[Any, ...]]) -> Iterator[list[Victim]]:
     """Run ``work(line, *arguments)`` in a fresh process for each ``(work, *arguments)``."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = forking()
     gate = context.Barrier(len(works))
     started: list[Victim] = []
     try:

@@ -152,3 +152,8 @@ def test_an_error_survives_the_way_between_processes(error: errors.DispatcherErr
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(1, "an int"), ("x", "a str"), (None, "a NoneType")])
+def test_a_value_is_named_with_its_article(value: object, kind: str) -> None:
+    assert errors.kind_of(value) == kind

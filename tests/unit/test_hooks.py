@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
@@ -57,7 +59,7 @@ def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
     """Tell what a journal tells, which has no more than the ids of some."""
     journal = Journal(listen=hooks.told)
     for each in messages:
-        if transition is Transition.SCHEDULED:
+        if transition in (Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED):
             journal.tell(transition, each)
         else:
             journal.tell_of(transition, each.id, each.channel)
@@ -78,7 +80,25 @@ def test_what_nobody_asks_for_is_not_even_read() -> None:
     hooks = Hooks(Told(), read=lambda _: pytest.fail("it was read"))
     tell(hooks, Transition.HELD, row())
     tell(hooks, Transition.EXPIRED, row())
+    tell(hooks, Transition.SNOOZED, row(Status.SCHEDULED))
+    tell(hooks, Transition.RESCHEDULED, row(Status.SCHEDULED))
     hooks.close()
+    assert hooks._thread is None
+
+
+def test_each_move_is_told_as_it_left_the_message_whatever_came_since() -> None:
+    class Moves:
+        times: ClassVar[list[datetime]] = []
+
+        def on_rescheduled(self, message: Message) -> None:
+            self.times.append(message.send_at)
+
+    hooks = Hooks(Moves(), read=lambda _: pytest.fail("it was read"))
+    first = row(Status.SCHEDULED)
+    second = replace(first, send_at=first.send_at + timedelta(hours=1))
+    tell(hooks, Transition.RESCHEDULED, first, second)
+    hooks.close()
+    assert Moves.times == [first.send_at, second.send_at]
 
 
 TOLD_OF = {
@@ -86,14 +106,15 @@ TOLD_OF = {
     Transition.ENQUEUED: (Status.SCHEDULED, None),
     Transition.SENT: (Status.SENT, "on_sent"),
     Transition.RETRIED: (Status.SCHEDULED, "on_retry"),
-    Transition.SNOOZED: (Status.SCHEDULED, None),
+    Transition.SNOOZED: (Status.SENDING, "on_snoozed"),
     Transition.FAILED: (Status.FAILED, "on_failed"),
     Transition.HELD: (Status.HELD, "on_held"),
     Transition.RELEASED: (Status.SENDING, "on_retry"),
     Transition.EXPIRED: (Status.EXPIRED, "on_expired"),
     Transition.CANCELLED: (Status.CANCELLED, "on_cancelled"),
     Transition.RESCUED: (Status.SCHEDULED, "on_retry"),
-    Transition.RESCHEDULED: (Status.SCHEDULED, None),
+    Transition.RESCHEDULED: (Status.SCHEDULED, "on_rescheduled"),
+    Transition.RESLOTTED: (Status.SCHEDULED, "on_reslotted"),
 }
 
 

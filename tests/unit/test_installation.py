@@ -138,3 +138,25 @@ def test_a_refusal_shows_no_password() -> None:
         install(app, Settings.load(broker_url="redis://:swordfish@broker/0"))
     assert "hunter2" not in str(refused.value)
     assert "swordfish" not in str(refused.value)
+
+
+def test_another_broker_is_named_without_its_password() -> None:
+    settings = SETTINGS.model_copy(update={"broker_url": "redis://ada:hunter2@ours.example/3"})
+    with pytest.raises(InvalidSettings) as refused:
+        install(shop(), settings)
+    assert "redis://ours.example/3 is not the broker" in refused.value.problem
+    assert "DISPATCHER_BROKER_URL" in refused.value.accepted
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_is_no_app_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="app: an int"):
+        install(5)  # type: ignore[arg-type]  # that is the case
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/1?nonsense=1", "foo://x"])
+def test_a_broker_that_kombu_does_not_know_is_said(url: str) -> None:
+    app = Celery("theirs", broker=url, set_as_current=False)
+    with pytest.raises(InvalidSettings, match="broker_url: cannot be read, or that of the app"):
+        install(app, Settings())
+    assert app.conf.beat_schedule == {}

@@ -64,3 +64,9 @@ def test_every_module_says_what_it_is() -> None:
     for found in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
         if found.name != "dispatcher.__main__":
             assert importlib.import_module(found.name).__doc__, found.name
+
+
+def test_what_limiters_raise_is_found_beside_them() -> None:
+    limiters = importlib.import_module("dispatcher.limiters")
+    assert limiters.LimitReached is errors.LimitReached
+    assert limiters.LimitersUnavailable is errors.LimitersUnavailable

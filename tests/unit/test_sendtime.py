@@ -11,7 +11,7 @@ import pytest
 from dateutil import tz
 
 from dispatcher import sendtime
-from dispatcher.errors import InvalidSendTime
+from dispatcher.errors import InvalidSendTime, kind_of
 
 BERLIN = "Europe/Berlin"
 
@@ -85,7 +85,7 @@ def test_an_unreadable_text_never_means_now(value: str) -> None:
 def test_a_value_of_another_type_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSendTime) as refused:
         sendtime.parse(value)
-    assert refused.value.problem == f"a {type(value).__name__}"
+    assert refused.value.problem == kind_of(value)
 
 
 @pytest.mark.parametrize(

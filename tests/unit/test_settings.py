@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dispatcher.errors import InvalidSettings
+from dispatcher import Dispatcher
+from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import CalendarLimit, Limit, Quota
 from dispatcher.settings import Settings, embedded_socket
 
@@ -61,6 +62,67 @@ def test_settings_that_contradict_each_other_are_refused(
     with pytest.raises(InvalidSettings) as refused:
         Settings.load(**settings)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"quota": "1/minute"}, "quota: there is no such setting; accepted: quotas"),
+        (
+            {"channels": {"sms": {"tranport": "file"}}},
+            "channels.sms.tranport: there is no such setting; accepted: transport",
+        ),
+        (
+            {"channels": {"sms": {}}},
+            "channels.sms.transport: is missing; accepted: a value: it has no default",
+        ),
+        (
+            {"scopes": {"tenant": {"nonsense": 1}}},
+            "scopes.tenant.nonsense: there is no such setting; accepted: one of quotas",
+        ),
+        ({"quotas": 5}, "quotas: is no list; accepted: a list;"),
+        ({"horizon": -1}, "horizon: is out of range; accepted: more than 0 seconds"),
+        ({"shards": 0}, "shards: is out of range; accepted: at least 1"),
+        ({"shards": 9999}, "shards: is out of range; accepted: at most 1024"),
+        ({"shards": "x"}, "shards: is no whole number; accepted: a whole number"),
+        ({"log_format": "xml"}, "log_format: is none of the words there are; accepted: 'console'"),
+        ({"redis_url": 5}, "redis_url: is no text; accepted: a text"),
+        ({"channels": []}, "channels: is no table; accepted: a table"),
+        ({"channels": {"sms": 3}}, "channels.sms: is no table; accepted: a table"),
+        ({"horizon": None}, "horizon: is no length; accepted: seconds, or a number and a unit"),
+    ],
+)
+def test_a_refusal_says_in_one_sentence_what_would_be_accepted(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(**settings)
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("DISPATCHER_QUOTA", "DISPATCHER_QUOTAS"),
+        ("DISPATCHER_DATABSE_URL", "DISPATCHER_DATABASE_URL"),
+        ("DISPATCHER_CHANNEL__SMS__TRANSPORT", "DISPATCHER_CHANNELS"),
+    ],
+)
+def test_a_variable_that_is_almost_a_setting_is_refused(
+    variable: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1/minute")
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load()
+    assert (refused.value.field, refused.value.accepted) == (variable, meant)
+
+
+@pytest.mark.parametrize("name", ["PORT", "SERVICE_HOST", "PORT_6379_TCP_ADDR", "FAULTS", "REDIS"])
+def test_variables_of_others_with_our_prefix_are_left_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"DISPATCHER_{name}", "tcp://10.0.0.1:6379")
+    Settings.load()
 
 
 def test_settings_just_inside_their_rules_are_taken() -> None:
@@ -311,3 +373,8 @@ def test_the_embedded_socket_fits_into_a_socket_address(tmp_path: Path) -> None:
     assert len(os.fsencode(embedded_socket(deep))) <= 100
     assert embedded_socket(deep) == embedded_socket(deep)
     assert embedded_socket(deep) != embedded_socket(tmp_path / ("y" * 120))
+
+
+def test_a_dispatcher_takes_settings_and_nothing_else() -> None:
+    with pytest.raises(InvalidValue, match="settings: a str; accepted: Settings"):
+        Dispatcher("production")  # type: ignore[arg-type]  # that is the case

@@ -222,7 +222,7 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ({"make": Answers}, "a int as receipt"),
+        ({"make": Answers}, "an int as receipt"),
         ({"make": Talks}, "a receipt that will be cut"),
         ({"make": ForOneThread}, "used by two threads"),
         ({"make": NewKey}, "another key on the second try"),

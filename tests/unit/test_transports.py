@@ -205,6 +205,13 @@ def test_a_misconfigured_transport_names_its_field(  # noqa: PLR0917 - one table
     assert caught.value.accepted
 
 
+def test_an_option_that_a_transport_needs_is_named_where_it_is_missing() -> None:
+    channel = Channel(transport="smtp", options={"from": "mail@shop.example"})
+    with pytest.raises(InvalidSettings, match="is missing") as refused:
+        load("email", channel, Settings.load())
+    assert refused.value.field == "channels.email.options.url"
+
+
 def test_a_channel_without_a_transport_is_refused_by_the_settings() -> None:
     with pytest.raises(InvalidSettings) as caught:
         Settings.load(channels={"sms": {"transport": ""}})

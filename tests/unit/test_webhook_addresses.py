@@ -181,3 +181,18 @@ def test_an_allow_list_that_cannot_be_read_is_refused(allow: Any) -> None:
 
 def test_what_is_resolved_is_numeric_so_that_a_connection_asks_nobody_again() -> None:
     assert socket.inet_aton(resolve("127.0.0.1", 80)[0])
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("http://hooks.example/", "options.http"),
+        ("https://127.0.0.1/", "options.allow"),
+        ("https://localhost/", "options.allow"),
+        ("https://hooks.example:8443/", "options.ports"),
+    ],
+)
+def test_a_refusal_names_the_option_that_would_take_it(url: str, option: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        Reader(Addresses(), ports=frozenset()).read(url)
+    assert option in refused.value.accepted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, kind_of
 
 _LONGEST = 254
 _LONGEST_LOCAL = 64
@@ -28,7 +28,7 @@ def check_address(field: str, text: object) -> str:
     Raises InvalidDraft, which does not quote it.
     """
     if not isinstance(text, str):
-        raise InvalidDraft(field, f"a {type(text).__name__}", ACCEPTED)
+        raise InvalidDraft(field, kind_of(text), ACCEPTED)
     local, _, domain = text.rpartition("@")
     problem = None
     if not local or not domain:

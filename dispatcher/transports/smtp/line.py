@@ -67,6 +67,14 @@ class Line:
             raise
         return line
 
+    def ask(self) -> None:
+        """Ask whether all is well (NOOP). Raises TemporaryFailure."""
+        try:
+            self._expect(self._wire.noop(), "NOOP", _OK)
+        except LINE_ERRORS as error:
+            self.break_off()
+            raise TemporaryFailure(f"{self._server}: {self._wire.deadline.why(error)}") from None
+
     def deliver(self, mail: Mail, deadline: Deadline) -> Reply:
         """Hand the mail over; return what the server said to it.
 

@@ -16,7 +16,7 @@ from email.utils import format_datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from dispatcher.errors import InvalidDraft
+from dispatcher.errors import InvalidDraft, kind_of
 from dispatcher.message import Message
 from dispatcher.transports.smtp.address import check_address
 
@@ -117,7 +117,7 @@ def read_sender(text: object) -> Address:
     """
     accepted = "Shop <mail@shop.example> or mail@shop.example, in ASCII but for the name"
     if not isinstance(text, str):
-        raise InvalidDraft("from", f"a {type(text).__name__}", accepted)
+        raise InvalidDraft("from", kind_of(text), accepted)
     check_header("from", text, longest=_LONGEST_SUBJECT)
     header = HeaderRegistry()("From", text)
     groups: tuple[Group, ...] = getattr(header, "groups", ())
@@ -158,7 +158,7 @@ def check_header(field: str, value: object, *, longest: int) -> str:
     """
     accepted = f"one line of 1 to {longest} characters without control characters"
     if not isinstance(value, str):
-        raise InvalidDraft(field, f"a {type(value).__name__}", accepted)
+        raise InvalidDraft(field, kind_of(value), accepted)
     if not 1 <= len(value) <= longest:
         raise InvalidDraft(field, f"{len(value)} characters", accepted)
     for each in value:
@@ -188,7 +188,7 @@ def _check_keys(field: str, given: Iterable[str], known: tuple[str, ...]) -> Non
 
 def _check_content(field: str, text: object) -> None:
     if not isinstance(text, str):
-        raise InvalidDraft(field, f"a {type(text).__name__}", "text")
+        raise InvalidDraft(field, kind_of(text), "text")
     if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
         raise InvalidDraft(field, "holds a NUL character or a lone surrogate", "text")
 
@@ -197,7 +197,7 @@ def _check_headers(headers: object) -> None:
     accepted = "X-…, List-…, Auto-Submitted, Feedback-ID, Importance, In-Reply-To, Precedence, "
     accepted += "Priority and References, each once"
     if not isinstance(headers, Mapping):
-        raise InvalidDraft("body.headers", f"a {type(headers).__name__}", "texts by name")
+        raise InvalidDraft("body.headers", kind_of(headers), "texts by name")
     seen = set()
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
@@ -210,11 +210,11 @@ def _check_headers(headers: object) -> None:
 
 def _check_attachments(attachments: object) -> None:
     if not isinstance(attachments, list | tuple):
-        raise InvalidDraft("body.attachments", f"a {type(attachments).__name__}", "a list")
+        raise InvalidDraft("body.attachments", kind_of(attachments), "a list")
     for place, each in enumerate(attachments):
         field = f"body.attachments[{place}]"
         if not isinstance(each, Mapping):
-            problem = f"a {type(each).__name__}"
+            problem = kind_of(each)
             raise InvalidDraft(field, problem, f"an object of {', '.join(_ATTACHED)}")
         _check_keys(field, each, _ATTACHED)
         filename = check_header(

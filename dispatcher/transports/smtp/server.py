@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, kind_of
 
 Security = Literal["tls", "starttls", "none"]
 
@@ -55,7 +55,7 @@ def read_server(
         problem = "a user or a password that cannot be used"
         raise InvalidSettings("url", problem, "both in ASCII and percent-encoded, or none")
     if not isinstance(plaintext, bool):
-        raise InvalidSettings("plaintext", f"a {type(plaintext).__name__}", "true or false")
+        raise InvalidSettings("plaintext", kind_of(plaintext), "true or false")
     if security == "none" and not plaintext and not _is_here(host):
         problem = "smtp:// sends everything in the clear, and this is another machine"
         raise InvalidSettings("url", problem, "smtps://, smtp+starttls://, or plaintext = true")
@@ -74,7 +74,7 @@ def read_server(
 
 def _split(url: object) -> tuple[SplitResult, int | None]:
     if not isinstance(url, str):
-        raise InvalidSettings("url", f"a {type(url).__name__}", _URLS)
+        raise InvalidSettings("url", kind_of(url), _URLS)
     try:
         parts = urlsplit(url)
         port = parts.port

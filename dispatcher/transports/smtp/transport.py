@@ -23,6 +23,7 @@ from dispatcher.transports.smtp.wire import Broke, Deadline
 
 _OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds"
 _LONGEST_SECONDS = 86_400.0
+_PROBE_SECONDS = 5.0
 
 
 class SmtpTransport:
@@ -94,6 +95,19 @@ class SmtpTransport:
             return self._deliver(line, mail, deadline)
         except Broke as broke:
             raise TemporaryFailure(f"{self._server}: {broke}") from None
+
+    def probe(self) -> None:
+        """Connect, log in, and ask whether all is well; nothing is handed over.
+
+        Within five seconds, beside looking the server's name up. Raises TemporaryFailure, which
+        says why no message would get through.
+        """
+        line = Line.open(self._server, Deadline(self._clock, min(self._timeout, _PROBE_SECONDS)))
+        try:
+            line.ask()
+        finally:
+            if line.is_open:
+                line.close(self._clock)
 
     def _deliver(self, line: Line, mail: Mail, deadline: Deadline) -> str:
         try:

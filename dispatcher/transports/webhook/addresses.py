@@ -17,7 +17,7 @@ from ipaddress import (
     ip_network,
 )
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, kind_of
 
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _LONGEST_NAME = 253
@@ -69,7 +69,7 @@ class Addresses:
         self._names: set[str] = set()
         accepted = "a list of networks, addresses and names, such as 10.1.0.0/16, hooks.internal"
         if isinstance(allow, str) or not isinstance(allow, Iterable):
-            raise InvalidSettings("allow", f"a {type(allow).__name__}", accepted)
+            raise InvalidSettings("allow", kind_of(allow), accepted)
         for each in allow:
             text = each.lower() if isinstance(each, str) else ""
             if is_name(text):

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from standardwebhooks import Webhook
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, kind_of
 
 _PREFIX = "whsec_"
 _SHORTEST_KEY, _LONGEST_KEY = 24, 64
@@ -27,7 +27,7 @@ class Signer:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         if isinstance(secrets, str) or not isinstance(secrets, list | tuple):
-            raise InvalidSettings("secrets", f"a {type(secrets).__name__}", "a list")
+            raise InvalidSettings("secrets", kind_of(secrets), "a list")
         self._keys = [Webhook(_key(each)) for each in secrets]
 
     def headers(self, message_id: str, at: datetime, content: bytes) -> dict[str, str]:

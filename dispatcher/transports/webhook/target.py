@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from dispatcher.errors import InvalidValue
 from dispatcher.transports.webhook.addresses import Addresses, is_name
 
+_OR_ALLOWED = ", or one that options.allow names"
 LAST_PORT = 65_535
 PORTS = {"https": 443, "http": 80}
 _URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # printable ASCII without "<>\^`{|}
@@ -65,7 +66,8 @@ class Reader:
             raise _invalid("it is no URL", "https://host/path") from None
         schemes = " or ".join(f"{each}://" for each in self._schemes)
         if parts.scheme not in self._schemes:
-            raise _invalid("it has another scheme", schemes)
+            clear = "" if "http" in self._schemes else ", or http:// with options.http = true"
+            raise _invalid("it has another scheme", f"{schemes}{clear}")
         if "@" in parts.netloc:
             raise _invalid("it has a user", "a URL without user and password")
         if "#" in url:
@@ -83,7 +85,7 @@ class Reader:
             raise _invalid("there is no such port", f"1 to {LAST_PORT}")
         if self._ports is not None and port != PORTS[scheme] and port not in self._ports:
             names = ", ".join(str(each) for each in sorted({PORTS[scheme], *self._ports}))
-            raise _invalid("its port is not allowed", f"port {names}")
+            raise _invalid("its port is not allowed", f"port {names}, or one of options.ports")
         return port
 
     def _host(self, text: str) -> str:
@@ -96,11 +98,11 @@ class Reader:
             if isinstance(address, IPv6Address) != text.startswith("["):
                 raise _invalid("its host is no address", "an IPv6 address in [ ]")
             if not self._addresses.allow(host):
-                raise _invalid("its address may not be reached", "a public address")
+                raise _invalid("its address may not be reached", f"a public address{_OR_ALLOWED}")
             return str(address)
         local = host == "localhost" or host.endswith(".localhost")
         if local and not self._addresses.allow_name(host):
-            raise _invalid("it names this machine", "a public host")
+            raise _invalid("it names this machine", f"a public host{_OR_ALLOWED}")
         return host
 
 

@@ -17,6 +17,7 @@ from dispatcher.errors import (
     PerhapsSent,
     PermanentFailure,
     TemporaryFailure,
+    kind_of,
 )
 from dispatcher.message import Body, Message, dump_json
 from dispatcher.transports.webhook.addresses import Addresses
@@ -184,10 +185,10 @@ def _why(error: httpcore.ConnectError) -> str:
 
 def _reader(addresses: Addresses, http: object, ports: object) -> Reader:
     if not isinstance(http, bool):
-        raise InvalidSettings("http", f"a {type(http).__name__}", "true or false")
+        raise InvalidSettings("http", kind_of(http), "true or false")
     accepted = f"a list of whole numbers from 1 to {LAST_PORT}"
     if not isinstance(ports, list | tuple | set | frozenset):
-        raise InvalidSettings("ports", f"a {type(ports).__name__}", accepted)
+        raise InvalidSettings("ports", kind_of(ports), accepted)
     for each in ports:
         if type(each) is not int or not 1 <= each <= LAST_PORT:
             raise InvalidSettings("ports", f"{each!r} is no port", accepted)
@@ -196,7 +197,7 @@ def _reader(addresses: Addresses, http: object, ports: object) -> Reader:
 
 def _fixed(url: object, addresses: Addresses, http: bool) -> Target:
     if not isinstance(url, str):
-        raise InvalidSettings("url", f"a {type(url).__name__}", "a URL")
+        raise InvalidSettings("url", kind_of(url), "a URL")
     try:
         return Reader(addresses, http=http, ports=None).read(url)
     except InvalidValue as refused:
@@ -205,7 +206,7 @@ def _fixed(url: object, addresses: Addresses, http: bool) -> Target:
 
 def _tls(ca_file: object, http2: bool) -> ssl.SSLContext:
     if ca_file is not None and not isinstance(ca_file, str):
-        raise InvalidSettings("ca_file", f"a {type(ca_file).__name__}", "the path of a PEM file")
+        raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
     try:
         return tls_context(ca_file, http2=http2)
     except OSError as error:  # ssl.SSLError is one
@@ -214,7 +215,7 @@ def _tls(ca_file: object, http2: bool) -> ssl.SSLContext:
 
 def _checked(headers: object, has_url: bool) -> dict[str, str]:
     if not isinstance(headers, Mapping):
-        raise InvalidSettings("headers", f"a {type(headers).__name__}", "names with their values")
+        raise InvalidSettings("headers", kind_of(headers), "names with their values")
     if headers and not has_url:
         problem = "given without url, so any recipient would see them"
         raise InvalidSettings("headers", problem, "none, or a url")

@@ -22,7 +22,7 @@ MESSAGE_FIELDS = {
     "id", "status", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at",
     "expires_at", "attempt_count", "max_attempts", "idempotency_key", "created_at",
     "finished_at", "last_error", "scopes", "zone", "quiet_hours", "on_unknown", "expire_after",
-    "asked_at", "trace",
+    "asked_at", "trace", "enqueued_at",
 }  # fmt: skip
 STORY_FIELDS = {"attempts", "reservations", "status_host", "told", "next"}
 ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
@@ -50,6 +50,7 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
         assert command in shown.output
         helped = CliRunner().invoke(app, [command, "--help"])
         assert helped.exit_code == 0
+        assert CliRunner().invoke(app, [command, "-h"]).output == helped.output
         assert f"$ dispatcher {command}" in helped.output or command == "windows"
 
 
@@ -70,6 +71,16 @@ def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> No
     assert ran.out.split() == [
         str(stored.id), "is", "scheduled", "for", stored.send_at.isoformat(),
     ]  # fmt: skip
+
+
+def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
+    house: House, run: Run
+) -> None:
+    at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--on-conflict", "shift")
+    assert run("submit", *TO, "--text", "one", *at).out.endswith(" 2028-07-03T09:00:00+05:30\n")
+    assert run("submit", *TO, "--text", "two", *at).out.endswith(
+        " is scheduled for 2028-07-03T09:01:00+05:30; asked for was 2028-07-03T09:00:00+05:30\n"
+    )
 
 
 def test_submit_takes_every_option(house: House, run: Run) -> None:

@@ -21,16 +21,17 @@ CHECKS = [
     "broker.separate",
     "app.answers", "app.serializer", "app.redelivery", "app.attached", "clock.store",
     "clock.redis", "work.sweep", "work.overdue", "work.claims", "work.orphans", "work.channels",
+    "work.untold", "settings.servers", "settings.hooks", "settings.templates",
 ]  # fmt: skip
 
 
 def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == "27 ok"
+    assert ran.out.splitlines()[-1] == "31 ok"
     data = run("doctor", "--json").data
     assert data["level"] == "ok"
-    assert data["counts"] == {"ok": 27, "warning": 0, "error": 0, "skipped": 0}
+    assert data["counts"] == {"ok": 31, "warning": 0, "error": 0, "skipped": 0}
     assert [each["check"] for each in data["findings"]] == CHECKS
     assert data["findings"][2] == {
         "check": "redis.eviction",
@@ -45,7 +46,7 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     house.redis.delete(house.keys("ada").epoch)
     ran = run("doctor")
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "26 ok, 1 warning"
+    assert ran.out.splitlines()[-1] == "30 ok, 1 warning"
     assert "remedy: the sweep rebuilds them" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"
@@ -118,7 +119,7 @@ def test_a_worker_does_not_start_on_a_database_that_is_behind(house: House, tmp_
     first, second = ran.err.splitlines()
     assert first == (
         "error: store.migrations: the database is at revision 0001; "
-        "missing: 0002, 0003, 0004, 0005, 0006, 0007, 0008, 0009. "
+        "missing: 0002, 0003, 0004, 0005, 0006, 0007, 0008, 0009, 0010. "
         "Remedy: run `dispatcher migrate` first"
     )
     assert second.startswith("error: the worker was not started; with --no-doctor")

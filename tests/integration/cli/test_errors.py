@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,15 @@ CASES: dict[str, Case] = {
     "past": (2, "is past", lambda _: ["submit", *TO, "--send-at", "1999-01-01T00:00Z"]),
     "local without zone": (2, "neither an offset nor a zone", lambda _: [
         "submit", *TO, "--send-at", "2028-01-01T11:11"]),
-    "unreadable length": (2, "cannot read 'soon'", lambda _: ["submit", *TO, "--send-in", "soon"]),
+    "unreadable length": (2, "send_in: cannot read 'soon'", lambda _: [
+        "submit", *TO, "--send-in", "soon"]),
+    "unreadable expiry": (2, "expire_after: cannot read '-1 hour'", lambda _: [
+        "submit", *TO, *AT, "--expire-after", "-1 hour"]),
+    "unreadable move": (2, "later: cannot read 'soon'", lambda _: [
+        "reschedule", "--all", "--later", "soon"]),
+    "unreadable since": (2, "since: cannot read 'x'", lambda _: ["status", "--since", "x"]),
+    "unreadable every": (2, "every: cannot read 'x'", lambda _: ["status", "--every", "x"]),
+    "unreadable within": (2, "within: cannot read 'x'", lambda _: ["top", "--within", "x"]),
     "bad id": (2, "is no message id", lambda _: ["show", "4711"]),
     "next slot of nobody": (2, "neither recipient nor scope", lambda _: ["next-slot"]),
     "list too many": (2, "limit: ", lambda _: ["list", "--limit", "0"]),
@@ -87,6 +97,25 @@ def test_an_error_is_one_sentence_with_its_exit_code(house: House, run: Run, cas
     assert house.snapshot() == before
 
 
+def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) -> None:
+    wanted = ("submit", "--channel", "memory", "--recipient", "ada", "--text", "hello")
+    at = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
+    booked = run(*wanted, "--send-at", at.isoformat(), "--json")
+    refused = run(*wanted, "--send-at", at.isoformat(), "--json")
+    assert refused.code == 3
+    assert refused.data == {
+        "error": "QuotaExceeded",
+        "text": refused.err.removeprefix("error: ").strip(),
+        "quota": "1/minute",
+        "scope": "ada",
+        "send_at": at.isoformat(),
+        "conflicting": [booked.data["id"]],
+        "next_slot": (at + timedelta(minutes=1)).isoformat(),
+    }
+    strange = run("show", str(new_id()), "--json")
+    assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["fly"], ["submit"], ["show"], ["list", "--status", "lost"],
@@ -105,7 +134,7 @@ def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: 
 @pytest.mark.parametrize(
     ("name", "value", "code", "says"),
     [
-        ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "store unavailable"),
+        ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "`dispatcher migrate`"),
         ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
         ("REDIS_URL", f"redis://:{SECRET}@127.0.0.1:1/0", 6, "Redis cannot be reached"),
         ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
@@ -133,6 +162,33 @@ def test_a_wrong_configuration_is_said_without_its_secrets(  # noqa: PLR0917 - o
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [("postgresql://ada@host/x", "postgres"), ("mariadb://ada@host/x", "mysql")],
+)
+def test_a_missing_driver_is_named_with_the_extra_that_brings_it(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, url: str, extra: str
+) -> None:
+    for driver in ("psycopg", "pymysql"):
+        monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", url)
+    ran = run("list")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith(f"an installed driver: pip install 'dispatcher[{extra}]'\n")
+
+
+@pytest.mark.parametrize("folder", ["a file/below", "a file"])
+def test_a_folder_that_cannot_be_made_is_named(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("DISPATCHER_DATA_DIR", str(tmp_path / folder))
+    ran = run("up")
+    assert (ran.code, ran.out) == (6, "")
+    assert ran.err.startswith(f"error: embedded environment unavailable: {tmp_path / folder} ")
+    assert ran.err.count("\n") == 1
+
+
 def test_a_worker_whose_channel_cannot_work_does_not_start(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,3 +210,16 @@ def test_as_a_process_it_ends_the_same_way(house: House, tmp_path: Path) -> None
     assert bad.code == 2
     assert "Traceback" not in bad.err
     assert len(house.rows()) == 1
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+@pytest.mark.parametrize("url", ["pigeon://ada:{}@host", "redis://:{}@127.0.0.1/0?loft=7"])
+def test_a_broker_that_cannot_be_read_is_said_before_the_start(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, url: str, command: str
+) -> None:
+    monkeypatch.setenv("DISPATCHER_BROKER_URL", url.format(SECRET))
+    ran = run(command)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: broker_url: cannot be read; accepted: redis://…")
+    assert ran.err.count("\n") == 1
+    assert SECRET not in ran.err

@@ -22,9 +22,11 @@ def held(house: House) -> list[Message]:
 
 def test_what_is_held_is_listed_oldest_first(run: Run, held: list[Message]) -> None:
     ran = run("held", "--json")
-    assert [each["id"] for each in ran.data] == [str(each.id) for each in held]
-    assert {each["status"] for each in ran.data} == {"held"}
-    shown = run("held", "--at-most", "2")
+    assert [each["id"] for each in ran.lines] == [str(each.id) for each in held]
+    assert {each["status"] for each in ran.lines} == {"held"}
+    listed = run("list", "--status", "held", "--json").lines
+    assert [*reversed(ran.lines)] == listed, "a line each, as list prints them"
+    shown = run("held", "--limit", "2")
     assert shown.code == 0
     assert [str(each.id) in shown.out for each in held] == [True, True, False]
     assert "1 of 10" in shown.out
@@ -36,7 +38,7 @@ def test_what_is_held_is_listed_oldest_first(run: Run, held: list[Message]) -> N
 def test_nothing_held_is_said_so(house: House, run: Run) -> None:
     ran = run("held")
     assert (ran.code, ran.out) == (0, "no messages are held\n")
-    assert run("held", "--json").data == []
+    assert run("held", "--json").out == ""
 
 
 @pytest.mark.parametrize(

@@ -206,15 +206,18 @@ def test_a_file_that_cannot_be_used_is_one_sentence(
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("missing.csv", "no such file"), ("folder.csv", "is a directory"), ("rows.txt", "--format"),
+    [("missing.csv", "no such file"), ("missing.txt", "no such file"),
+     ("folder.csv", "is a directory"), ("rows.txt", "--format"),
      ("-", "--format")],
 )  # fmt: skip
 def test_a_name_that_cannot_be_used_is_one_sentence(run: Run, name: str, says: str) -> None:
     Path("folder.csv").mkdir(exist_ok=True)
+    Path("rows.txt").write_text("channel", encoding="utf-8")
     try:
         ran = run("import", name)
     finally:
         Path("folder.csv").rmdir()
+        Path("rows.txt").unlink()
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
     assert ran.err.count("\n") == 1

@@ -59,6 +59,41 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
     assert "next: dispatcher retry gives it another round" in out
 
 
+def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run: Run) -> None:
+    """Submitted, enqueued by the sweep, tried: in the order of their times."""
+    far = house.submit(send_in=HOUR)
+    assert far.enqueued_at is None
+    assert "enqueued" not in told(run, far)
+    house.change([far], enqueue_at=house.database_time())
+    assert house.parts.sweep.enqueue_due() == 1
+    at = house.dispatcher.get(far.id).enqueued_at
+    assert at is not None
+    house.change([far], next_attempt_at=house.database_time())
+    house.deliver(far)
+    out = told(run, far).split("what happened", 1)[1]
+    happened = [line for line in out.splitlines() if "given to Celery" in line]
+    assert len(happened) == 1
+    assert happened[0].split()[:2] == f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1_000:03}".split()
+    places = [out.index(what) for what in ("submitted", "reserved", "enqueued", "try 1", "sent")]
+    assert places == sorted(places)
+    assert run("show", str(far.id), "--json").data["enqueued_at"] == at.isoformat()
+    [row] = run("export").lines
+    assert row["enqueued_at"] == at.isoformat()
+
+
+def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run: Run) -> None:
+    def busy(_: Message) -> None:
+        raise TemporaryFailure("busy", retry_after=HOUR)
+
+    house.memory.before = busy
+    message = house.submit()
+    house.deliver(message)
+    house.change([message], enqueue_at=house.database_time())
+    assert house.parts.sweep.enqueue_due() == 1
+    out = told(run, message)
+    assert out.index("try 1") < out.index("given to Celery")
+
+
 def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
     message = house.submit(on_unknown="hold")
     house.parts.delivery._claims.claim([message.id])

@@ -24,8 +24,11 @@ def test_who_is_suppressed_gets_nothing_until_it_is_taken_back(house: House, run
         ["ada", "all"],
         ["ada", "memory"],
     ]
-    assert [each["channel"] for each in run("suppressed", "ada", "--json").data] == [None, "memory"]
-    assert run("suppressed", "ben", "--json").data == []
+    assert [each["channel"] for each in run("suppressed", "ada", "--json").lines] == [
+        None,
+        "memory",
+    ]
+    assert run("suppressed", "ben", "--json").lines == []
     assert "still gets nothing on channel memory" in run("unsuppress", "ada").out
     assert run("unsuppress", "ada", "--channel", "memory").out == "ada is not suppressed\n"
     assert run("submit", *TO, "--send-in", "10 minutes").code == 0

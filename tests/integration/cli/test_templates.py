@@ -29,6 +29,18 @@ def test_submit_takes_a_template_with_its_data(run: Run) -> None:
         assert run(*to, *wrong).code == 2
 
 
+def test_update_takes_a_template_with_its_data(house: House, run: Run) -> None:
+    message = house.submit()
+    template = ("--template", "hello")
+    ran = run("update", str(message.id), *template, "--data", '{"name": "Ada"}', "--json")
+    assert ran.data["body"] == {"text": "Hi Ada"}
+    for wrong in (
+        template, (*template, "--data", "name"), (*template, "--text", "x"), ("--data", "{}"), (),
+    ):  # fmt: skip
+        assert run("update", str(message.id), *wrong).code == 2
+    assert house.again(message).body == {"text": "Hi Ada"}
+
+
 def test_rows_name_a_template_and_its_data(house: House, run: Run) -> None:
     rows = [
         {"recipient": name, "template": "hello", "data": {"name": name}, "send_in": 600}

@@ -101,6 +101,26 @@ def test_near_its_new_time_it_is_handed_to_celery_at_once(build: Build) -> None:
     assert house.columns(message, "enqueue_at")[0] > house.database_time()
 
 
+def test_what_is_booked_again_before_the_store_goes_away_is_handed_to_celery(build: Build) -> None:
+    past = build(clock=hour_ago(), channels=CHANNELS)
+    for name in ("ada", "ben"):
+        past.submit(name, channel="reslot")
+    house = build(clock=SystemClock(), channels=CHANNELS, opened=False)
+    house.broker.flushdb()
+    moved: list[None] = []
+
+    def break_at_last() -> None:
+        if moved:
+            raise StoreUnavailable("broke")
+        moved.append(None)
+
+    changes = Between(house.parts.changes, before={"move": break_at_last})
+    vars(house.parts.catch_up)["_changes"] = changes
+    with pytest.raises(StoreUnavailable):
+        catch_up(house)
+    assert house.broker.llen("dispatcher.reslot") == 1
+
+
 def test_it_is_booked_again_outside_quiet_hours(back: House) -> None:
     from_now = back.database_time() - MINUTE
     until = back.database_time() + 2 * MINUTE

@@ -54,7 +54,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     found = examined(house)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 27
+    assert len(found) == 31
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -244,7 +244,7 @@ def _without_wal(connection: Any, _: object) -> None:
 @on_sqlite
 def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> None:
     found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
-    assert found["store.answers"].found == "the database answered SQLITE_CANTOPEN"
+    assert found["store.answers"].found.startswith("the file cannot be opened (SQLITE_CANTOPEN)")
     assert levels(found, "store") == {
         "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
         "store.durability": SKIPPED,

@@ -8,12 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
+from sqlalchemy.orm import Session
 
-from dispatcher import Message
+from dispatcher import Draft, Message, QuotaExceeded
 from dispatcher.clock import SystemClock
+from dispatcher.message import new_id
 from dispatcher.queue import EARLY
+from dispatcher.reservation import Terms
 from tests.integration.house.conftest import Build
-from tests.support.doubles import at_once
+from tests.support.doubles import Between, at_once, once
 from tests.support.house import BODY, House, hour_ago
 from tests.support.servers import RedisServer
 
@@ -60,6 +63,54 @@ def test_a_near_message_is_enqueued_at_once_and_a_far_one_is_not(build: Build) -
     everything = raw + base64.b64decode(task["body"])
     for secret in ("canary-recipient", CANARY, house.server.url, str(house.server.folder)):
         assert secret.encode() not in everything
+
+
+@pytest.mark.every_database
+def test_what_is_given_to_celery_with_its_submit_says_so(build: Build) -> None:
+    """Whichever way it is stored; what is returned is what is read."""
+    house = build(clock=SystemClock())
+    level = "SERIALIZABLE" if house.url.startswith("sqlite") else "READ COMMITTED"
+    engine = house.database.engine.execution_options(isolation_level=level)
+    drafts = [
+        Draft(channel="memory", recipient=f"many {n}", body=BODY, send_in=n * SECOND)
+        for n in (20, 40)
+    ]
+    stored = [house.submit("one", send_in=20 * SECOND)]
+    stored += [each for each in house.dispatcher.submit_many(drafts) if isinstance(each, Message)]
+    with Session(engine) as session:
+        stored += [
+            house.submit("joined", send_in=20 * SECOND, session=session),
+            house.submit("joined far", send_in=40 * SECOND, session=session),
+        ]
+        session.commit()
+    assert [house.dispatcher.get(each.id) for each in stored] == stored
+    assert [each.enqueued_at is not None for each in stored] == [True, True, False, True, False]
+    assert all(each.enqueued_at in (None, each.created_at) for each in stored)
+    [late] = [each for each in stored if each.recipient == "joined far"]
+    house.dispatcher.reschedule(late.id, send_in=20 * SECOND)
+    assert house.dispatcher.get(late.id).enqueued_at is not None
+
+
+def test_a_near_message_that_a_refused_move_brings_back_is_enqueued(build: Build) -> None:
+    """Its task may have come while the row had the other time, and was no message's then."""
+    house = build(clock=SystemClock())
+    message = house.submit(send_in=20 * SECOND)
+    house.broker.delete(*house.settings.queues)
+    far = message.send_at + timedelta(hours=1)
+    windows, changes = house.parts.windows, vars(house.parts.changes)
+
+    def lose() -> None:
+        window = house.keys(message.scope).window(message.scope)
+        (hold,) = (member for member, _ in house.redis.zscan_iter(window) if len(member) > 16)
+        [group] = windows.groups(house.parts.changes._scopes_of(message))
+        windows.shards.drop(group, hold)
+        windows.reserve(new_id(), terms=Terms(group.scopes), send_at=far)
+
+    changes["_messages"] = Between(changes["_messages"], after={"move": once(lose)})
+    with pytest.raises(QuotaExceeded):
+        house.dispatcher.reschedule(message.id, send_at=far)
+    assert house.again(message).send_at == message.send_at
+    assert all_ids(house) == [str(message.id)]
 
 
 def test_what_is_late_shares_tasks_however_far_apart_it_was_due(build: Build) -> None:

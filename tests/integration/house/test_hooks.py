@@ -26,7 +26,10 @@ class Hooks:
         return lambda message: CALLS.append((name.removeprefix("on_"), message))
 
     def __dir__(self) -> list[str]:
-        kinds = ("scheduled", "sent", "failed", "retry", "held", "expired", "cancelled")
+        kinds = (
+            "scheduled", "sent", "failed", "retry", "held", "expired", "cancelled", "rescheduled",
+            "reslotted", "snoozed",
+        )  # fmt: skip
         return [f"on_{kind}" for kind in kinds]
 
 
@@ -117,6 +120,30 @@ def test_what_a_dead_worker_left_is_told(house: House) -> None:
     ends = told(house)[2:]
     assert ("retry", "scheduled") in ends
     assert ends[-1] == ("failed", "failed")
+
+
+def test_what_gets_another_time_is_told_with_it(build: Build, house: House) -> None:
+    far = house.submit(send_in=timedelta(hours=9))
+    moved = house.dispatcher.reschedule(far.id, send_in=timedelta(hours=10))
+    assert told(house)[1:] == [("rescheduled", "scheduled")]
+    assert CALLS[-1][1] == moved
+    CALLS.clear()
+    channels = {"memory": {"transport": "memory", "catch_up": "reslot", "limits": ["1/minute"]}}
+    house = build(clock=hour_ago(), hooks=f"{__name__}:Hooks", channels=channels)
+    overdue = house.submit()
+    house.change([overdue], enqueue_at=overdue.send_at)
+    assert house.parts.catch_up.run().moved == 1
+    one, two = (house.submit(f"r{n}", send_in=timedelta(hours=1)) for n in range(2))
+    house.change([one, two], next_attempt_at=house.database_time())
+    house.deliver(one, two)
+    kinds = [kind for kind, _ in told(house)]
+    assert kinds[:4] == ["scheduled", "reslotted", "scheduled", "scheduled"]
+    assert sorted(kinds[4:]) == ["sent", "snoozed"]
+    moved, snoozed = CALLS[1][1], next(each for kind, each in CALLS if kind == "snoozed")
+    assert (moved.id, moved.asked_at) == (overdue.id, overdue.send_at)
+    assert moved == house.again(overdue)
+    assert snoozed.attempt_count == 0
+    assert snoozed.next_attempt_at > house.database_time()
 
 
 def test_hooks_that_raise_break_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,7 +316,7 @@ def test_the_url_belongs_to_what_a_key_stands_for(house: House, receiver: Receiv
         ("hunter2", "it has another scheme"),
         ("https://shop.example/" + "x" * 235, "256 characters"),
         ("", "0 characters"),
-        (4711, "a int"),
+        (4711, "an int"),
     ],
 )
 def test_a_url_that_could_never_be_told_is_refused_and_leaves_no_trace(

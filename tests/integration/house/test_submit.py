@@ -67,6 +67,14 @@ def test_exactly_a_minute_apart_fits_on_both_sides_and_a_millisecond_less_does_n
     house.submit(send_at=SEED + MINUTE)
 
 
+def test_between_two_that_are_exactly_a_minute_apart_there_is_room_for_one(build: Build) -> None:
+    house = build(quotas="2/minute")
+    for seconds in (0, 60, 30):
+        house.submit(send_at=SEED + seconds * SECOND)
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SEED + 31 * SECOND)
+
+
 def test_the_quota_of_the_hour_is_the_one_that_is_named(house: House) -> None:
     booked = [house.submit(send_at=SEED + n * MINUTE) for n in range(5)]
     with pytest.raises(QuotaExceeded) as caught:

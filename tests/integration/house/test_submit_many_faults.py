@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from dispatcher import Message
+from dispatcher import Message, Rejection, StoreUnavailable
 from tests.integration.house.conftest import Build
 from tests.integration.house.test_store_faults import on_postgresql, on_sqlite
 from tests.integration.house.test_submit_many import draft, drafts
+from tests.support.doubles import Between, once
 from tests.support.house import House
 from tests.support.waiting import wait_until
 
 
 class OutOfTime(Exception):
     """What a signal raises, such as Celery's at a soft time limit."""
+
+
+def accepted(result: Message | Rejection) -> Message:
+    """Return the message of a draft that was not refused."""
+    assert isinstance(result, Message)
+    return result
 
 
 @on_sqlite
@@ -35,6 +42,30 @@ def test_a_transaction_that_is_run_again_stores_every_row(house: House) -> None:
     results = house.dispatcher.submit_many(drafts(50))
     assert all(isinstance(each, Message) for each in results)
     assert len(house.rows()) == 50
+
+
+def test_a_batch_of_which_a_twin_stored_one_is_not_taken_for_stored(house: House) -> None:
+    """The twin relies on the place, and so on the id, that the batch has booked."""
+    batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
+    twins: list[Message] = []
+    bulk = vars(house.parts.bulk)
+    store = bulk["_store"]
+    twin = once(lambda: twins.extend(map(accepted, house.dispatcher.submit_many(batch[:1]))))
+
+    def store_one() -> None:
+        bulk["_store"] = store
+        twin()
+
+    bulk["_store"] = Between(store, before={"add": store_one})
+    with pytest.raises(StoreUnavailable):
+        house.dispatcher.submit_many(batch, atomic=True)
+    assert [row[0] for row in house.rows()] == [each.id for each in twins]
+    assert house.members("ada").keys() == {twins[0].id}
+    assert house.members("ben") == house.members("cyd") == {}
+
+    again = house.dispatcher.submit_many(batch, atomic=True)
+    assert again[0] == house.again(twins[0])
+    assert {row[0] for row in house.rows()} == {accepted(each).id for each in again}
 
 
 @on_postgresql

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import threading
@@ -27,6 +26,7 @@ from tests.integration.house.conftest import Build
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
 from tests.support.doubles import Between, raising
 from tests.support.house import BODY, House, hour_ago
+from tests.support.processes import forking
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
@@ -312,9 +312,7 @@ def die(environment: dict[str, str], when: str) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_killed_process_leaves_what_the_sweep_heals(build: Build, when: str) -> None:
     house = build(clock=hour_ago(), **QUICK)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dispatcher", "tests.support.house", "sqlalchemy.orm"])
-    process = context.Process(target=die, args=(house.settings.environment(), when))
+    process = forking().Process(target=die, args=(house.settings.environment(), when))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL

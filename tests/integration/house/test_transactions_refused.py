@@ -48,10 +48,10 @@ def refuses(house: House, session: object, *, problem: str, accepted: str = "") 
 def test_another_type_is_refused_with_advice(house: House, engine: Engine) -> None:
     either = "a Session or a Connection"
     refuses(house, "session", problem="a str", accepted=either)
-    refuses(house, engine, problem="a Engine", accepted=either)
+    refuses(house, engine, problem="an Engine", accepted=either)
     scoped = scoped_session(sessionmaker(engine))
     refuses(house, scoped, problem="a scoped_session", accepted="what calling it returns")
-    refuses(house, AsyncSession(), problem="a AsyncSession", accepted="await session.run_sync(")
+    refuses(house, AsyncSession(), problem="an AsyncSession", accepted="await session.run_sync(")
     remind(house, scoped())
     scoped.commit()
     scoped.remove()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
 from dispatcher import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import FixedWindow, Limits, SlidingLog, State
-from dispatcher.limiters.direct import Acquisitions, Direct
+from dispatcher.limiters.acquisitions import Acquisitions
+from dispatcher.redis_direct import Direct
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -53,9 +55,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     real = Direct.call
 
-    def call(self: Direct, command: Any) -> Any:
+    def call(self: Direct, command: Any, *more: Any) -> Any:
         found.append(command)
-        return real(self, command)
+        return real(self, command, *more)
 
     monkeypatch.setattr(Direct, "call", call)
     return found
@@ -81,7 +83,7 @@ def test_a_line_that_breaks_before_the_reply_is_read_takes_one_permit(
     assert in_use(through) == 0
 
 
-@pytest.mark.parametrize("lost", [1, TRIES + 1])
+@pytest.mark.parametrize("lost", [1, TRIES])
 def test_every_reply_may_be_lost_but_the_last(
     through: redis.Redis, proxy: Proxy, lost: int
 ) -> None:
@@ -92,13 +94,33 @@ def test_every_reply_may_be_lost_but_the_last(
     assert limiter.peek("ada").remaining == 4
 
 
-def test_a_call_is_made_once_more_than_redis_py_would_make_it(
+def test_a_call_is_made_as_often_as_redis_py_would_make_it(
     through: redis.Redis, proxy: Proxy
 ) -> None:
     proxy.drop_reply(b"{limits:ada}", times=99)
     with pytest.raises(LimitersUnavailable):
         SEVERAL.on(through).acquire("ada")
-    assert proxy.dropped == 1 + 1 + TRIES
+    assert proxy.dropped == 1 + TRIES
+
+
+class Backoff(NoBackoff):
+    """Writes down for how many failures it was asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    def compute(self, failures: int) -> float:
+        """Return no time to wait."""
+        self.asked.append(failures)
+        return 0
+
+
+def test_a_call_is_repeated_after_the_pauses_of_the_client(proxy: Proxy) -> None:
+    with redis.Redis(port=proxy.port, retry=Retry(Backoff(), TRIES)) as client:
+        FIVE.on(client).acquire("ada")
+        Backoff.asked.clear()
+        proxy.drop_reply(b"{limits:ada}", times=2)
+        assert FIVE.on(client).acquire("ada").remaining == 3
+    assert Backoff.asked == [1, 2]
 
 
 def test_a_client_that_repeats_nothing_is_told_at_once(proxy: Proxy) -> None:
@@ -166,6 +188,44 @@ def test_what_an_error_answers_is_raised_and_costs_no_line(
     assert proxy.accepted == lines
 
 
+def test_what_the_clients_retry_is_for_is_repeated_on_a_new_line(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_over() -> None:
+        raise ReadOnlyError("You can't write against a read only replica.")
+
+    retry = Retry(NoBackoff(), TRIES)
+    with redis.Redis(port=proxy.port, retry=retry, retry_on_error=[ReadOnlyError]) as client:
+        limiter = FIVE.on(client)
+        limiter.acquire("ada")
+        lines = proxy.accepted
+        once(monkeypatch, "read_response", fail_over)
+        assert limiter.acquire("ada").remaining == 3
+        assert proxy.accepted == lines + 1, "the name may lead to another server by now"
+        assert in_use(client) == 0
+
+
+def test_a_call_that_is_repeated_keeps_its_connection(proxy: Proxy) -> None:
+    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), TRIES), max_connections=1) as client:
+        limiter = FIVE.on(client)
+        limiter.acquire("ada")
+        found: list[object] = []
+
+        class Meanwhile(NoBackoff):
+            def compute(self, failures: int) -> float:
+                with pytest.raises(redis.ConnectionError):
+                    client.connection_pool.get_connection()
+                found.append(failures)
+                return 0
+
+        connection: Any = client.connection_pool.get_connection()
+        connection.retry = Retry(Meanwhile(), TRIES)
+        client.connection_pool.release(connection)
+        proxy.drop_reply(b"{limits:ada}", times=1)
+        assert limiter.acquire("ada").remaining == 3
+    assert found == [1]
+
+
 class Traced(redis.Redis):
     """Somebody's own client."""
 
@@ -194,6 +254,34 @@ def test_whoever_stands_in_redis_pys_way_sees_every_call(
         return real(*args, **options)
 
     monkeypatch.setattr(redis_client, "execute_command", patched)
+    limiter.acquire("ada")
+    assert ("EVALSHA" in seen, past) == (True, [])
+
+
+class Instrumented:
+    """What tracers put in the place of a method: it looks like the method, and calls it."""
+
+    def __init__(self, method: Any, seen: list[object]) -> None:
+        self._method = method
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self._seen.append(args[0])
+        return self._method(*args, **options)
+
+
+def test_whoever_instruments_a_client_sees_every_call(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    limiter = FIVE.on(redis_client)
+    limiter.acquire("ada")
+    past = calls(monkeypatch)
+    instrumented = Instrumented(redis_client.execute_command, seen)
+    monkeypatch.setattr(redis_client, "execute_command", instrumented)
     limiter.acquire("ada")
     assert ("EVALSHA" in seen, past) == (True, [])
 

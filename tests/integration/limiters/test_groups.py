@@ -114,7 +114,11 @@ def test_the_work_for_each_of_a_group_does_not_grow_with_the_group(
         limiter.acquire_each([Request("sms")] * requests)
         return int(redis_client.info("commandstats")["cmdstat_evalsha"]["usec"])
 
-    few, many = (min(work(requests) for _ in range(3)) for requests in (200, 4_000))
+    few, many = work(200), work(4_000)
+    for _ in range(30):  # on a busy machine the server stands still in the midst of a script
+        if many < 100 * few:
+            break
+        few, many = min(few, work(200)), min(many, work(4_000))
     assert many < 100 * few, "20 times as many; 400 times if each looked at all before it"
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import cast
+from uuid import uuid4
 
 import pytest
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import PermitRequest
+from dispatcher.clock import SystemClock
+from dispatcher.limiters import Permit, PermitRequest, Permits
 from dispatcher.quota import Limit
+from dispatcher.redis_keys import PermitKeys, line_of
+from dispatcher.scope import NOBODY
+from tests.support.limiters import Clocked
 from tests.support.permits import EPOCH, HOLD, Logs, logs_on
 from tests.support.servers import RedisServer
 
@@ -63,6 +68,27 @@ def test_a_permit_asked_for_again_is_granted_again_and_counted_once(make: Make) 
     assert all(each.allowed for each in again)
     assert everything(logs) == before
     assert not logs.acquire(b"3")[0].allowed
+
+
+def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
+    moved: Clocked,
+) -> None:
+    limits = {"sms": (Limit(2, 60_000),)}
+    permits = Permits(
+        moved, namespace="test", scope_limits=(), channel_limits=limits, clock=SystemClock()
+    )
+    keys = PermitKeys("test")
+    moved.hset(keys.epoch, "server", "any")
+    first, second, late, other = (Permit(uuid4(), 1, NOBODY, "sms") for _ in range(4))
+    assert [each.allowed for each in permits.acquire([first, second, late], hold=MS)] == [
+        True, True, False,
+    ]  # fmt: skip
+    moved.advance(timedelta(seconds=61))  # its turn has come, and it has not
+
+    answers = permits.acquire([other, late], hold=MS)
+
+    assert [each.allowed for each in answers] == [True, True]
+    assert not moved.exists(line_of(keys.channel("sms")))
 
 
 def test_several_logs_give_a_permit_together_or_not_at_all(make: Make) -> None:

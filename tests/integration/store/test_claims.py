@@ -339,6 +339,15 @@ def test_what_is_put_back_counts_no_attempt(database: Database) -> None:
     claims(database).put_back([], enqueue_in=rows.SOON)
 
 
+@pytest.mark.parametrize("many", [1, 2])
+def test_what_is_put_back_to_be_looked_after_is_enqueued(database: Database, many: int) -> None:
+    soon, late = ([rows.claimed(database) for _ in range(many)] for _ in range(2))
+    claims(database).put_back([(claim, MINUTE) for claim in soon], enqueue_in=rows.SOON)
+    claims(database).put_back([(claim, MINUTE) for claim in late], enqueue_in=-rows.SOON)
+    found = [rows.row(database, claim.message.id).enqueued_at for claim in (*soon, *late)]
+    assert [at is not None for at in found] == [True] * many + [False] * many
+
+
 def test_what_came_far_too_early_is_left_to_the_sweep(database: Database) -> None:
     message = rows.add(database)
     rows.change(database, message.id, enqueue_at=message.next_attempt_at + MINUTE)

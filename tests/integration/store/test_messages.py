@@ -27,12 +27,29 @@ def test_what_was_added_is_read_back_the_same(database: Database) -> None:
         expire_after=timedelta(days=1, milliseconds=1),
         asked_at=rows.now() - timedelta(hours=1),
         trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        enqueued_at=rows.now(),
     )
     store = Messages(database)
     assert store.add(message, enqueue_at=message.send_at, fingerprint="print") == message
     assert store.get(message.id) == message
     assert store.with_key("key") == (message, "print")
     assert store.attempts(message.id) == []
+
+
+def test_what_was_added_in_bulk_is_read_back_the_same(database: Database) -> None:
+    near = rows.a_message(enqueued_at=rows.now())
+    far = rows.a_message(trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    both = [near, far]
+    assert BulkMessages(database).add(
+        Addition(each, each.send_at, None, dump_json(each.body)) for each in both
+    )
+    assert [Messages(database).get(each.id) for each in both] == both
+
+
+def test_a_message_that_is_to_be_enqueued_again_has_not_been(database: Database) -> None:
+    message = rows.add(database, enqueued_at=rows.now())
+    Messages(database).enqueue_again([message.id])
+    assert Messages(database).get(message.id).enqueued_at is None
 
 
 def test_adding_again_gives_what_is_stored_and_changes_nothing(database: Database) -> None:

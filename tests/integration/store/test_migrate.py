@@ -26,7 +26,7 @@ from tests.support.processes import in_processes
 
 pytestmark = pytest.mark.every_database
 
-HEAD = "0009"
+HEAD = "0010"
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
 
@@ -41,6 +41,15 @@ def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
         revision = migrate(database)
         assert revision == migrate(database) == HEAD
         assert tables(database) == {"alembic_version", "attempts", "messages", "suppressions"}
+    finally:
+        database.close()
+
+
+def test_who_asks_before_the_migration_is_told_to_migrate(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
+    try:
+        with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
+            Messages(database).get(new_id())
     finally:
         database.close()
 

@@ -81,6 +81,31 @@ def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
     assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
 
 
+def test_what_is_taken_says_when_by_the_clock_of_the_database(database: Database) -> None:
+    message, far = rows.add_due(database), rows.add(database)
+    before = database.run(lambda connection: connection.scalar(select(database_now())))
+    StoreUpkeep(database).take_due(at_most=9, grace=GRACE)
+    after = database.run(lambda connection: connection.scalar(select(database_now())))
+    first = rows.row(database, message.id).enqueued_at
+    assert before <= first <= after
+    assert rows.row(database, far.id).enqueued_at is None
+    rows.change(database, message.id, enqueue_at=rows.now() - MINUTE, enqueued_at=first - DAY)
+    StoreUpkeep(database).take_due(at_most=9, grace=GRACE)
+    assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
+
+
+def test_a_move_to_a_near_time_is_enqueued_with_it(database: Database) -> None:
+    message = rows.add(database)
+    store = Messages(database)
+    far = move(database, store.movable(message.id), message.send_at + HOUR)
+    assert far.message.enqueued_at is None
+    at = rows.now() + timedelta(seconds=9)
+    near = move(database, far, at, enqueue_at=at + GRACE).message.enqueued_at
+    assert near is not None
+    far = move(database, store.movable(message.id), message.send_at + HOUR)
+    assert far.message.enqueued_at == near, "it had been"
+
+
 def test_what_is_claimed_or_ended_is_not_due(database: Database) -> None:
     rows.claimed(database)
     ended(database, timedelta(0))
@@ -204,11 +229,13 @@ def test_what_somebody_is_changing_is_not_barred(database: Database) -> None:
     assert database.transact(work) == {free}
 
 
-def move(database: Database, found: Movable, send_at: datetime) -> Movable:
+def move(
+    database: Database, found: Movable, send_at: datetime, *, enqueue_at: datetime | None = None
+) -> Movable:
     message = found.message
     return Messages(database).move(
         found, within=MINUTE, send_at=send_at, zone=message.zone, expires_at=message.expires_at,
-        expire_after=message.expire_after, asked_at=None, enqueue_at=send_at,
+        expire_after=message.expire_after, asked_at=None, enqueue_at=enqueue_at or send_at,
     )  # fmt: skip
 
 

@@ -213,7 +213,7 @@ def test_a_closed_transport_still_sends_and_keeps_no_line() -> None:
 @pytest.mark.parametrize(
     ("options", "field", "says"),
     [
-        ({"url": 7}, "url", "a int"),
+        ({"url": 7}, "url", "an int"),
         ({"url": "mail.example.org"}, "url", "schemes"),
         ({"url": "imap://mail.example.org"}, "url", "schemes"),
         ({"url": "smtps://"}, "url", "no host"),

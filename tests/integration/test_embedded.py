@@ -1,0 +1,104 @@
+"""The embedded environment has the settings that it was given, whatever the folder has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import Dispatcher, InvalidSettings, Settings
+from dispatcher.embedded import _child_environment, _load, embedded
+from tests.support.environment import ROOT
+
+SMS: dict[str, Any] = {"sms": {"transport": "memory"}}
+PROJECT = """
+quotas = "3/day"
+zone = "Europe/Berlin"
+hooks = "no.such.module:Hooks"
+status_channel = "status"
+
+[channels.sms]
+transport = "console"
+quiet_hours = "00:00-23:59"
+options = { nobody = "takes this" }
+
+[channels.status]
+transport = "webhook"
+options = { payload = "body" }
+
+[scopes.tenant]
+quotas = "1/day"
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder with settings of its own, without any in the environment."""
+    for name in [each for each in os.environ if each.startswith("DISPATCHER_")]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "dispatcher.toml").write_text(PROJECT, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_what_is_given_is_all_there_is(tmp_path: Path) -> None:
+    with embedded(tmp_path / "data", channels=SMS) as settings, Dispatcher(settings) as dispatcher:
+        assert type(settings) is Settings
+        assert set(settings.channels) == {"sms"}
+        assert settings.channels["sms"].quiet_hours is None
+        assert settings.channels["sms"].options == {}
+        assert [str(each) for each in settings.quotas] == ["1/minute", "5/hour", "10/day"]
+        assert (settings.zone, settings.hooks, settings.status_channel) == ("UTC", "", "")
+        assert settings.scopes == {}
+        message = dispatcher.submit(
+            channel="sms", recipient="ada", body={"text": "x"}, send_in=timedelta(hours=1)
+        )
+        assert dispatcher.get(message.id) == message
+
+
+def test_variables_say_what_is_not_given_and_no_part_of_what_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_ZONE", "Europe/Paris")
+    monkeypatch.setenv("DISPATCHER_QUOTAS", "7/day")
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__MAX_ATTEMPTS", "7")
+    monkeypatch.setenv("DISPATCHER_CHANNELS__FAX__TRANSPORT", "memory")
+    settings = _load(tmp_path, {"channels": SMS, "quotas": "2/day"})
+    assert settings.zone == "Europe/Paris"
+    assert [str(each) for each in settings.quotas] == ["2/day"]
+    assert set(settings.channels) == {"sms"}
+    assert settings.channels["sms"].max_attempts != 7
+    monkeypatch.delenv("DISPATCHER_CHANNELS__SMS__MAX_ATTEMPTS")
+    assert set(_load(tmp_path, {}).channels) == {"fax"}
+
+
+def test_worker_and_beat_have_the_same(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_CHANNELS__SMS__QUIET_HOURS", "01:00-02:00")
+    monkeypatch.setenv("DISPATCHER_METRICS_PORT", "9100")
+    settings = _load(tmp_path, {"channels": SMS, "metrics_port": None})
+    program = "import json, dispatcher; print(json.dumps(dispatcher.Settings.load().environment()))"
+    env = _child_environment(settings) | {"PYTHONPATH": str(ROOT)}
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=project, env=env, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert json.loads(child.stdout) == settings.environment()
+    assert [each.name for each in project.iterdir()] == ["dispatcher.toml"]
+
+
+def test_what_is_given_is_judged_as_ever(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        _load(tmp_path, {"channels": {"sms": {"transport": ""}}})
+    assert refused.value.field.startswith("channels.sms")
+    with pytest.raises(TypeError, match="brings its own"):
+        _load(tmp_path, {"redis_url": "redis://elsewhere"})

@@ -1,0 +1,307 @@
+"""What callers ask for, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+from dispatcher.errors import DispatcherError, MessageNotFound, OutcomeUnknown, TooLate
+from dispatcher.message import Draft, Message, Rejection, Status
+from dispatcher.submission import (
+    BulkSubmission,
+    Changes,
+    JoinedSubmission,
+    Submission,
+    Suppressing,
+    Wish,
+)
+from tests.simulation.facts import Asked
+from tests.simulation.joined import Session
+from tests.simulation.scheduler import Process
+from tests.simulation.setting import SCOPES, TENANTS
+from tests.simulation.tables import OPEN
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_CHANNELS = ("sms", "sms", "mail", "mail", "push", "page")
+_SUBMITS = (10, 1.4, 1)
+"""How often callers submit one, many, or in a transaction of their own."""
+_USUAL, _RESTLESS = (5, 4, 1), (4, 8, 1)
+"""How often callers cancel, move and opt out; ``restless`` ones move the same messages about."""
+_OF_ALL_CHANNELS = 0.2
+_COMMITS = 0.8
+
+
+@dataclass(slots=True)
+class Known:
+    """What the callers of a story have in common: keys they use again, messages they know."""
+
+    keys: list[tuple[str, Draft]] = field(default_factory=list)
+    ids: list[UUID] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class UseCases:
+    """What a client may ask for."""
+
+    submission: Submission
+    bulk: BulkSubmission
+    changes: Changes
+    suppressing: Suppressing
+    joined: JoinedSubmission
+
+
+class Caller:
+    """One who asks in one process."""
+
+    def __init__(self, world: World, process: Process, cases: UseCases, known: Known) -> None:
+        self._world = world
+        self._process = process
+        self._cases = cases
+        self._known = known
+        self._rng = world.rng
+
+    def ask(self) -> None:
+        """Ask for something."""
+        rng = self._rng
+        if not self._known.ids or rng.random() < (0.5 if self._world.is_restless else 0.8):
+            ways = [self._submit, self._submit_many, self._submit_joined]
+            rng.choices(ways, _SUBMITS)[0]()
+        else:
+            ways = [self._cancel, self._reschedule, self._opt_out]
+            rng.choices(ways, _RESTLESS if self._world.is_restless else _USUAL)[0]()
+
+    def _tell(self, what: str, detail: str = "") -> None:
+        self._world.tell(self._process.name, what, detail)
+
+    # Submitting
+
+    def _submit(self) -> None:
+        draft = self._draft()
+        (asked,) = self._asking([draft])
+        self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
+        try:
+            message = self._cases.submission.submit(draft)
+        except OutcomeUnknown as error:
+            asked.told = "unknown"
+            self._tell("is told", f"{type(error).__name__} {error.message_id}")
+        except DispatcherError as error:
+            asked.told = "refused"
+            self._tell("is told", type(error).__name__)
+            self._no_trace([asked], type(error).__name__)
+        else:
+            self._accepted(asked, message)
+        self._world.scheduler.running().seed = None
+
+    def _submit_many(self) -> None:
+        keyed = self._rng.choice([0.0, 0.5])
+        drafts = [self._draft(keyed) for _ in range(self._rng.randrange(2, 8))]
+        every = self._asking(drafts)
+        way = self._rng.choice(["each", "ahead", "all or none"])
+        self._tell("asks: submit many", f"{len(drafts)}, {way}")
+        results: list[Message | Rejection] = []
+        otherwise = "unknown"
+        bulk = self._cases.bulk
+        try:
+            if way == "all or none":
+                results = bulk.submit_all(drafts, progress=None)
+            else:
+                for result in bulk.submit_each(
+                    drafts, total=None, progress=None, ahead=way == "ahead"
+                ):
+                    results.append(result)
+        except DispatcherError as error:
+            is_certain = way == "all or none" and not isinstance(error, OutcomeUnknown)
+            otherwise = "refused" if is_certain else "unknown"
+            self._tell("is told", f"{type(error).__name__} after {len(results)}")
+        for asked in every:
+            asked.told = otherwise
+        for asked, result in zip(every, results, strict=False):
+            if isinstance(result, Message):
+                self._accepted(asked, result)
+            else:
+                asked.told = "refused"
+                self._tell("is told", type(result.error).__name__)
+        if way == "all or none":
+            self._all_or_none(every, results)
+        if "unknown" not in {asked.told for asked in every}:
+            self._no_trace(every, "a batch")
+        self._world.scheduler.running().seed = None
+
+    def _submit_joined(self) -> None:
+        drafts = [self._draft() for _ in range(self._rng.randrange(1, 4))]
+        every = self._asking(drafts)
+        self._tell("asks: submit in a transaction", f"{len(drafts)}")
+        session = self._world.wiring.session(self._process)
+        begun = self._process.monotonic()
+        try:
+            messages = self._joined(session, drafts)
+            told = self._ended(session)
+        finally:
+            session.close()  # also where the process dies
+        if self._process.monotonic() - begun > self._world.settings.settle.total_seconds():
+            self._world.facts.committed_late.update(every[0].ids)
+        for asked, message in zip(every, messages, strict=True):
+            asked.told = "refused" if message is None else told
+            if message is not None and told == "accepted":
+                self._accepted(asked, message)
+        if told != "unknown":
+            self._no_trace(every, "a transaction")
+        self._world.scheduler.running().seed = None
+
+    def _joined(self, session: Session, drafts: Sequence[Draft]) -> list[Message | None]:
+        """Submit in a transaction; return what is stored if it commits."""
+        messages: list[Message | None] = [None] * len(drafts)
+        for place, draft in enumerate(drafts):
+            try:
+                messages[place] = self._cases.joined.submit(draft, cast(Any, session))
+            except DispatcherError as error:
+                self._tell("is told", type(error).__name__)
+            if not session.is_open:
+                break
+            self._process.sleep(self._rng.choice([0, 0, 0.5, 3.0]) * self._rng.random())
+        return messages
+
+    def _ended(self, session: Session) -> str:
+        """Commit, most often; return what the caller knows then."""
+        if not session.is_open or self._rng.random() > _COMMITS:
+            session.rollback()
+            return "refused"
+        try:
+            session.commit()
+        except DispatcherError as error:
+            self._tell("is told", type(error).__name__)
+            return "unknown"
+        return "accepted"
+
+    def _all_or_none(self, every: Sequence[Asked], results: Sequence[Message | Rejection]) -> None:
+        some = [each.id for each in results if isinstance(each, Message)]
+        if len(some) < len(results) and not set(some).isdisjoint(every[0].ids):
+            self._world.facts.wrong.append(f"{some[0]} was accepted of a batch that was not")
+
+    def _asking(self, drafts: Sequence[Draft]) -> list[Asked]:
+        ids: list[UUID] = []
+        number = self._world.server.number
+        every = [Asked(each.idempotency_key, ids, server=number) for each in drafts]
+        self._world.facts.asked += every
+        self._world.scheduler.running().seed = every[0]
+        return every
+
+    def _accepted(self, asked: Asked, message: Message) -> None:
+        asked.told, asked.answer = "accepted", message.id
+        self._known.ids.append(message.id)
+        self._tell("is told", f"accepted {message.id}")
+
+    def _no_trace(self, every: Sequence[Asked], why: str) -> None:
+        """A refusal leaves no place, at once, unless giving it back failed or a twin needs it."""
+        world, first = self._world, every[0]
+        is_keyed = any(asked.key is not None for asked in every)
+        if is_keyed or first.leaks or first.server != world.server.number:
+            return
+        members = {id_ for window in world.server.holds.windows.values() for id_ in window}
+        stored = world.tables.messages.keys() | world.facts.pruned.keys()
+        for id_ in first.ids:
+            if id_.bytes in members and id_ not in stored:
+                world.facts.wrong.append(f"{id_} was refused with {why} and has a place")
+
+    def _draft(self, keyed: float = 0.5) -> Draft:
+        rng = self._rng
+        if self._known.keys and rng.random() < 0.3 * keyed:
+            key, known = rng.choice(self._known.keys[-6:])
+            if rng.random() < 0.9:
+                return known
+        else:
+            key = f"key {self._world.number()}"
+        options: dict[str, Any] = {}
+        if rng.random() < 0.5:
+            options["on_conflict"] = "shift"
+        if rng.random() < 0.3:
+            options["expire_after"] = timedelta(seconds=rng.choice([1, 4, 20]))
+        if rng.random() < 0.3:
+            options["scopes"] = {"tenant": rng.choice(TENANTS)}
+        draft = Draft(
+            channel=rng.choice(_CHANNELS),
+            recipient=rng.choice(SCOPES),
+            body={"text": str(self._world.number())},
+            send_in=timedelta(milliseconds=rng.choice([0, 500, 5_000, 20_000, 40_000]))
+            + timedelta(milliseconds=rng.randrange(1_000)),
+            idempotency_key=key if rng.random() < keyed else None,
+            on_unknown=rng.choice(["retry", "retry", "hold", None]),
+            **options,
+        )
+        if draft.idempotency_key is not None:
+            self._known.keys.append((key, draft))
+        return draft
+
+    # Changing
+
+    def _cancel(self) -> None:
+        id_ = self._rng.choice(self._known.ids[-10:])
+        self._tell("asks: cancel", str(id_))
+        self._world.facts.perhaps_cancelled.add(id_)
+        for _ in range(3):
+            try:
+                self._cases.changes.cancel(id_)
+            except (TooLate, MessageNotFound) as error:
+                self._told_too_late(id_, error)
+                self._tell("is told", type(error).__name__)
+                return
+            except DispatcherError as error:
+                self._tell("is told", type(error).__name__)
+            else:
+                self._world.facts.cancelled.setdefault(id_, self._world.db_ms())
+                self._tell("is told", f"cancelled {id_}")
+                return
+
+    def _told_too_late(self, id_: UUID, error: DispatcherError) -> None:
+        row = self._world.tables.messages.get(id_)
+        # One that was being sent may have been put back since, and cancelled by another caller.
+        was_final = not isinstance(error, TooLate) or error.status not in OPEN
+        if was_final and row is not None and row.status is Status.CANCELLED:
+            wrong = f"{id_} is cancelled, but its caller was told {error}"
+            self._world.facts.wrong.append(wrong)
+
+    def _reschedule(self) -> None:
+        id_ = self._rng.choice(self._known.ids[-2 if self._world.is_restless else -10 :])
+        wish = Wish(
+            send_in=timedelta(milliseconds=self._rng.choice([500, 5_000, 20_000, 20_000])),
+            on_conflict=self._rng.choice(["reject", "shift"]),
+        )
+        self._tell("asks: reschedule", str(id_))
+        try:
+            moved = self._cases.changes.reschedule(id_, wish)
+        except DispatcherError as error:
+            self._tell("is told", type(error).__name__)
+        else:
+            self._tell("is told", f"moved to {moved.send_at.time()}")
+
+    # Opting out
+
+    def _opt_out(self) -> None:
+        opt_outs, rng = self._world.facts.opt_outs, self._rng
+        held = sorted(opt_outs.perhaps, key=str)
+        if held and rng.random() < 0.7:
+            who = rng.choice(held)
+            self._tell("asks: unsuppress", str(who))
+            with opt_outs.removing(who):
+                self._told(lambda: self._cases.suppressing.unsuppress(*who))
+            return
+        channel = None if rng.random() < _OF_ALL_CHANNELS else rng.choice(_CHANNELS)
+        who = rng.choice(SCOPES), channel
+        self._tell("asks: suppress", str(who))
+        before = opt_outs.asked(who)
+        if self._told(lambda: self._cases.suppressing.suppress(*who)):
+            opt_outs.confirmed(who, before)
+
+    def _told(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except DispatcherError as error:
+            self._tell("is told", type(error).__name__)
+            return False
+        self._tell("is told", "done")
+        return True

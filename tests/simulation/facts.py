@@ -1,0 +1,173 @@
+"""What is known of a story beside what the servers hold in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from dispatcher.message import Outcome, Status
+from dispatcher.store import Claim, Failure, Result
+from tests.simulation.claims import MemoryClaims
+from tests.simulation.setting import RETENTION
+from tests.simulation.store_upkeep import MemoryStoreUpkeep
+from tests.simulation.tables import AttemptRow, CatchingUp, Row, Tables
+
+_OptOut = tuple[str, str | None]
+"""Who gets nothing, and on which channel: None stands for all."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """One submit, and what its caller was told: nothing, as long as ``told`` is empty.
+
+    ``ids`` are those under which it tried to book, those of a batch share them; ``leaks`` tells
+    that giving one back failed.
+    """
+
+    key: str | None
+    ids: list[UUID] = field(default_factory=list)
+    told: str = ""
+    answer: UUID | None = None
+    leaks: bool = False
+    server: int = 0
+
+
+@dataclass(slots=True)
+class OptOuts:
+    """Who was said to get nothing, as far as those know who said so.
+
+    ``perhaps`` has all that was ever asked for.
+    """
+
+    perhaps: set[_OptOut] = field(default_factory=set)
+    certain: set[_OptOut] = field(default_factory=set)
+    _removals: Counter[_OptOut] = field(default_factory=Counter)
+    _under_way: Counter[_OptOut] = field(default_factory=Counter)
+
+    def asked(self, who: _OptOut) -> int:
+        """Begin to opt out; return what :meth:`confirmed` wants."""
+        self.perhaps.add(who)
+        return self._removals[who]
+
+    def confirmed(self, who: _OptOut, removals: int) -> None:
+        """It is done, and holds unless somebody takes it back meanwhile."""
+        if self._removals[who] == removals and not self._under_way[who]:
+            self.certain.add(who)
+
+    @contextmanager
+    def removing(self, who: _OptOut) -> Iterator[None]:
+        """While somebody takes it back nobody knows whether it holds."""
+        self._removals[who] += 1
+        self._under_way[who] += 1
+        self.certain.discard(who)
+        try:
+            yield
+        finally:
+            self._under_way[who] -= 1
+
+    def has(self, row: Row, among: Iterable[_OptOut]) -> bool:
+        """Whether a message is one of those who get nothing."""
+        return not {(row.recipient, row.channel), (row.recipient, None)}.isdisjoint(among)
+
+
+@dataclass(slots=True)
+class Pruned:
+    """A message that is not stored any more."""
+
+    row: Row
+    attempts: dict[int, AttemptRow]
+    at: datetime
+
+
+@dataclass(slots=True)
+class Facts:
+    """What callers were told, and what the store held once."""
+
+    asked: list[Asked] = field(default_factory=list)
+    cancelled: dict[UUID, int] = field(default_factory=dict)
+    perhaps_cancelled: set[UUID] = field(default_factory=set)
+    opt_outs: OptOuts = field(default_factory=OptOuts)
+    committed_late: set[UUID] = field(default_factory=set)
+    """Messages of transactions that took so long that others may have got their places."""
+    pruned: dict[UUID, Pruned] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)
+    """What SQL said of each try of a message when the message was next claimed."""
+    ended: dict[UUID, tuple[Status, datetime | None]] = field(default_factory=dict)
+
+
+class WatchedClaims(MemoryClaims):
+    """Claims. What is known of earlier tries when a message is claimed again is written down.
+
+    And whether a claim is ended by one that is not the last: by a success alone.
+    """
+
+    def __init__(self, tables: Tables, facts: Facts, *, ttl: timedelta, leaves: CatchingUp) -> None:
+        super().__init__(tables, ttl=ttl, leaves=leaves)
+        self._rows = tables
+        self._facts = facts
+
+    def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = timedelta(0)) -> list[Claim]:
+        claims = super().claim(message_ids, ahead=ahead)
+        for claim in claims:
+            known = self._rows.outcomes(claim.message.id, before=claim.token)
+            then = self._facts.known_then.setdefault(claim.message.id, [])
+            then[len(then) :] = known[len(then) :]
+            opt_outs = self._facts.opt_outs
+            if opt_outs.has(self._rows.messages[claim.message.id], opt_outs.certain):
+                self._facts.wrong.append(f"{claim.message.id} was claimed for one who opted out")
+        return claims
+
+    def record(
+        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+    ) -> set[UUID]:
+        others = self._of_others(each.claim for each in failures)
+        expired = super().record(results, failures, enqueue_in=enqueue_in)
+        self._look_again(others)
+        return expired
+
+    def put_back(
+        self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
+    ) -> None:
+        given = list(snoozed)
+        others = self._of_others(claim for claim, _ in given)
+        super().put_back(given, enqueue_in=enqueue_in)
+        self._look_again(others)
+
+    def _of_others(self, claims: Iterable[Claim]) -> list[Row]:
+        """Return the rows that somebody else has claimed since."""
+        rows = ((self._rows.messages.get(each.message.id), each.token) for each in claims)
+        return [
+            row for row, token in rows
+            if row and row.status is Status.SENDING and row.claim_token != token
+        ]  # fmt: skip
+
+    def _look_again(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.status is not Status.SENDING:
+                self._facts.wrong.append(f"the claim of {row.id} was ended by an older one")
+
+
+class WatchedUpkeep(MemoryStoreUpkeep):
+    """The store of the sweep. What it deletes is kept for the judge."""
+
+    def __init__(self, tables: Tables, facts: Facts, *, leaves: CatchingUp) -> None:
+        super().__init__(tables, leaves=leaves)
+        self._rows = tables
+        self._facts = facts
+
+    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+        before = dict(self._rows.messages)
+        tries = {id_: self._rows.attempts.get(id_, {}) for id_ in before}
+        many = super().prune(older_than=older_than, at_most=at_most)
+        now = self._rows.now()
+        for id_ in before.keys() - self._rows.messages.keys():
+            self._facts.pruned[id_] = Pruned(before[id_], tries[id_], now)
+            finished_at = before[id_].finished_at
+            if finished_at is None or finished_at > now - RETENTION:
+                self._facts.wrong.append(f"{id_} was deleted while it was {before[id_].status}")
+        return many

@@ -1,0 +1,204 @@
+"""The store of those who submit, in memory: the same answers and the same rows as SQL.
+
+Each call is one transaction. ``test_store_double.py`` compares all of the store with SQLite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from dispatcher.errors import MessageNotFound, StoreUnavailable, Suppressed
+from dispatcher.message import Attempt, Body, Message, Status
+from dispatcher.store import Addition, GivenUp, Movable, Suppression
+from dispatcher.store.schema import EVERY_CHANNEL
+from tests.simulation.tables import Tables, cut
+
+
+class MemoryMessages:
+    """Stands in for ``dispatcher.store.Messages``."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def add(
+        self,
+        message: Message,
+        *,
+        enqueue_at: datetime,
+        fingerprint: str | None,
+        body_json: str | None = None,
+        status_url: str | None = None,
+    ) -> Message:
+        del body_json, status_url
+        tables, key = self._tables, message.idempotency_key
+        if message.id in tables.void:
+            raise GivenUp
+        known = message.id
+        if known not in tables.messages and key is not None:
+            known = tables.keys.get(key, known)
+        if known in tables.messages:
+            return tables.messages[known].message()
+        if tables.is_suppressed(message.recipient, message.channel):
+            raise Suppressed(message.channel)
+        tables.check_free(message.id, key)
+        tables.insert(message, enqueue_at=enqueue_at, fingerprint=fingerprint)
+        return message
+
+    def get(self, message_id: UUID) -> Message:
+        row = self._tables.messages.get(message_id)
+        if row is None:
+            raise MessageNotFound(message_id)
+        return row.message()
+
+    def with_key(self, idempotency_key: str) -> tuple[Message, str | None] | None:
+        known = self._tables.keys.get(idempotency_key)
+        if known is None:
+            return None
+        row = self._tables.messages[known]
+        return row.message(), row.fingerprint
+
+    def attempts(self, message_id: UUID) -> list[Attempt]:
+        tries = self._tables.attempts.get(message_id, {})
+        rows = [tries[token] for token in sorted(tries)]
+        return [
+            Attempt(**{each.name: getattr(row, each.name) for each in fields(row)}) for row in rows
+        ]
+
+    def cancel(self, message_id: UUID) -> Message:
+        row = self._tables.scheduled(message_id)
+        if row is not None:
+            row.end(Status.CANCELLED, self._tables.now())
+        return self.get(message_id)
+
+    def movable(self, message_id: UUID) -> Movable:
+        message = self.get(message_id)
+        return Movable(message, self._tables.messages[message_id].move_token, self._tables.now())
+
+    def move(
+        self,
+        found: Movable,
+        *,
+        within: timedelta,
+        send_at: datetime,
+        next_attempt_at: datetime | None = None,
+        zone: str | None,
+        expires_at: datetime | None,
+        expire_after: timedelta | None,
+        asked_at: datetime | None,
+        enqueue_at: datetime,
+    ) -> Movable:
+        row = self._tables.scheduled(found.message.id)
+        in_time = self._tables.now() <= found.read_at + within
+        if row is not None and row.move_token == found.token and in_time:
+            row.move_token += 1
+            row.send_at, row.next_attempt_at = cut(send_at), cut(next_attempt_at or send_at)
+            row.zone, row.expire_after = zone, expire_after
+            row.asked_at = None if asked_at is None else cut(asked_at)
+            row.expires_at = None if expires_at is None else cut(expires_at)
+            row.enqueue_at = cut(enqueue_at)
+            if row.enqueue_at > row.next_attempt_at:
+                row.enqueued_at = self._tables.now()
+        return self.movable(found.message.id)
+
+    def update(self, message_id: UUID, *, body: Body) -> Message:
+        row = self._tables.scheduled(message_id)
+        if row is not None:
+            row.body = body
+        return self.get(message_id)
+
+    def remove(self, message_id: UUID) -> bool:
+        tables = self._tables
+        row = tables.scheduled(message_id)
+        if row is not None:
+            tables.delete(message_id)
+        return message_id not in tables.messages
+
+    def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
+        for row in filter(None, map(self._tables.scheduled, message_ids)):
+            row.enqueue_at, row.enqueued_at = self._tables.now(), None
+
+
+class MemoryBulkMessages:
+    """Stands in for ``dispatcher.store.BulkMessages``."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def add(self, additions: Iterable[Addition]) -> bool | None:
+        every, tables = list(additions), self._tables
+        ids = {each.message.id for each in every}
+        given = [each.message.idempotency_key for each in every]
+        keys = [key for key in given if key is not None]
+        are_new = not (ids & (tables.messages.keys() | tables.void.keys()))
+        if not are_new or set(keys) & tables.keys.keys() or len(set(keys)) < len(keys):
+            return False
+        try:
+            for each in every:
+                tables.check_free(each.message.id, each.message.idempotency_key)
+        except StoreUnavailable:
+            return False
+        for each in every:
+            tables.insert(each.message, enqueue_at=each.enqueue_at, fingerprint=each.fingerprint)
+        return True
+
+    def has(self, message_ids: Sequence[UUID]) -> bool:
+        return set(message_ids) <= self._tables.messages.keys()
+
+    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
+        found = {key: self._tables.keys[key] for key in keys if key in self._tables.keys}
+        rows = {key: self._tables.messages[id_] for key, id_ in found.items()}
+        return {key: (row.message(), row.fingerprint or "") for key, row in rows.items()}
+
+    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+        rows = map(self._tables.messages.get, message_ids)
+        return [row.message() for row in rows if row is not None]
+
+    def cancel(self, message_ids: Sequence[UUID]) -> dict[UUID, Message]:
+        for row in filter(None, map(self._tables.scheduled, message_ids)):
+            row.end(Status.CANCELLED, self._tables.now())
+        return {each.id: each for each in self.these(message_ids)}
+
+
+class MemorySuppressions:
+    """Stands in for ``dispatcher.store.Suppressions``."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def add(self, recipient: str, channel: str | None) -> None:
+        place = recipient, channel or EVERY_CHANNEL
+        self._tables.suppressed.setdefault(place, self._tables.now())
+
+    def remove(self, recipient: str, channel: str | None) -> None:
+        self._tables.suppressed.pop((recipient, channel or EVERY_CHANNEL), None)
+
+    def check(self, recipient: str, channel: str) -> None:
+        if self._tables.is_suppressed(recipient, channel):
+            raise Suppressed(channel)
+
+    def among(self, asked: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        return {each for each in asked if self._tables.is_suppressed(*each)}
+
+    def scheduled(
+        self, recipient: str, channel: str | None, *, after: UUID | None, at_most: int
+    ) -> list[UUID]:
+        return sorted(
+            row.id
+            for row in self._tables.messages.values()
+            if row.recipient == recipient
+            and row.status is Status.SCHEDULED
+            and channel in (None, row.channel)
+            and (after is None or row.id > after)
+        )[:at_most]
+
+    def page(
+        self, recipient: str | None, *, after: tuple[str, str] | None, at_most: int
+    ) -> list[Suppression]:
+        return [
+            Suppression(name, channel or None, at)
+            for (name, channel), at in sorted(self._tables.suppressed.items())
+            if recipient in (None, name) and (after is None or (name, channel) > after)
+        ][:at_most]

@@ -1,0 +1,128 @@
+"""What a Redis holds, in memory, and what may happen to it."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dispatcher.redis_keys import PermitKeys, ShardKeys
+from dispatcher.sendtime import to_ms
+
+MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(slots=True)
+class Epoch:
+    """Exists exactly while a part is complete."""
+
+    opened_at_ms: int
+    checked: bool = False
+
+
+@dataclass(slots=True)
+class Twins:
+    """Submits under way with one idempotency key."""
+
+    id: UUID
+    fingerprint: str
+    ends_at_ms: int
+    by: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Moved:
+    """The token of the last move of a message that each of its windows in a shard was told of."""
+
+    ends_at_ms: int
+    tokens: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Log:
+    """Permits with their times, or those who wait for them with their turns."""
+
+    scores: dict[bytes, float] = field(default_factory=dict)
+    ends_at_ms: int = 0
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a server holds."""
+
+    epochs: dict[Any, Epoch] = field(default_factory=dict)
+    markers: dict[Any, tuple[str, int]] = field(default_factory=dict)
+    windows: dict[str, dict[bytes, int]] = field(default_factory=lambda: defaultdict(dict))
+    pending: dict[Any, dict[tuple[bytes, str], int]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    moved: dict[str, Moved] = field(default_factory=dict)
+    twins: dict[str, Twins] = field(default_factory=dict)
+    logs: dict[str, Log] = field(default_factory=dict)
+    lines: dict[str, Log] = field(default_factory=dict)
+    closings: dict[str, int] = field(default_factory=dict)
+
+
+class Server:
+    """One Redis, and what may happen to it. What has a life is there up to its last millisecond."""
+
+    def __init__(self, clock: Callable[[], datetime], *, namespace: str, shards: int) -> None:
+        self._clock = clock
+        self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
+        self.permit_keys = PermitKeys(namespace)
+        self.parts: tuple[ShardKeys | PermitKeys, ...] = (*self.keys, self.permit_keys)
+        self.holds = Contents()
+        self.number = 1
+
+    def now_ms(self) -> int:
+        """Return the present by the server's clock."""
+        return to_ms(self._clock())
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self.holds = Contents()
+
+    def snapshot(self) -> Contents:
+        """Return a copy of everything, as a replica that lags behind has it."""
+        return copy.deepcopy(self.holds)
+
+    def fail_over(self, replica: Contents) -> None:
+        """Become another server with older data. Whoever connects takes the epochs back."""
+        self.holds = copy.deepcopy(replica)
+        self.holds.epochs.clear()
+        self.holds.markers.clear()
+        self.number += 1
+
+    def told(self, keys: ShardKeys, message_id: UUID, window: str) -> int:
+        """Return the token of the last move of a message that a window was told of, or -1."""
+        found = self.holds.moved.get(keys.moved(message_id))
+        if found is None or found.ends_at_ms < self.now_ms():
+            return -1
+        return found.tokens.get(window, -1)
+
+    def tell(
+        self, keys: ShardKeys, message_id: UUID, window: str, token: int, *, life_ms: int
+    ) -> None:
+        """Let a window remember a move, for so long."""
+        name, now_ms = keys.moved(message_id), self.now_ms()
+        found = self.holds.moved.get(name)
+        if found is None or found.ends_at_ms < now_ms:
+            found = self.holds.moved[name] = Moved(0)
+        found.tokens[window] = token
+        found.ends_at_ms = now_ms + life_ms
+
+    def marker_of(self, part: Any) -> str | None:
+        """Return who is rebuilding this part."""
+        found = self.holds.markers.get(part)
+        return found[0] if found is not None and found[1] >= self.now_ms() else None
+
+    def keep_marker(self, part: Any, marker: str, *, life_ms: int) -> bool:
+        """Let a marker live on where it still is on this part; tell whether it is."""
+        if self.marker_of(part) != marker:
+            return False
+        self.holds.markers[part] = marker, self.now_ms() + life_ms
+        return True

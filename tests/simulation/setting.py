@@ -1,0 +1,59 @@
+"""The settings of all stories: short lengths, so that everything happens within a minute or two."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dispatcher.channel import Channel, Kind
+from dispatcher.quota import Limit, Quota
+from dispatcher.settings import Settings
+from tests.simulation.tables import CatchingUp
+
+QUOTAS = (Quota(2, 3_000), Quota(5, 15_000))
+CHANNEL_QUOTAS = (Quota(4, 5_000),)
+TENANT_QUOTAS = (Quota(3, 4_000), Quota(6, 14_000))
+CHANNEL_LIMITS = (Limit(2, 2_500), Limit(3, 8_000))
+SCOPES = ("ada", "bob", "cyd")
+TENANTS = ("red", "blue")
+RETENTION = timedelta(seconds=40)
+
+
+def settings() -> Settings:
+    """Return them. Two channels do not simply send what is overdue."""
+    channel: dict[str, Any] = {
+        "transport": "memory", "max_attempts": 4, "senders": 2,
+        "backoff_base": 0.5, "backoff_longest": 2.0,
+    }  # fmt: skip
+    made = Settings(
+        data_dir=Path("nowhere"),
+        namespace="sim",
+        shards=3,
+        quotas=QUOTAS,
+        channels={
+            "sms": Channel(**channel, limits=CHANNEL_LIMITS),
+            "mail": Channel(**channel, on_unknown="hold", quotas=CHANNEL_QUOTAS),
+            "push": Channel(**channel | {"max_attempts": 2}, catch_up="reslot"),
+            "page": Channel(**channel | {"max_attempts": 1}, catch_up="expire"),
+        },
+        scopes={"tenant": Kind(quotas=TENANT_QUOTAS)},
+        horizon=timedelta(seconds=6),
+        sweep_interval=timedelta(seconds=1),
+        enqueue_grace=timedelta(seconds=2),
+        overdue_after=timedelta(seconds=4),
+        claim_ttl=timedelta(seconds=5),
+        transport_timeout=timedelta(seconds=2),
+        reconcile_grace=timedelta(seconds=8),
+        transaction_grace=timedelta(seconds=3),
+        settle=timedelta(seconds=1),
+        groups_at_once=2,
+        group_size=5,
+    )
+    # Nobody waits an hour here: it is longer than the longest quota, which is what counts.
+    return made.model_copy(update={"retention": RETENTION})
+
+
+def catching_up(made: Settings) -> CatchingUp:
+    """Return what the store is told of the channels that catch up."""
+    return CatchingUp(made.overdue_after, made.caught_up_by("expire"), made.caught_up_by("reslot"))

@@ -1,0 +1,326 @@
+"""The windows of Redis in memory: one shard at a time, as the scripts do it.
+
+``Windows`` and ``Bulk`` work on it unchanged. ``test_redis_double.py`` compares it with the
+scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, cast
+from uuid import UUID
+
+import redis
+
+from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
+from dispatcher.quota import Quota
+from dispatcher.redis_keys import ShardKeys
+from dispatcher.reservation import Blocked, Moving, Place, Rules, Submit, Windows
+from dispatcher.reservation.places import Batch, Group
+from dispatcher.reservation.shards import Answer, closed
+from dispatcher.reservation.terms import AnyQuota
+from dispatcher.scope import Scope
+from dispatcher.sendtime import to_ms
+from tests.simulation.server import MILLISECOND, Server, Twins
+
+_Window = dict[bytes, int]
+_Judged = tuple[int, Blocked | None]
+
+
+class Posted:
+    """Batches that were sent. ``answers`` are None where the replies are lost."""
+
+    def __init__(self, answers: list[list[Answer]] | None) -> None:
+        self.answers = answers
+
+    def abandon(self) -> None:
+        """Wait for no answers."""
+
+
+class MemoryShards:
+    """Stands in for ``dispatcher.reservation.shards.Shards`` where all quotas are rolling."""
+
+    def __init__(
+        self, server: Server, quotas: Mapping[str, Sequence[AnyQuota]], *, under_way: timedelta
+    ) -> None:
+        self._server = server
+        self._quotas = {kind: cast("Sequence[Quota]", each) for kind, each in quotas.items()}
+        self._life_ms = under_way // MILLISECOND
+
+    def book(
+        self,
+        group: Group,
+        message_id: UUID,
+        *,
+        asked_ms: int,
+        latest_ms: int,
+        submit: Submit | None,
+        pending_ahead_ms: int = 0,
+    ) -> Place | Blocked:
+        self._opened(group)
+        asked = Place(message_id, asked_ms)
+        answer = self._booked(group, asked, latest_ms, submit, pending_ahead_ms)
+        if isinstance(answer, IdempotencyConflict):
+            raise answer
+        return Place(message_id, answer) if isinstance(answer, int) else answer
+
+    def post_many(self, batches: Sequence[Batch]) -> Posted:
+        """Book them at once: whoever asks for the answers may still lose them."""
+        return Posted([self._many(batch) for batch in batches])
+
+    def answers(self, batches: Sequence[Batch], posted: Posted) -> list[list[Answer]]:
+        found = posted.answers
+        if found is None:
+            found = [self._many(batch) for batch in batches]
+        if [] in found:
+            raise closed()
+        return found
+
+    def _many(self, batch: Batch) -> list[Answer]:
+        if batch.keys not in self._server.holds.epochs:
+            return []
+        return [
+            self._booked(
+                batch.group(place), Place(each.message_id, each.asked_ms), each.latest_ms,
+                each.submit, 0,
+            )
+            for place, each in enumerate(batch.requests)
+        ]  # fmt: skip
+
+    def _booked(
+        self, group: Group, asked: Place, latest_ms: int, submit: Submit | None, ahead_ms: int
+    ) -> Answer:
+        windows = self._windows(group)
+        message_id = asked.message_id
+        twins = self._twins(group, submit)
+        if twins is not None and submit is not None:
+            if twins.fingerprint != submit.fingerprint:
+                return IdempotencyConflict(submit.key, twins.id)
+            if twins.id == message_id or any(twins.id.bytes in each for each in windows.values()):
+                message_id = twins.id
+            else:  # given up: its id is never stored
+                del self._server.holds.twins[group.keys.twins(submit.key)]
+                twins = None
+        own = message_id.bytes
+        places = [window[own] for window in windows.values() if own in window]
+        missing = {scope: each for scope, each in windows.items() if own not in each}
+        at_ms = places[-1] if places else asked.at_ms
+        if missing:
+            found = self._found(missing, at_ms, at_ms if places else latest_ms, ())
+            if isinstance(found, Blocked):
+                return found
+            at_ms = found
+        for window in missing.values():
+            window[own] = at_ms
+        now_ms = self._server.now_ms() + ahead_ms
+        for name in group.windows:
+            self._wait_for(group, own, name, now_ms, again=True)
+        if submit is not None:
+            if twins is None:
+                twins = Twins(message_id, submit.fingerprint, 0)
+                self._server.holds.twins[group.keys.twins(submit.key)] = twins
+            ends_at_ms = self._server.now_ms() + self._life_ms + ahead_ms
+            twins.ends_at_ms = max(twins.ends_at_ms, ends_at_ms)
+            twins.by.add(submit.token)
+        return at_ms if message_id == asked.message_id else Place(message_id, at_ms)
+
+    def release(self, group: Group, message_id: UUID, submit: Submit | None) -> bool:
+        windows, own = self._windows(group), message_id.bytes
+        if submit is not None:
+            twins = self._twins(group, submit)
+            if twins is None or submit.token not in twins.by:
+                return all(own not in window for window in windows.values())
+            twins.by.remove(submit.token)
+            if twins.by:
+                return False
+            del self._server.holds.twins[group.keys.twins(submit.key)]
+        self._remove(group, own)
+        return True
+
+    def release_many(self, places: Iterable[tuple[Group, UUID, Submit | None]]) -> list[bool]:
+        return [self.release(*each) for each in places]
+
+    def move(
+        self,
+        group: Group,
+        message_id: UUID,
+        *,
+        hold: bytes,
+        asked_ms: int,
+        latest_ms: int,
+        beside: bytes = b"",
+    ) -> Place | Blocked:
+        self._opened(group)
+        windows = self._windows(group)
+        now_ms = self._server.now_ms()
+        held = {window.get(hold) for window in windows.values()}
+        at_ms = held.pop()
+        if not held and at_ms is not None and asked_ms <= at_ms <= latest_ms:
+            return Place(message_id, at_ms, now_ms)
+        found = self._found(windows, asked_ms, latest_ms, {message_id.bytes, hold, beside})
+        if isinstance(found, Blocked):
+            return found
+        for name, window in zip(group.windows, windows.values(), strict=True):
+            window[hold] = found
+            self._wait_for(group, hold, name, now_ms)
+        return Place(message_id, found, now_ms)
+
+    def slot(self, group: Group, start_ms: int, mover: UUID | None = None) -> int:
+        self._opened(group)
+        free = {mover.bytes} if mover else set()
+        return self._leap(self._members(self._windows(group), free), start_ms)
+
+    def have(self, groups: Sequence[Group], moving: Moving) -> bool:
+        windows = [each for group in groups for each in self._windows(group).values()]
+        return {window.get(moving.hold) for window in windows} == {to_ms(moving.send_at)}
+
+    def take(self, group: Group, moving: Moving, token: int) -> bool:
+        windows, now_ms = self._windows(group), self._server.now_ms()
+        own, hold, at_ms = moving.message_id.bytes, moving.hold, to_ms(moving.send_at)
+        is_alive = moving.held_at_ms > now_ms - self._life_ms
+        names = dict(zip(group.windows, windows.values(), strict=True))
+        is_late = {
+            name: self._server.told(group.keys, moving.message_id, name) >= token for name in names
+        }
+        for name, window in names.items():
+            if not is_late[name] and not (is_alive and window.get(hold) == at_ms):
+                return False
+        for name, window in names.items():
+            window.pop(hold, None)
+            self._server.holds.pending[group.keys].pop((hold, name), None)
+            if not is_late[name]:
+                window[own] = at_ms
+                self._wait_for(group, own, name, now_ms)
+                self._server.tell(group.keys, moving.message_id, name, token, life_ms=self._life_ms)
+        return True
+
+    def drop(self, group: Group, hold: bytes) -> None:
+        self._remove(group, hold)
+
+    def _wait_for(
+        self, group: Group, member: bytes, name: str, at_ms: int, *, again: bool = False
+    ) -> None:
+        pending = self._server.holds.pending[group.keys]
+        at_ms = max(at_ms, pending.get((member, name), at_ms)) if again else at_ms
+        pending[member, name] = at_ms
+
+    def _remove(self, group: Group, member: bytes) -> None:
+        for name, window in zip(group.windows, self._windows(group).values(), strict=True):
+            window.pop(member, None)
+            self._server.holds.pending[group.keys].pop((member, name), None)
+
+    def _twins(self, group: Group, submit: Submit | None) -> Twins | None:
+        if submit is None:
+            return None
+        found = self._server.holds.twins.get(group.keys.twins(submit.key))
+        return found if found and found.ends_at_ms >= self._server.now_ms() else None
+
+    def _windows(self, group: Group) -> dict[Scope, _Window]:
+        windows = self._server.holds.windows
+        return {
+            scope: windows[name] for scope, name in zip(group.scopes, group.windows, strict=True)
+        }
+
+    def _opened(self, group: Group) -> None:
+        if group.keys not in self._server.holds.epochs:
+            raise closed()
+
+    # The rule, by its definition
+
+    def _found(
+        self,
+        windows: Mapping[Scope, _Window],
+        asked_ms: int,
+        latest_ms: int,
+        free: Iterable[bytes],
+    ) -> int | Blocked:
+        """Return the time, or the first one up to ``latest_ms``, that fits; or why there is none.
+
+        ``free`` are members that count for nothing.
+        """
+        members = self._members(windows, set(free))
+        until_ms, why = self._judged(members, asked_ms)
+        if why is None:
+            return asked_ms
+        slot_ms = self._leap(members, until_ms)
+        if slot_ms <= latest_ms:
+            return slot_ms
+        return why._replace(until_ms=slot_ms, is_slot=True)
+
+    def _members(
+        self, windows: Mapping[Scope, _Window], free: set[bytes]
+    ) -> dict[Scope, list[tuple[int, bytes]]]:
+        return {
+            scope: sorted((at, member) for member, at in window.items() if member not in free)
+            for scope, window in windows.items()
+        }
+
+    def _leap(self, members: Mapping[Scope, list[tuple[int, bytes]]], at_ms: int) -> int:
+        until_ms, why = self._judged(members, at_ms)
+        while why is not None:
+            at_ms = until_ms
+            until_ms, why = self._judged(members, at_ms)
+        return at_ms
+
+    def _judged(self, members: Mapping[Scope, list[tuple[int, bytes]]], at_ms: int) -> _Judged:
+        """Return until when a time is blocked, and the first reason."""
+        furthest_ms, why = at_ms, None
+        for scope, each in members.items():
+            for quota in self._quotas[scope.kind]:
+                run = _tight_run(each, at_ms, quota)
+                if run:
+                    furthest_ms = max(furthest_ms, run[0][0] + quota.length_ms)
+                    named = tuple(UUID(bytes=member[:16]) for _, member in run)
+                    why = why or Blocked(0, scope, quota, named, is_slot=True)
+        return furthest_ms, why
+
+
+def _tight_run(
+    members: Sequence[tuple[int, bytes]], at_ms: int, quota: Quota
+) -> Sequence[tuple[int, bytes]]:
+    """Return the last run of N members by which a quota of N per W blocks a time; or nothing."""
+    count, length_ms = quota.count, quota.length_ms
+    near = [each for each in members if at_ms - length_ms < each[0] < at_ms + length_ms]
+    for first in range(len(near) - count, -1, -1):
+        run = near[first : first + count]
+        if run[-1][0] - run[0][0] < length_ms:
+            return run
+    return ()
+
+
+class Line:
+    """The shards as a client reaches them that sends batches and reads the answers later.
+
+    ``reached`` is where calls may go wrong. What is lost on either way is sent once more.
+    """
+
+    def __init__(self, reached: Any) -> None:
+        self._reached = reached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reached, name)
+
+    def post_many(self, batches: Sequence[Batch]) -> Posted:
+        if not batches:
+            return Posted([])
+        try:
+            return cast(Posted, self._reached.post_many(batches))
+        except ReservationsUnavailable:
+            return Posted(None)
+
+    def answers(self, batches: Sequence[Batch], posted: Posted) -> list[list[Answer]]:
+        return cast(list[list[Answer]], self._reached.answers(batches, posted))
+
+
+def windows_on(
+    shards: Any,
+    quotas: Mapping[str, Sequence[AnyQuota]],
+    *,
+    keys: Sequence[ShardKeys],
+    under_way: timedelta,
+) -> Windows:
+    """Return the windows themselves, on these shards: they reach no server."""
+    windows = Windows(redis.Redis(), Rules(quotas), keys=keys, under_way=under_way)
+    windows.shards = shards
+    return windows

@@ -1,0 +1,263 @@
+"""The store of the sweep, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.sendtime import to_ms
+from dispatcher.store import Due, Kept, Movable, Place, Rescued, Settled
+from dispatcher.store.overdue import Taken as TakenOver
+from dispatcher.store.upkeep import Taken
+from tests.simulation.tables import (
+    NO_PLACE,
+    NOBODY_CATCHES_UP,
+    AttemptRow,
+    CatchingUp,
+    Row,
+    Tables,
+)
+
+_UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
+_EXPIRED = "overdue: nobody took it in time"
+_NO_SLOT = "overdue: no slot was left for it"
+_PAGE = 20
+"""Rows in a page: fewer than the sweep asks for, so that others come between two of them."""
+
+
+class MemoryStoreUpkeep:
+    """Stands in for ``dispatcher.store.StoreUpkeep``."""
+
+    def __init__(self, tables: Tables, *, leaves: CatchingUp = NOBODY_CATCHES_UP) -> None:
+        self._tables = tables
+        self._leaves = leaves
+
+    def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
+        now = self._tables.now()
+        rows = [
+            row
+            for row in self._tables.messages.values()
+            if row.status is Status.SCHEDULED
+            and row.enqueue_at <= now
+            and not self._leaves.is_left(row, now)
+        ]
+        rows.sort(key=lambda row: row.enqueue_at)
+        for row in rows[:at_most]:
+            row.enqueue_at, row.enqueued_at = max(row.next_attempt_at, now) + grace, now
+        due = [
+            Due(
+                row.id,
+                row.channel,
+                row.next_attempt_at,
+                is_suspect=row.last_error == _UNKNOWN,
+                is_first=row.next_attempt_at == row.send_at,
+            )
+            for row in rows[:at_most]
+        ]
+        return sorted(due, key=lambda each: each.next_attempt_at)
+
+    def rescue(self, *, at_most: int) -> list[Rescued]:
+        now = self._tables.now()
+        rows = [
+            row
+            for row in self._tables.messages.values()
+            if row.status is Status.SENDING
+            and row.claim_expires_at is not None
+            and row.claim_expires_at <= now
+        ]
+        rows.sort(key=lambda row: row.claim_expires_at or now)
+        for row in rows[:at_most]:
+            self._rescue(row, now)
+        return sorted(
+            Rescued(row.id, row.channel, row.attempt_count, row.status) for row in rows[:at_most]
+        )
+
+    def _rescue(self, row: Row, now: datetime) -> None:
+        for attempt in self._tables.attempts[row.id].values():
+            if attempt.finished_at is None:
+                attempt.end(Outcome.UNKNOWN, now)
+        row.last_error = _UNKNOWN
+        row.next_attempt_at = row.enqueue_at = now
+        row.claim_expires_at = None
+        if row.on_unknown == "hold":
+            row.status = Status.HELD
+        elif row.attempt_count >= row.max_attempts:
+            row.end(Status.FAILED, now)
+        elif row.expires_at is not None and row.expires_at <= now:
+            row.end(Status.EXPIRED, now)
+        else:
+            row.status = Status.SCHEDULED
+
+    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
+        under_way = {each for each in message_ids for some in self._tables.open if each in some}
+        void = set(message_ids) - self._tables.messages.keys() - under_way
+        for message_id in void:
+            self._tables.void.setdefault(message_id, self._tables.now())
+        return Settled(self.holding(message_ids), void, under_way)
+
+    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+        tables = self._tables
+        ended = {
+            row.id: row.finished_at
+            for row in tables.messages.values()
+            if row.finished_at is not None and not (row.status in NO_PLACE and row.reserved)
+        }
+        before = tables.now() - older_than
+        old = sorted((at, id_) for id_, at in (tables.void | ended).items() if at <= before)
+        for _, message_id in old[:at_most]:
+            if tables.void.pop(message_id, None) is None:
+                tables.delete(message_id)
+        return len(old[:at_most])
+
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
+        found = (self._tables.messages.get(message_id) for message_id in message_ids)
+        return {row.id: _kept(row) for row in found if row and row.status not in NO_PLACE}
+
+    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+        found = (self._tables.messages.get(message_id) for message_id in message_ids)
+        return [_place(row) for row in found if row and row.status not in NO_PLACE]
+
+    def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        rows = [row for row in map(self._tables.messages.get, message_ids) if row]
+        for row in rows:
+            row.move_token += 1
+        return {row.id for row in rows}
+
+    def unreleased(self, *, at_most: int) -> list[Place]:
+        rows = [
+            row for row in self._tables.messages.values() if row.reserved and row.status in NO_PLACE
+        ]
+        return [_place(row) for row in sorted(rows, key=lambda row: row.id)[:at_most]]
+
+    def mark_released(self, message_ids: Sequence[UUID]) -> None:
+        for message_id in message_ids:
+            if message_id in self._tables.messages:
+                self._tables.messages[message_id].reserved = False
+
+    def places(
+        self,
+        *,
+        memory: timedelta,
+        batch: int,
+        created: tuple[datetime, datetime] | None = None,
+    ) -> Iterator[list[Place]]:
+        last, end = UUID(int=0), UUID(int=2**128 - 1)
+        if created is not None:
+            last, end = _first_id(created[0]), _first_id(created[1])
+        while True:
+            rows = [row for row in self._holding_since(memory) if last < row.id < end]
+            page = sorted(rows, key=lambda row: row.id)[: min(batch, _PAGE)]
+            if not page:
+                return
+            yield [_place(row) for row in page]
+            last = page[-1].id
+
+    def count_places(self, *, memory: timedelta) -> int:
+        return len(self._holding_since(memory))
+
+    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
+        size = min(batch, _PAGE)
+        last: tuple[Any, ...] = (UUID(int=0), -1)
+        while page := self._page(lambda row: row.finished_at is None, last, size):
+            yield [self._taken(row) for row in page]
+            last = (page[-1].message_id, page[-1].token)
+        last = (self._tables.now() - memory, UUID(int=2**128 - 1), 0)
+        while page := self._page(lambda row: row.finished_at is not None, last, size):
+            yield [self._taken(row) for row in page]
+            last = (page[-1].finished_at, page[-1].message_id, page[-1].token)
+
+    def _page(
+        self, wanted: Callable[[AttemptRow], bool], last: tuple[Any, ...], size: int
+    ) -> list[AttemptRow]:
+        def place(row: AttemptRow) -> tuple[Any, ...]:
+            end = () if row.finished_at is None else (row.finished_at,)
+            return (*end, row.message_id, row.token)
+
+        tries = (row for some in self._tables.attempts.values() for row in some.values())
+        rows = [row for row in tries if wanted(row) and place(row) > last]
+        return sorted(rows, key=place)[:size]
+
+    def _taken(self, attempt: AttemptRow) -> Taken:
+        row, now = self._tables.messages[attempt.message_id], self._tables.now()
+        end = attempt.finished_at or row.claim_expires_at or now
+        return Taken(row.id, attempt.token, row.scope, row.channel, now - end)
+
+    def _holding_since(self, memory: timedelta) -> list[Row]:
+        earliest = self._tables.now() - memory
+        return [
+            row
+            for row in self._tables.messages.values()
+            if row.reserved and row.status not in NO_PLACE and row.send_at > earliest
+        ]
+
+
+class MemoryOverdue:
+    """Stands in for ``dispatcher.store.Overdue``."""
+
+    def __init__(self, tables: Tables, catching_up: CatchingUp) -> None:
+        self._tables = tables
+        self._rules = catching_up
+
+    def expire(self, *, at_most: int) -> dict[UUID, str]:
+        now = self._tables.now()
+        rows = [
+            row
+            for row in self._tables.messages.values()
+            if row.enqueue_at <= now
+            and (
+                self._rules.is_overdue(row, now, self._rules.expire)
+                or (self._is_to_move(row) and row.expires_at and row.expires_at <= now)
+            )
+        ]
+        rows.sort(key=lambda row: row.enqueue_at)
+        for row in rows[:at_most]:
+            row.end(Status.EXPIRED, now, _EXPIRED)
+        return {row.id: row.channel for row in rows[:at_most]}
+
+    def take(self, *, at_most: int, ttl: timedelta) -> TakenOver | None:
+        now = self._tables.now()
+        waiting = [row for row in self._tables.messages.values() if self._is_to_move(row)]
+        rows = [row for row in waiting if row.enqueue_at <= now]
+        rows.sort(key=lambda row: (row.send_at, row.id))
+        if not rows:
+            return None
+        for row in rows[:at_most]:
+            row.enqueue_at = now + ttl
+        first = rows[0].send_at
+        if any(row.enqueue_at <= now + ttl and row.send_at < first for row in waiting):
+            self.give_back([row.message() for row in rows[:at_most]])
+            return None
+        return TakenOver(
+            [Movable(row.message(), row.move_token, now) for row in rows[:at_most]], now
+        )
+
+    def give_back(self, taken: Sequence[Message]) -> None:
+        for row in filter(None, (self._tables.messages.get(each.id) for each in taken)):
+            if self._is_to_move(row):
+                row.enqueue_at = self._tables.now()
+
+    def give_up(self, message: Message) -> bool:
+        row = self._tables.messages.get(message.id)
+        if row is None:
+            return False
+        if row.send_at == message.send_at and self._is_to_move(row):
+            row.end(Status.EXPIRED, self._tables.now(), _NO_SLOT)
+        return row.status is Status.EXPIRED and row.last_error == _NO_SLOT
+
+    def _is_to_move(self, row: Row) -> bool:
+        return self._rules.is_overdue(row, self._tables.now(), self._rules.reslot)
+
+
+def _kept(row: Row) -> Kept:
+    return Kept(row.send_at, row.move_token)
+
+
+def _place(row: Row) -> Place:
+    return Place(row.id, row.scope, row.send_at, row.channel, row.scopes or None)
+
+
+def _first_id(instant: datetime) -> UUID:
+    return UUID(int=max(0, to_ms(instant)) << 80)

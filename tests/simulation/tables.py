@@ -1,0 +1,197 @@
+"""What SQL holds, in memory, and the database's clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from dispatcher.errors import StoreUnavailable
+from dispatcher.message import Body, Message, Outcome, Status
+from dispatcher.store import Claim
+from dispatcher.store.schema import EVERY_CHANNEL
+
+NAMES = tuple(field.name for field in fields(Message))
+OPEN = (Status.SENDING, Status.HELD)
+NO_PLACE = (Status.CANCELLED, Status.EXPIRED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A row of ``messages``."""
+
+    id: UUID
+    channel: str
+    recipient: str
+    scope: str
+    body: Body
+    send_at: datetime
+    next_attempt_at: datetime
+    expires_at: datetime | None
+    status: Status
+    attempt_count: int
+    max_attempts: int
+    idempotency_key: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    last_error: str | None
+    scopes: Any
+    zone: str | None
+    quiet_hours: str | None
+    on_unknown: Any
+    expire_after: timedelta | None
+    asked_at: datetime | None
+    trace: str | None
+    enqueued_at: datetime | None
+    enqueue_at: datetime
+    fingerprint: str | None
+    claim_token: int = 0
+    claim_expires_at: datetime | None = None
+    reserved: bool = True
+    move_token: int = 0
+
+    def message(self) -> Message:
+        """Return it as those who read see it."""
+        return Message(**{name: getattr(self, name) for name in NAMES})
+
+    def end(self, status: Status, at: datetime, error: str | None = None) -> None:
+        """Give it a final status."""
+        self.status, self.finished_at = status, at
+        self.last_error = self.last_error if error is None else error
+        self.claim_expires_at = None
+
+
+@dataclass(slots=True)
+class AttemptRow:
+    """A row of ``attempts``."""
+
+    message_id: UUID
+    token: int
+    started_at: datetime
+    finished_at: datetime | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    receipt: str | None = None
+
+    def end(self, outcome: Outcome, at: datetime) -> None:
+        """Say what came of it."""
+        self.outcome, self.finished_at = outcome, at
+
+
+class Staged(NamedTuple):
+    """A message in a transaction of a caller's that is under way."""
+
+    message: Message
+    enqueue_at: datetime
+    fingerprint: str | None
+
+
+class Tables:
+    """What SQL holds, and the database's clock, to the millisecond."""
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self.messages: dict[UUID, Row] = {}
+        self.attempts: dict[UUID, dict[int, AttemptRow]] = defaultdict(dict)
+        self.keys: dict[str, UUID] = {}
+        self.void: dict[UUID, datetime] = {}
+        self.open: list[dict[UUID, Staged]] = []
+        self.suppressed: dict[tuple[str, str], datetime] = {}
+
+    def now(self) -> datetime:
+        """Return the present by the database's clock."""
+        return cut(self._clock())
+
+    def scheduled(self, message_id: UUID) -> Row | None:
+        """Return a row that is scheduled."""
+        row = self.messages.get(message_id)
+        return row if row is not None and row.status is Status.SCHEDULED else None
+
+    def is_suppressed(self, recipient: str, channel: str) -> bool:
+        """Return whether a recipient gets nothing on a channel."""
+        return any((recipient, each) in self.suppressed for each in (EVERY_CHANNEL, channel))
+
+    def check_free(self, message_id: UUID, key: str | None) -> None:
+        """Raise StoreUnavailable where an open transaction has the id, or the key: it is locked.
+
+        A database waits for its end, and says so when that takes too long.
+        """
+        for staged in self.open:
+            keys = {each.message.idempotency_key for each in staged.values()} - {None}
+            if message_id in staged or key in keys:
+                raise StoreUnavailable("the database waited for a lock for too long", refused=True)
+
+    def insert(self, message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> None:
+        """Store a message that is new."""
+        values = {name: getattr(message, name) for name in NAMES}
+        values |= {
+            name: cut(value) for name, value in values.items() if isinstance(value, datetime)
+        }
+        self.messages[message.id] = Row(
+            **values, enqueue_at=cut(enqueue_at), fingerprint=fingerprint
+        )
+        if message.idempotency_key is not None:
+            self.keys[message.idempotency_key] = message.id
+
+    def delete(self, message_id: UUID) -> None:
+        """Delete a message and its attempts."""
+        row = self.messages.pop(message_id)
+        self.attempts.pop(message_id, None)
+        if row.idempotency_key is not None:
+            del self.keys[row.idempotency_key]
+
+    def outcomes(self, message_id: UUID, *, before: int = 2**31) -> list[Outcome | None]:
+        """Return what came of the tries of a message, first one first, up to a token."""
+        tries = self.attempts.get(message_id, {})
+        return [tries[token].outcome for token in sorted(tries) if token < before]
+
+    def ours(self, claim: Claim, statuses: Sequence[Status]) -> Row | None:
+        """Return a row whose last claim is this one, if it has one of these statuses."""
+        row = self.messages.get(claim.message.id)
+        if row is None or row.claim_token != claim.token or row.status not in statuses:
+            return None
+        return row
+
+    def sent_by(self, claim: Claim) -> Row | None:
+        """Return a row that a success of this claim ends, be it the last claim or not."""
+        row = self.messages.get(claim.message.id)
+        ends = (*OPEN, Status.SCHEDULED, Status.FAILED)
+        return row if row is not None and row.status in ends else None
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """Which channels do not simply send what is overdue, and how long after its time it is that."""
+
+    after: timedelta
+    expire: Collection[str] = ()
+    reslot: Collection[str] = ()
+
+    def is_left(self, row: Row, now: datetime) -> bool:
+        """Whether a message is left to the one who catches up."""
+        return self.is_overdue(row, now, [*self.expire, *self.reslot])
+
+    def is_overdue(self, row: Row, now: datetime, channels: Collection[str]) -> bool:
+        """Whether a message is overdue on one of these channels."""
+        return (
+            row.status is Status.SCHEDULED
+            and row.next_attempt_at <= now - self.after
+            and row.attempt_count == 0
+            and row.channel in channels
+        )
+
+
+NOBODY_CATCHES_UP = CatchingUp(timedelta(0))
+
+
+def cut(instant: datetime) -> datetime:
+    """Return an instant as SQLite keeps it: to the millisecond."""
+    return instant.replace(microsecond=instant.microsecond // 1_000 * 1_000)
+
+
+def rounded(length: timedelta) -> timedelta:
+    """Return a length to the millisecond, as the store adds it."""
+    return timedelta(milliseconds=round(length.total_seconds() * 1_000))

@@ -1,0 +1,207 @@
+"""How the use cases of a process are wired to what it reaches of the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from dispatcher.delivery import Delivery
+from dispatcher.journal import Journal
+from dispatcher.message import Message
+from dispatcher.quota import Limit
+from dispatcher.reservation import Bulk, Windows, longest_ms
+from dispatcher.submission import (
+    BulkSubmission,
+    Cancelling,
+    CatchUp,
+    Changes,
+    Handover,
+    JoinedSubmission,
+    Submission,
+    Suppressing,
+)
+from dispatcher.sweep import MARKER_SPARE, Sweep
+from tests.simulation.broker import SimQueue
+from tests.simulation.callers import UseCases
+from tests.simulation.facts import WatchedClaims, WatchedUpkeep
+from tests.simulation.faults import BulkLine, Reached
+from tests.simulation.joined import MemoryJoined, MemoryTransaction, Session
+from tests.simulation.ledger import SimTransport
+from tests.simulation.messages import MemoryBulkMessages, MemoryMessages, MemorySuppressions
+from tests.simulation.permits import MemoryPermits
+from tests.simulation.scheduler import Process
+from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, catching_up, settings
+from tests.simulation.shards import Line, MemoryShards, windows_on
+from tests.simulation.store_upkeep import MemoryOverdue
+from tests.simulation.windows_upkeep import MemoryUpkeep
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_GIVES_BACK = ("windows.release", "windows.release_many", "store.look")
+_SETTINGS = settings()
+_CATCHING_UP = catching_up(_SETTINGS)
+_UNDER_WAY = _SETTINGS.reconcile_grace * 2
+
+
+class Wiring:
+    """The doubles of a story, and the use cases of its processes on them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._messages = MemoryMessages(self._world.tables)
+        self._claims = WatchedClaims(
+            self._world.tables, self._world.facts, ttl=_SETTINGS.claim_ttl, leaves=_CATCHING_UP
+        )
+        self._upkeep = WatchedUpkeep(self._world.tables, self._world.facts, leaves=_CATCHING_UP)
+        self._shards = MemoryShards(self._world.server, _SETTINGS.quotas_of, under_way=_UNDER_WAY)
+        self._windows_upkeep = MemoryUpkeep(
+            self._world.server,
+            longest_ms=max(map(longest_ms, _SETTINGS.quotas_of.values())),
+            marker_life=_SETTINGS.settle + MARKER_SPARE,
+            under_way=_UNDER_WAY,
+            new_marker=lambda: f"marker {self._world.number()}",
+        )
+        self.permits = MemoryPermits(
+            self._world.server,
+            scope_limits=[Limit(quota.count, quota.length_ms) for quota in QUOTAS],
+            channel_limits={"sms": CHANNEL_LIMITS},
+        )
+
+    def delivery(self, process: Process, look: Callable[[Message], None]) -> Delivery:
+        """Return the use case of a worker; ``look`` is called before each hand-over."""
+        transport = SimTransport(
+            self._world.provider,
+            process,
+            look,
+            scheduler=self._world.scheduler,
+            weather=self._world.weather,
+            tell=lambda what, detail: self._world.tell(process.name, what, detail),
+            shift_us=self._world.db_shift_us,
+        )
+        return Delivery(
+            settings=_SETTINGS,
+            clock=process,
+            claims=self._reached(self._claims, "store", process),
+            permits=self._reached(self.permits, "permits", process),
+            transports=dict.fromkeys(_SETTINGS.channels, transport),
+            queue=self._queue_of(process),
+            journal=Journal(),
+        )
+
+    def duties(self, process: Process) -> dict[str, Callable[[], object]]:
+        """Return the duties of a sweeper by name."""
+        parts = self._common_of(process)
+        sweep = Sweep(
+            settings=_SETTINGS,
+            clock=process,
+            store=self._reached(self._upkeep, "store", process),
+            messages=parts["messages"],
+            windows=self._reached(self._windows_upkeep, "windows", process),
+            permits=self._reached(self.permits, "permits", process),
+            queue=self._queue_of(process),
+            journal=Journal(),
+        )
+        catch_up = CatchUp(
+            settings=_SETTINGS,
+            store=self._reached(MemoryOverdue(self._world.tables, _CATCHING_UP), "store", process),
+            changes=Changes(**parts),
+            handover=parts["handover"],
+            journal=Journal(),
+        )
+        return {
+            "enqueue_due": sweep.enqueue_due, "rescue": sweep.rescue, "prune": sweep.prune,
+            "reconcile": sweep.reconcile, "catch_up": catch_up.run,
+        }  # fmt: skip
+
+    def _common_of(self, process: Process) -> dict[str, Any]:
+        """Return what the use cases of those have in common who book places."""
+        messages = self._reached(self._messages, "store", process)
+        handover = Handover(
+            settings=_SETTINGS,
+            clock=process,
+            messages=messages,
+            queue=self._queue_of(process),
+        )
+        return {
+            "settings": _SETTINGS, "clock": process, "messages": messages,
+            "windows": self._windows_of(process), "handover": handover, "journal": Journal(),
+        }  # fmt: skip
+
+    def use_cases(self, process: Process) -> UseCases:
+        """Return what the callers of a client ask."""
+        parts = self._common_of(process)
+        submission_ = Submission(**parts)
+        bulk = Bulk(parts["windows"])
+        store: Any = BulkLine(
+            self._reached(MemoryBulkMessages(self._world.tables), "store", process)
+        )
+        suppressions = self._reached(MemorySuppressions(self._world.tables), "store", process)
+        cancelling = Cancelling(settings=_SETTINGS, bulk=bulk, store=store, journal=Journal())
+        return UseCases(
+            submission_,
+            BulkSubmission(
+                settings=_SETTINGS,
+                clock=process,
+                bulk=bulk,
+                store=store,
+                suppressions=suppressions,
+                handover=parts["handover"],
+                submission=submission_,
+                journal=Journal(),
+            ),
+            Changes(**parts),
+            Suppressing(settings=_SETTINGS, suppressions=suppressions, cancelling=cancelling),
+            JoinedSubmission(
+                settings=_SETTINGS,
+                clock=process,
+                windows=parts["windows"],
+                upkeep=self._reached(self._windows_upkeep, "windows", process),
+                store=cast(
+                    Any,
+                    MemoryJoined(
+                        self._world.tables, lambda it: self._reached(it, "store", process)
+                    ),
+                ),
+                handover=parts["handover"],
+                submission=submission_,
+                journal=Journal(),
+            ),
+        )
+
+    def session(self, process: Process) -> Session:
+        """Return a session of a caller's, in a transaction."""
+        transaction = MemoryTransaction(self._world.tables)
+        return Session(transaction, self._reached(transaction, "store", process))
+
+    def _reached(self, part: object, room: str, process: Process) -> Any:
+        return Reached(
+            part,
+            room,
+            process,
+            network=self._world.network,
+            scheduler=self._world.scheduler,
+            weather=self._world.weather,
+            tell=lambda what, detail: self._tell_call(process, what, detail),
+        )
+
+    def _tell_call(self, process: Process, what: str, detail: str) -> None:
+        self._world.tell(process.name, what, detail)
+        if detail[:1] == "!" and what in _GIVES_BACK:
+            asked = self._world.scheduler.running().seed
+            if asked is not None:
+                asked.leaks = True
+
+    def _queue_of(self, process: Process) -> Any:
+        queue = SimQueue(
+            self._world.broker,
+            self._world.scheduler,
+            self._world.weather,
+            coalesce=_SETTINGS.coalesce,
+        )
+        return self._reached(queue, "queue", process)
+
+    def _windows_of(self, process: Process) -> Windows:
+        line = Line(self._reached(self._shards, "windows", process))
+        quotas = _SETTINGS.quotas_of
+        return windows_on(line, quotas, keys=self._world.server.keys, under_way=_UNDER_WAY)
