@@ -22,6 +22,9 @@ local SHORT = 16
 local MOST_NAMED = 100
 local LEAST_SCAN, MOST_SCAN = 16, 512
 local read = 0
+-- Once something blocks a time, to learn whether a long quota does so for longer is worth so much
+-- reading; the search comes back to it.
+local WORTH = 500
 
 local function judge_table(position)
   local sets, skies = {}, {}
@@ -130,22 +133,15 @@ local function scan(window, lowest, highest, count, length)
   return nil
 end
 
--- The same for runs of any length, by jumps. A run is told by the rank of its end. When the run
--- that starts at s1 is not tight, no run is that ends at or after s1 + W and not after it. `within`
--- is how many members are near, `below` the time up to which ends are still to be looked at, nil
--- for all. Returns until when t is blocked and the run; nil when it is not; nil, nil and where to
--- go on when it took too long.
-local function blocked_by_long_run(window, t, count, length, within, below)
-  local lowest = redis.call('ZCOUNT', window, '-inf', t - length) + count - 1
-  local last = lowest - count + within
-  if below then
-    last = math.min(last, redis.call('ZCOUNT', window, '-inf', below) - 1)
-  end
+-- The last tight run that ends at a rank from `lowest` to `last`, by jumps: its first time. Or nil,
+-- and the time up to which ends are still to be looked at where that took too long. When the run
+-- that starts at s1 is not tight, no run is that ends at or after s1 + W and not after it.
+local function walk(window, lowest, last, count, length, most)
   local width = LEAST_SCAN
   while last >= lowest do
     local s1 = score_at(window, last - count + 1)
-    if read > MOST_READ then
-      return nil, nil, score_at(window, last)
+    if read > most then
+      return nil, score_at(window, last)
     end
     read = read + 2
     local before = redis.call('ZCOUNT', window, '-inf', '(' .. s1 + length) - 1
@@ -161,16 +157,40 @@ local function blocked_by_long_run(window, t, count, length, within, below)
       width = LEAST_SCAN
     end
     if tight then
-      local most = math.min(count, MOST_NAMED)
-      local run = redis.call('ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, most)
-      for place, member in ipairs(run) do
-        run[place] = string.sub(member, 1, 16)
-      end
-      return s1 + length, run
+      return s1
     end
     last = before
   end
   return nil
+end
+
+-- The same as for a short run, for runs of any length. `within` is how many members are near;
+-- `seen` tells which runs were looked at for an earlier time: those that end before its `top` and,
+-- if it has one, after its `bottom`. Returns until when t is blocked and the run, or nil; and true
+-- when it took too long.
+local function blocked_by_long_run(window, t, count, length, within, seen, most)
+  local lowest = redis.call('ZCOUNT', window, '-inf', t - length) + count - 1
+  local last = lowest - count + within
+  local fresh = lowest
+  if seen.top then
+    fresh = math.max(lowest, redis.call('ZCOUNT', window, '-inf', '(' .. seen.top))
+  end
+  local s1, rest = walk(window, fresh, last, count, length, most)
+  if seen.bottom and not s1 and not rest then
+    last = math.min(last, redis.call('ZCOUNT', window, '-inf', seen.bottom) - 1)
+    s1, rest = walk(window, lowest, last, count, length, most)
+  end
+  -- A run that is tight is none for the times that it does not block, nor is one before it.
+  seen.top, seen.bottom = t + length, rest
+  if not s1 then
+    return nil, nil, rest
+  end
+  local run = redis.call(
+    'ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, math.min(count, MOST_NAMED))
+  for place, member in ipairs(run) do
+    run[place] = string.sub(member, 1, 16)
+  end
+  return s1 + length, run
 end
 
 -- Until when a calendar quota blocks t, and who is in its period; nil when it does not.
@@ -194,56 +214,78 @@ local function blocked_by_period(window, t, count, bounds)
 end
 
 -- Judge t by the rule sets of all scopes; `windows` and `sets` go together. Returns the latest
--- time until which t is blocked (t itself: it fits) and the first that blocks it: place of the
--- scope, place of the quota, run. Or, when it took too long, nil and where to go on: place of the
--- scope, place of the quota, time. `resume` is such a place.
-local function judge(windows, sets, t, resume)
-  local furthest, by = t, nil
+-- time until which t is blocked (t itself: it fits) and what blocks it: place of the scope, place
+-- of the quota, run. Or, when it took too long, nil and where to go on: place of the scope, place
+-- of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of long
+-- quotas: most of it holds for later times too.
+local function judge(windows, sets, t, resume, seen)
+  local furthest, by, long = t, nil, {}
+  local function blocks(place, number, until_ms, run)
+    furthest = math.max(furthest, until_ms)
+    if not by or place < by[1] or (place == by[1] and number < by[2]) then
+      by = {place, number, run}
+    end
+  end
   for place, window in ipairs(windows) do
     local set = sets[place]
     local longest = tonumber(ARGV[set.at + 1])
     local within = near(window, t, longest)
     -- A quota of N can only block where N members are near.
-    if within >= tonumber(ARGV[set.at + 2]) and not (resume and place < resume[1]) then
+    if within >= tonumber(ARGV[set.at + 2]) then
       if not set.rolling then
         read_set(set)
       end
       for number, quota in ipairs(set.rolling) do
         local count, length = quota[1], quota[2]
-        local below
-        if resume and place == resume[1] then
-          if number == resume[2] then
-            below = resume[3]
-          elseif number < resume[2] then
-            count = math.huge
-          end
-        end
         local close = within
         if within >= count and length < longest then
           close = near(window, t, length)
         end
         if close >= count then
-          local short = count <= SHORT and close <= 8 * SHORT
-          local blocked = short and blocked_by_short_run or blocked_by_long_run
-          local until_ms, run, rest = blocked(window, t, count, length, close, below)
-          if rest and by then
-            return furthest, by
-          end
-          if rest then
-            return nil, {place, number, rest}
-          end
-          if until_ms then
-            furthest = math.max(furthest, until_ms)
-            by = by or {place, number, run}
+          if count > SHORT or close > 8 * SHORT then
+            long[#long + 1] = {place, number, close}
+          elseif not resume then
+            local until_ms, run = blocked_by_short_run(window, t, count, length)
+            if until_ms then
+              blocks(place, number, until_ms, run)
+            end
           end
         end
       end
-      for number, calendar in ipairs(set.calendars) do
+      for number, calendar in ipairs(resume and {} or set.calendars) do
         local until_ms, run = blocked_by_period(window, t, calendar[1], calendar[2])
         if until_ms then
-          furthest = math.max(furthest, until_ms)
-          by = by or {place, #set.rolling + number, run}
+          blocks(place, #set.rolling + number, until_ms, run)
         end
+      end
+    end
+  end
+  for _, each in ipairs(long) do
+    local place, number, close = unpack(each)
+    local count, length = unpack(sets[place].rolling[number])
+    local key = place .. ' ' .. number
+    local known = seen and seen[key] or {}
+    local done = false
+    if resume and place == resume[1] and number == resume[2] then
+      known = {top = t + length, bottom = resume[3]}
+    elseif resume then
+      done = place < resume[1] or (place == resume[1] and number < resume[2])
+    end
+    if not done then
+      local most = by and math.min(MOST_READ, read + WORTH) or MOST_READ
+      local until_ms, run, rest = blocked_by_long_run(
+        windows[place], t, count, length, close, known, most)
+      if seen then
+        seen[key] = known
+      end
+      if rest and by then
+        return furthest, by
+      end
+      if rest then
+        return nil, {place, number, rest}
+      end
+      if until_ms then
+        blocks(place, number, until_ms, run)
       end
     end
   end
@@ -253,12 +295,13 @@ end
 -- The first time at or after t that nothing blocks, and 'fits'; or a time before which there is
 -- none, and 'more' (ask again from there) or 'unsure' (judging it takes more than one call).
 local function leap(windows, sets, sky, t)
+  local seen = {}
   for _ = 1, MOST_LEAPS do
     local open, covered = sky_above(sky, t)
     if open >= covered then
       return open, 'more'
     end
-    local furthest = judge(windows, sets, open)
+    local furthest = judge(windows, sets, open, nil, seen)
     if not furthest then
       return open, 'unsure'
     end

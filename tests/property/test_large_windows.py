@@ -100,6 +100,21 @@ def test_what_one_call_cannot_judge_is_held_and_checked(
         assert one.real.client.zcard(one.real.keys("ada").pending) <= 12
 
 
+@pytest.mark.parametrize("verb", ["reserve", "next_slot"])
+def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
+    redis_session: RedisServer, verb: str
+) -> None:
+    """The near window blocks the next ms each time, some 3,000 times; the other all but blocks."""
+    count, calls = 3_500, Calls()
+    free = [n for n in range(3 * count) if n % (count - 1)]
+    one = Filled(redis_session.url, [Quota(count, count)], free, calls=calls, near=[Quota(2, 2)])
+    asked = BASE + 414
+    assert next_free(one.intervals(), asked) - asked > count // 2
+    with one.real:
+        getattr(one, verb)(asked, 0)
+        assert calls.made.total() < 150
+
+
 @pytest.mark.parametrize("verb", ["reserve", "move"])
 def test_nothing_is_booked_after_the_latest_time_where_that_takes_long_to_judge(
     redis_session: RedisServer, verb: str
