@@ -109,6 +109,7 @@ def soak(
             "seconds": round(took, 1),
             "drain_seconds": round(drained, 1),
             "restarts": stage.restarts,
+            "receivers": stage.receivers.did,
         }
     return lines, told
 

@@ -27,14 +27,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message
 from dispatcher.sendtime import to_ms
+from tests.soak.contents import CHANNELS, body_of, people_of, tag_of
 from tests.soak.recorder import Recorder, digest_of, now_us, read
 
-CHANNELS = ("mail", "text")
-CANARY = "canary-in-a-body"
-PERSON = "canary-person"
-"""What no log may tell."""
-
-_PEOPLE = 70
 _AHEAD_SECONDS = 5.0
 _TRIES = 4
 _REMEMBERED = 12
@@ -108,7 +103,7 @@ class Caller:
 
     def _accepted(self, number: str, message: Message, fields: Fields) -> None:
         self._answer(number, "ok", None, **_told(message))
-        known = Known(str(message.id), fields["body"]["tag"], fields)
+        known = Known(str(message.id), _tag(fields), fields)
         self._known.append(known)
         if "idempotency_key" in fields:
             self._keyed.append(known)
@@ -155,8 +150,8 @@ class Caller:
             return
         known = self._chance.choice(self._known)
         known.changed += 1
-        body = {"tag": known.tag, "secret": CANARY, "changed": known.changed}
         fields = known.fields
+        body = body_of(fields["channel"], known.tag, changed=known.changed)
         self._change(
             "update",
             lambda id_: self._dispatcher.update(id_, body=body),
@@ -171,8 +166,8 @@ class Caller:
     def _conflict(self) -> None:
         if self._keyed:
             known = self._chance.choice(self._keyed)
-            other = known.fields | {"body": {"tag": known.tag, "secret": "other"}}
-            self._ask_to_submit(other, op="conflict")
+            other = body_of(known.fields["channel"], known.tag, text="other")
+            self._ask_to_submit(known.fields | {"body": other}, op="conflict")
 
     def _look(self) -> None:
         self._change("get", self._dispatcher.get)
@@ -201,12 +196,15 @@ class Caller:
         chance = self._chance
         tag = f"{self._name}.{next(self._numbers)}"
         at = _now() + timedelta(seconds=chance.uniform(0.15, _AHEAD_SECONDS))
+        (channel,) = chance.choices([*CHANNELS], [*CHANNELS.values()])
         fields: Fields = {
-            "channel": chance.choice(CHANNELS),
-            "recipient": f"{PERSON}-{chance.randrange(_PEOPLE)}",
-            "body": {"tag": tag, "secret": CANARY},
+            "channel": channel,
+            "recipient": chance.choice(people_of(channel)),
+            "body": body_of(channel, tag),
             "send_at": at.isoformat(),
         }
+        if chance.random() < 0.2:
+            fields["on_unknown"] = "hold"
         if chance.random() < 0.3:
             latest = at + timedelta(seconds=3)
             fields |= {"on_conflict": "shift", "latest": latest.isoformat()}
@@ -228,13 +226,17 @@ class Caller:
         return answer
 
 
+def _tag(fields: Fields) -> str:
+    return str(tag_of(fields["body"]))
+
+
 def _now() -> datetime:
     return datetime.fromtimestamp(now_us() // 1_000 / 1_000, UTC)
 
 
 def _asked(fields: Fields) -> Fields:
     return {
-        "tag": fields["body"]["tag"],
+        "tag": _tag(fields),
         "key": fields.get("idempotency_key"),
         "digest": digest_of(fields["channel"], fields["recipient"], fields["body"]),
         "send_at_ms": to_ms(datetime.fromisoformat(fields["send_at"])),

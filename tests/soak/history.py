@@ -1,4 +1,4 @@
-"""What a history holds: the lines of clients, provider, nemesis and the last look, as values.
+"""What a history holds: lines of clients, provider, receivers, nemesis, the last look, as values.
 
 A line is a JSON object with ``kind`` and ``at`` (microseconds since 1970). The kinds:
 
@@ -7,7 +7,9 @@ terms    ``quotas`` and ``limits`` by name, ``concurrency``, ``longest_ms`` of a
 call     a client asks: ``n``, ``op``, ``tag``, ``key``, ``id``, ``digest``, ``send_at_ms``
 answer   what it was told: ``n``, ``answer`` (ok, refused, unknown), ``error``, ``id``, ...
 begin    the provider is given a message: ``id``, ``attempt``, ``pid``, ``digest``, ...
-accept   it has taken it; ``decline``: it has not, and ``how`` it said so
+accept   it has taken it; ``decline``: it has not, and ``how`` it said so. A receiver behind a
+         transport adds what it read, ``tag`` and ``digest``, and whether it ``answered`` yes
+called   ``how`` such a transport called it: sent, temporary, permanent, unknown, broken
 fault    ``fault``, ``target``, ``until``, ``pids`` of those frozen, ``done``
 seen     a status that SQL showed while the soak ran: ``id``, ``status``, ``token``
 row      a message as SQL has it in the end; ``attempt``: one of its tries
@@ -36,6 +38,7 @@ _KINDS = frozenset(
         "begin",
         "accept",
         "decline",
+        "called",
         "fault",
         "seen",
         "row",
@@ -78,6 +81,7 @@ class HandOver:
     attempt: int
     begin: Line
     end: Line | None = None
+    called: Line | None = None
 
     @property
     def at(self) -> int:
@@ -95,6 +99,8 @@ class History:
     terms: Line = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     hand_overs: list[HandOver] = field(default_factory=list)
+    strays: list[Line] = field(default_factory=list)
+    """Ends of hand-overs that nobody began."""
     faults: list[Line] = field(default_factory=list)
     seen: list[Line] = field(default_factory=list)
     rows: dict[str, Line] = field(default_factory=dict)
@@ -113,9 +119,13 @@ class History:
         strange = by_kind.keys() - _KINDS
         if strange:
             raise ValueError(f"lines of kind {', '.join(sorted(strange))}")
+        hand_overs, strays = _hand_overs(
+            by_kind["begin"], by_kind["accept"] + by_kind["decline"], by_kind["called"]
+        )
         history = cls(
             terms=(by_kind["terms"] or [{}])[0],
-            hand_overs=_hand_overs(by_kind["begin"], by_kind["accept"] + by_kind["decline"]),
+            hand_overs=hand_overs,
+            strays=strays,
             calls=_calls(by_kind["call"], by_kind["answer"]),
             faults=by_kind["fault"],
             seen=by_kind["seen"],
@@ -176,13 +186,28 @@ def _calls(asked: Iterable[Line], told: Iterable[Line]) -> list[Call]:
     ]
 
 
-def _hand_overs(begun: Iterable[Line], ended: Iterable[Line]) -> list[HandOver]:
-    ends: dict[tuple[str, int, int], list[Line]] = defaultdict(list)
-    for line in sorted(ended, key=lambda line: int(line["at"])):
-        ends[line["id"], line["attempt"], line["pid"]].append(line)
+def _hand_overs(
+    begun: Iterable[Line], ended: Iterable[Line], called: Iterable[Line]
+) -> tuple[list[HandOver], list[Line]]:
+    """Join what belongs together; return also the ends that belong to nothing."""
+    ends, words = _by_hand_over(ended), _by_hand_over(called)
     found = []
     for line in begun:
-        waiting = ends[line["id"], line["attempt"], line["pid"]]
-        end = waiting.pop(0) if waiting else None
-        found.append(HandOver(id=line["id"], attempt=line["attempt"], begin=line, end=end))
+        name = _name(line)
+        end = ends[name].pop(0) if ends[name] else None
+        word = words[name].pop(0) if words[name] else None
+        found.append(
+            HandOver(id=line["id"], attempt=line["attempt"], begin=line, end=end, called=word)
+        )
+    return found, [line for left in ends.values() for line in left]
+
+
+def _by_hand_over(lines: Iterable[Line]) -> dict[tuple[str, int, int], list[Line]]:
+    found: dict[tuple[str, int, int], list[Line]] = defaultdict(list)
+    for line in sorted(lines, key=lambda line: int(line["at"])):
+        found[_name(line)].append(line)
     return found
+
+
+def _name(line: Line) -> tuple[str, int, int]:
+    return line["id"], line["attempt"], line["pid"]

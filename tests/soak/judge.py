@@ -19,6 +19,7 @@ from tests.soak.counting import (
     too_many_in_hand,
 )
 from tests.soak.history import ENDED, FINAL, Call, History, Line
+from tests.soak.receiving import other_ids, strays, unproven, untrue_words
 from tests.soak.timing import (
     early_or_expired,
     possible,
@@ -238,13 +239,13 @@ def false_accounts(history: History) -> Iterator[str]:
 
 INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I1 no loss": [lost],
-    "I2 no phantom": [phantoms],
+    "I2 no phantom": [phantoms, strays],
     "I3 quotas and limits": [broken_quotas, broken_limits, too_many_in_hand],
     "I4 no known duplicate": [sent_twice],
     "I5 a refusal leaves no trace": [traces_of_refusals],
     "I6 a cancel is final": [false_cancels],
     "I7 neither early nor expired": [early_or_expired],
-    "I8 idempotent keys": [false_twins],
+    "I8 idempotent keys": [false_twins, other_ids],
     "I9 windows are what SQL says": [false_windows],
     "I10 tokens grow": [false_tokens],
     "I11 recovery": [slow_recoveries],
@@ -252,6 +253,7 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I14 ends are final": [changed_ends],
     "I15 no secret in a log": [leaks],
     "I16 accounts": [false_accounts],
+    "I17 what is called sent is there": [untrue_words, unproven],
 }
 """I13, fairness, needs a run without faults to compare with; the benchmarks look at it."""
 

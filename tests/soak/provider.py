@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from datetime import timedelta
+from typing import Any
 
 from dispatcher.errors import PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
@@ -19,6 +20,20 @@ The rest is refused for good.
 """
 
 
+def begin(recorder: Recorder, message: Message) -> dict[str, Any]:
+    """Write down that a message is handed over; return what names this hand-over."""
+    given = {"id": str(message.id), "attempt": message.attempt_count, "pid": os.getpid()}
+    recorder.write(
+        "begin",
+        **given,
+        scope=message.scope,
+        channel=message.channel,
+        digest=digest_of(message.channel, message.recipient, message.body),
+        send_at_ms=to_ms(message.send_at),
+    )
+    return given
+
+
 class Provider:
     """Accepts, stalls, refuses or breaks, by seed, message and attempt."""
 
@@ -27,15 +42,7 @@ class Provider:
         self._seed = seed
 
     def send(self, message: Message) -> str:
-        given = {"id": str(message.id), "attempt": message.attempt_count, "pid": os.getpid()}
-        self._recorder.write(
-            "begin",
-            **given,
-            scope=message.scope,
-            channel=message.channel,
-            digest=digest_of(message.channel, message.recipient, message.body),
-            send_at_ms=to_ms(message.send_at),
-        )
+        given = begin(self._recorder, message)
         chance = random.Random(  # noqa: S311 - a repeatable choice, no secret
             f"{self._seed} {message.body.get('tag')} {message.attempt_count}"
         )

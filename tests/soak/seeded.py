@@ -271,6 +271,33 @@ BUGS = (
         faults=CALM,
     ),
     Bug(
+        name="an e-mail without an answer counts as sent",
+        changes=_one(
+            "transports/smtp/line.py",
+            'raise PerhapsSent(f"{self._server}: {why}") from None',
+            "return Reply(_OK, why)",
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="a webhook without an answer counts as not taken",
+        changes=_one(
+            "transports/webhook/transport.py",
+            "raise PerhapsSent(how) from None",
+            "raise TemporaryFailure(how) from None",
+        ),
+        faults=CALM,
+    ),
+    Bug(
+        name="each try of an e-mail under an id of its own",
+        changes=_one(
+            "transports/smtp/mail.py",
+            'f"<{message.id}@{sender.domain}>"',
+            'f"<{message.id}-{message.attempt_count}@{sender.domain}>"',
+        ),
+        faults=CALM,
+    ),
+    Bug(
         name="reserve not idempotent",
         changes=_one(
             "lua/reserve.lua",

@@ -21,7 +21,8 @@ from psycopg.rows import DictRow, dict_row
 from dispatcher import Dispatcher, Settings
 from dispatcher.errors import ReservationsUnavailable, StoreUnavailable
 from dispatcher.store import Database, migrate
-from tests.soak.client import CANARY, PERSON
+from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, tag_of
+from tests.soak.receivers import Receivers
 from tests.soak.recorder import Recorder, digest_of, now_us, read
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.proxy import Proxy
@@ -30,7 +31,12 @@ from tests.support.service import Service
 from tests.support.waiting import wait_until
 
 QUOTAS = {"": "3/2 second, 6/5 second", "recipient.text": "2/2 second"}
-LIMITS = {"mail": ["40/second"], "text": ["25/second", "60/3 second"]}
+LIMITS = {
+    "mail": ["40/second"],
+    "text": ["25/second", "60/3 second"],
+    EMAIL: ["12/second"],
+    WEBHOOK: ["12/second"],
+}
 CONCURRENCY = {"text": 12}
 WORKERS, BEATS, CLIENTS = ("worker-1", "worker-2"), ("beat-1", "beat-2"), ("client-1", "client-2")
 SIDES, SERVERS = (*WORKERS, "beats", "clients"), ("windows", "broker", "store")
@@ -76,6 +82,7 @@ class Stage:
                 self.lines[f"{side}/{name}"] = enter(Proxy(getattr(self, name).socket))
         self.recorder = Recorder(self.folder / "nemesis.jsonl")
         self._stack.callback(self.recorder.close)
+        self.receivers = enter(Receivers(self.folder / "receivers.jsonl", self.seed))
         self._wanted: set[str] = set()
         self._lock = threading.Lock()
         self._leaving = threading.Event()
@@ -92,12 +99,17 @@ class Stage:
     def settings(self, side: str) -> Settings:
         """Return the settings of one side: each has lines of its own."""
         ports = {name: self.lines[f"{side}/{name}"].port for name in SERVERS}
-        provider = {
+        path = str(self.folder / "provider.jsonl")
+        patience = {"max_attempts": 12, "backoff_base": 0.3, "backoff_longest": 1.5}
+        provider = patience | {
             "transport": "tests.soak.provider:Provider",
-            "options": {"path": str(self.folder / "provider.jsonl"), "seed": self.seed},
-            "max_attempts": 12,
-            "backoff_base": 0.3,
-            "backoff_longest": 1.5,
+            "options": {"path": path, "seed": self.seed},
+        }
+        received = {
+            name: patience
+            | {"transport": f"tests.soak.noted:{name.title()}", "limits": LIMITS[name]}
+            | {"options": {"path": path} | options}
+            for name, options in self.receivers.options().items()
         }
         return Settings.load(
             data_dir=self.folder,
@@ -105,7 +117,8 @@ class Stage:
             broker_url=f"redis://127.0.0.1:{ports['broker']}/0",
             database_url=self.store.url(self.database, port=ports["store"]),
             quotas=QUOTAS[""],
-            channels={
+            channels=received
+            | {
                 "mail": provider | {"limits": LIMITS["mail"]},
                 "text": provider
                 | {
@@ -206,7 +219,7 @@ class Stage:
                     "kind": "row",
                     "at": now_us(),
                     "id": str(row["id"]),
-                    "tag": row["body"].get("tag"),
+                    "tag": tag_of(row["body"]),
                     "digest": digest_of(row["channel"], row["recipient"], row["body"]),
                     "channel": row["channel"],
                     "scope": row["scope"],
@@ -260,7 +273,7 @@ class Stage:
                         yield {"kind": "leak", "at": now_us()} | line
 
     def told(self) -> Iterator[dict[str, Any]]:
-        """Return what clients, provider and nemesis wrote down."""
+        """Return what clients, provider, receivers and nemesis wrote down."""
         for path in sorted(self.folder.glob("*.jsonl")):
             yield from read(path)
 

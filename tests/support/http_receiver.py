@@ -31,6 +31,7 @@ def pause(seconds: float) -> None:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Receiver
+    received: Received
     timeout = 20
 
     def do_POST(self) -> None:
@@ -40,9 +41,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
-        received = Received(self.path, headers, content, self.client_address)
+        self.received = Received(self.path, headers, content, self.client_address)
         with self.server.lock:
-            self.server.received.append(received)
+            self.server.received.append(self.received)
         self.server.answer(self)
 
     def reply(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:

@@ -230,14 +230,20 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
                             return
                         content += part[1:] if part.startswith(b".") else part
                     self.got.append(bytes(content))
-                    self._answer(line, "message")
+                    self._answer(line, "message", bytes(content))
                 if word == "QUIT":
                     return
 
-    def _answer(self, line: socket.socket, word: str) -> str:
+    def plan(self, word: str, content: bytes) -> str:
+        """Return a reply or a way to fail; ``content`` is that of a message, once it is whole."""
+        del content
         planned = self.script.get(word, "500 5.5.1 what?")
         if isinstance(planned, list):
-            planned = planned.pop(0) if planned else _POLITE[word]
+            return planned.pop(0) if planned else _POLITE[word]
+        return planned
+
+    def _answer(self, line: socket.socket, word: str, content: bytes = b"") -> str:
+        planned = self.plan(word, content)
         if planned == CLOSE:
             raise ConnectionError
         if planned.startswith(HANG):

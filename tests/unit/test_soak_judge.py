@@ -91,6 +91,16 @@ def hand_over(
     return lines
 
 
+def received(
+    called: str, *, kept: bool = True, answered: bool = True, id_: str = ANN, **fields: Any
+) -> Lines:
+    """Return a hand-over to a receiver, and what its transport called it."""
+    end = {"tag": f"tag {ANN}", "answered": answered, "digest": f"digest {ANN}"}
+    begin, known = hand_over(end="accept" if kept else "decline")
+    word = {"kind": "called", "id": ANN, "attempt": 1, "pid": 1, "at": DUE + 6_000}
+    return [begin, known | end | {"id": id_} | fields, word | {"how": called}]
+
+
 def attempt(
     outcome: str | None = "sent", *, token: int = 1, at: int = DUE, until: int = DUE + 9_000,
     id_: str = ANN,
@@ -170,6 +180,19 @@ GOOD: dict[str, Lines] = {
         *submit(), *hand_over(), *attempt("unknown"), *row(status="held", on_unknown="hold"),
         *place(),
     ],
+    "sent to a receiver": [*submit(), *received("sent"), *attempt(), *row(), *place()],
+    "unknown, and with its receiver": [
+        *submit(), *received("unknown", answered=False), *attempt("unknown"),
+        *row(status="failed", attempt_count=5), *place(),
+    ],
+    "unknown, and not with its receiver": [
+        *submit(), *received("unknown", kept=False, answered=False, how="lost"),
+        *attempt("unknown"), *row(status="failed", attempt_count=5), *place(),
+    ],
+    "refused by its receiver": [
+        *submit(), *received("permanent", kept=False, answered=False, how="permanent"),
+        *attempt("permanent"), *row(status="failed"), *place(),
+    ],
     "a key twice": [*submit(key="k"), *submit(key="k", n="2"), *SENT[2:]],
     "a key with other content": [
         *SENT, *call("conflict", n="2", at=SECOND, answer="refused", asked={"key": "k"})
@@ -200,6 +223,13 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     ]),
     "the content before a change": ("I2", "nobody asked for", [
         *SENT, *change("update", digest="other"),
+    ]),
+    "arrived from nowhere": ("I2", "that nobody began", [*SENT, *hand_over(attempt=2)[1:]]),
+    "arrived twice": ("I2", "that nobody began", [
+        *submit(), *received("sent"), received("sent")[1], *attempt(), *row(), *place(),
+    ]),
+    "arrived with other content": ("I2", "other content than was handed over", [
+        *submit(), *received("sent", digest="other"), *attempt(), *row(), *place(),
     ]),
     "quota of a scope": ("I3", "promised more than 1 within 1000 ms", [
         *SENT, *submit(BEN, n="2"), *row(BEN, scope=ANN, send_at_ms=10_999),
@@ -259,6 +289,9 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "a key, two rows": ("I8", "key k has 2 rows", [
         *row(key="k"), *row(BEN, key="k"),
     ]),
+    "arrived under another id": ("I8", f"tag {ANN} reached its receiver under 2 ids", [
+        *SENT, *received("sent"), *received("sent", id_=BEN),
+    ]),
     "a key, two contents": ("I8", "key k was taken for two contents", [
         *SENT, *call("conflict", n="2", at=SECOND, asked={"key": "k"}),
     ]),
@@ -292,6 +325,20 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     ]),
     "known to be sent, but failed": ("I16", "was accepted by the provider and is failed", [
         *submit(), *hand_over(), *attempt("sent"), *row(status="failed"), *place(),
+    ]),
+    "called sent, and not there": ("I17", "was called sent, and nobody confirmed it", [
+        *submit(), *received("sent", kept=False, answered=False, how="lost"), *attempt(), *row(),
+        *place(),
+    ]),
+    "called sent, and not confirmed": ("I17", "was called sent, and nobody confirmed it", [
+        *submit(), *received("sent", answered=False), *attempt(), *row(), *place(),
+    ]),
+    "called a failure, and there": ("I17", "was called temporary, and its receiver has it", [
+        *submit(), *received("temporary", answered=False), *attempt("temporary"),
+        *row(status="failed", attempt_count=5), *place(),
+    ]),
+    "an attempt that counts as sent": ("I17", "counts as sent, and nobody has accepted it", [
+        *TWICE, *attempt("unknown"), *attempt(token=3, at=DUE + 5 * SECOND),
     ]),
 }  # fmt: skip
 

@@ -1,0 +1,111 @@
+"""The receivers of a soak have what the transports that ship say that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dispatcher import Message
+from dispatcher.errors import DeliveryError
+from dispatcher.testing import a_message
+from dispatcher.transports.base import Transport, close_all
+from tests.soak.contents import CHANNELS, EMAIL, PERSON, WEBHOOK, body_of, people_of, tag_of
+from tests.soak.history import History
+from tests.soak.noted import Email, Webhook
+from tests.soak.receivers import FATES, Receivers
+from tests.soak.receiving import other_ids, strays, untrue_words
+from tests.soak.recorder import digest_of, read
+from tests.support.waiting import wait_until
+
+MANY = 300
+SECONDS = 0.8
+MAKE: Mapping[str, Callable[..., Transport]] = {EMAIL: Email, WEBHOOK: Webhook}
+
+
+def messages(channel: str) -> list[Message]:
+    return [
+        a_message(
+            id=uuid4(),
+            channel=channel,
+            recipient=people_of(channel)[number % 20],
+            body=body_of(channel, f"a tag {number}"),
+            attempt_count=number % 3 + 1,
+        )
+        for number in range(MANY)
+    ]
+
+
+@pytest.mark.parametrize("channel", MAKE)
+def test_transports_tell_the_truth_of_what_receivers_have(channel: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    sent = messages(channel)
+    with Receivers(tmp_path / "receivers.jsonl", seed=2) as receivers:
+        transport = MAKE[channel](
+            path=str(tmp_path / "provider.jsonl"), timeout=SECONDS, **receivers.options()[channel]
+        )
+
+        def hand_over(message: Message) -> None:
+            try:
+                transport.send(message)
+            except DeliveryError as error:
+                said.append(str(error))
+
+        with ThreadPoolExecutor(16) as hands:
+            list(hands.map(hand_over, sent))
+        close_all([transport])
+        wait_until(lambda: sum("kept" in each for each in receivers.did) == len(FATES), 10)
+    history = History.of(
+        line for name in ("provider", "receivers") for line in read(tmp_path / f"{name}.jsonl")
+    )
+    assert len(history.hand_overs) == MANY
+    assert {each.called and each.called["how"] for each in history.hand_overs} == {
+        "sent", "temporary", "permanent", "unknown",
+    }  # fmt: skip
+    for check in (untrue_words, strays, other_ids):
+        assert list(check(history)) == []
+    digests = {str(each.id): digest_of(channel, each.recipient, each.body) for each in sent}
+    kept = [each for each in history.hand_overs if each.accepted]
+    assert kept
+    assert all(each.end and each.end["digest"] == digests[each.id] for each in kept)
+    assert said
+    assert not [each for each in said if PERSON in each]
+
+
+def test_the_seed_decides_what_becomes_of_a_message(tmp_path: Path) -> None:
+    first, again, other = (
+        _kept(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert first == again
+    assert first != other
+
+
+def _kept(folder: Path, seed: int) -> set[str]:
+    """Return the tags of those that a receiver has kept."""
+    folder.mkdir()
+    with Receivers(folder / "receivers.jsonl", seed) as receivers, ThreadPoolExecutor(16) as hands:
+        transport = Webhook(
+            path=str(folder / "provider.jsonl"), timeout=SECONDS, **receivers.options()[WEBHOOK]
+        )
+
+        def hand_over(message: Message) -> None:
+            with suppress(DeliveryError):
+                transport.send(message)
+
+        list(hands.map(hand_over, messages(WEBHOOK)))
+        close_all([transport])
+    lines: list[dict[str, Any]] = read(folder / "receivers.jsonl")
+    # Those that are kept after the transport has given up come when they will.
+    return {line["tag"] for line in lines if line["kind"] == "accept" and line["answered"] is False}
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_a_tag_is_found_in_the_body_that_has_it(channel: str) -> None:
+    assert tag_of(body_of(channel, "a tag")) == "a tag"
+    assert tag_of(body_of(channel, "a tag", changed=2)) == "a tag"
+    assert body_of(channel, "a tag", changed=1) != body_of(channel, "a tag", changed=2)

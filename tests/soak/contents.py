@@ -1,0 +1,37 @@
+"""What clients ask for on each channel, and what can be read out of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EMAIL, WEBHOOK = "email", "webhook"
+"""Carried by the transports that ship, to receivers that speak their protocols."""
+CHANNELS: Mapping[str, int] = {"mail": 3, "text": 3, EMAIL: 1, WEBHOOK: 1}
+"""How often each comes beside the others."""
+CANARY = "canary-in-a-body"
+PERSON = "canary-person"
+"""What no log may tell."""
+
+_PEOPLE: Mapping[str, int] = {"mail": 70, "text": 70, EMAIL: 20, WEBHOOK: 20}
+
+
+def people_of(channel: str) -> list[str]:
+    """Return all whom clients write to on a channel."""
+    at = "@soak.example" if channel == EMAIL else ""
+    return [f"{PERSON}-{number}{at}" for number in range(_PEOPLE[channel])]
+
+
+def body_of(
+    channel: str, tag: str, *, text: str = CANARY, changed: int | None = None
+) -> dict[str, Any]:
+    """Return a body of a form that the channel takes; the tag is found in it again."""
+    if channel == EMAIL:
+        return {"subject": tag, "text": text if changed is None else f"{text} {changed}"}
+    body = {"tag": tag, "secret": text}
+    return body if changed is None else body | {"changed": changed}
+
+
+def tag_of(body: Mapping[str, Any]) -> str | None:
+    """Return the tag of a body."""
+    return body.get("tag") or body.get("subject")
