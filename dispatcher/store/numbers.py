@@ -19,7 +19,7 @@ _ENDED = frozenset({1020, 1213, _NO_SAVEPOINT})
 # Statements carry their values, and an error may quote either; these quote neither.
 _QUOTES_NOTHING = UNDONE | {
     *(1040, 1044, 1045, 1046, 1049, 1053, 1114, 1129, 1130, 1142, 1146, 1153),
-    *(1203, 1226, 1290, 1305, 1317, 1792, 1836, 1927, 1969, 3024, 4031),
+    *(1203, 1226, 1290, 1305, 1317, 1792, 1836, 1927, 1969, 3024, 3572, 4031),
 }
 
 

@@ -17,7 +17,9 @@ from uuid import uuid4
 import pymysql
 import pytest
 
-ADDRESS = ("127.0.0.1", 3306)
+_HOST, _, _PORT = os.environ.get("DISPATCHER_TESTS_MARIADB", "127.0.0.1:3306").rpartition(":")
+ADDRESS = (_HOST, int(_PORT))
+"""Where the tests look for it."""
 _LOGIN: dict[str, Any] = {"user": "root", "autocommit": True, "ssl_disabled": True}
 _GUARD = """
 import sys, pymysql
@@ -50,7 +52,7 @@ class MariaDBServer:
 
     @classmethod
     def found(cls) -> Self:
-        """Return the server on the usual port; skip the test where there is none."""
+        """Return the server at the address of the tests; skip the test where there is none."""
         try:
             pymysql.connect(host=ADDRESS[0], port=ADDRESS[1], **_LOGIN).close()
         except pymysql.Error as error:
@@ -72,6 +74,16 @@ class MariaDBServer:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait(30)
+
+    @property
+    def is_mysql(self) -> bool:
+        """Whether it is a MySQL."""
+        return "MariaDB" not in str(self.execute("SELECT VERSION()"))
+
+    @property
+    def shortest_wait(self) -> int:
+        """The least that ``innodb_lock_wait_timeout`` takes, s."""
+        return 1 if self.is_mysql else 0
 
     @property
     def upstream(self) -> tuple[str, int]:
