@@ -45,7 +45,7 @@ def messages(channel: str) -> list[Message]:
 def test_transports_tell_the_truth_of_what_receivers_have(channel: str, tmp_path: Path) -> None:
     said: list[str] = []
     sent = messages(channel)
-    with Receivers(tmp_path / "receivers.jsonl", seed=2) as receivers:
+    with Receivers(tmp_path / "receivers.jsonl", seed=6) as receivers:
         transport = MAKE[channel](
             path=str(tmp_path / "provider.jsonl"), timeout=SECONDS, **receivers.options()[channel]
         )
