@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -39,6 +40,20 @@ def _width() -> int | None:
 out = Console(highlight=False, width=_width())
 
 
+_OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal may obey instead of showing it: control characters, and what turns the text."""
+
+
+def as_it_is(text: str) -> str:
+    """Return text of others for a table: no markup is read in it, and no terminal obeys it."""
+    return escape(_OBEYED.sub(_visible, text))
+
+
+def _visible(found: re.Match[str]) -> str:
+    """Write a character as JSON does."""
+    return f"\\u{ord(found[0]):04x}"
+
+
 written: list[str] = []
 """What was written as JSON by this run of a command: nothing, or the beginning of it."""
 
@@ -56,7 +71,12 @@ def as_line(value: Any) -> None:
 def _write(text: str) -> None:
     if not written:
         written.append(text[:1])
-    print(text)  # noqa: T201 - it is the output
+    print(plain_json(text))  # noqa: T201 - it is the output
+
+
+def plain_json(text: str) -> str:
+    """Return JSON that says the same, and in which no terminal finds anything to obey."""
+    return "\n".join(_OBEYED.sub(_visible, line) for line in text.split("\n"))
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -29,7 +31,7 @@ ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "rec
 COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
     "cancel", "next-slot", "import", "timeline", "windows", "doctor", "held", "release", "drop",
-    "retry", "export", "status", "top", "version",
+    "retry", "export", "status", "top", "version", "suppress", "unsuppress", "suppressed",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")
@@ -126,6 +128,33 @@ def test_show_and_list_print_text_as_it_is(house: House, run: Run, text: str) ->
         assert text in ran.out
 
 
+@pytest.mark.parametrize("outcome", ["sent", "failed"])
+def test_what_strangers_wrote_is_shown_and_obeyed_by_no_terminal(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    evil = "\x1b]0;renamed\x07\x1b[2J\r\n\x9b31m\u202ekcatta"
+
+    def answer(*_: object) -> str:
+        if outcome == "failed":
+            raise PermanentFailure(evil)
+        return evil
+
+    monkeypatch.setattr(type(house.memory), "send", answer)
+    message = house.submit(body={"text": evil})
+    house.deliver(message)
+    data = json.loads(run("show", str(message.id), "--json").out)
+    [attempt] = data["attempts"]
+    assert evil in (attempt["receipt"] or attempt["error"])
+    assert data["body"] == {"text": evil}
+    commands = (("show", str(message.id)), ("show", str(message.id), "--json"),
+                ("list", "--json"), ("export", "--bodies"))  # fmt: skip
+    for command in commands:
+        out = run(*command).out
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out), command
+        assert "renamed" in out
+    assert r"\u001b]0;renamed\u0007" in run("show", str(message.id)).out.split("what happened")[1]
+
+
 def test_list_filters_and_limits(house: House, run: Run) -> None:
     first = submit(run)
     second = house.submit("ben", channel="file", send_in=timedelta(minutes=10))
@@ -186,6 +215,9 @@ def test_list_takes_every_filter(house: House, run: Run) -> None:
     ):  # fmt: skip
         assert [each["id"] for each in run("list", *filters, "--json").lines] == [str(message.id)]
     assert run("list", "--overdue", "--json").lines == []
+    [other] = run("list", "--made-after", str(message.id), "--json").lines
+    assert other["recipient"] == "ben"
+    assert run("list", "--made-after", other["id"], "--json").lines == []
 
 
 def test_a_shell_completes_commands_and_channels(
