@@ -112,7 +112,7 @@ def reschedule(
                 expire_after=length,
             )
 
-        Work(dispatcher, "reschedule", Status.SCHEDULED, move).do(
+        Work(dispatcher, "reschedule", Status.SCHEDULED, move, still_matches=True).do(
             message_ids, wanted, yes=yes, every=every, as_json=as_json
         )
 
