@@ -92,7 +92,11 @@ def coming(story: Story) -> tuple[str, datetime | None]:
 def _events(story: Story) -> list[_Event]:
     message = story.message
     asked = message.asked_at
-    events = [_Event(message.created_at, "submitted", f"for {_moment(asked or message.send_at)}")]
+    # Of the times that were asked for the store keeps the last one.
+    events = [
+        _Event(message.created_at, "submitted"),
+        _Event(None, "asked for", _moment(asked or message.send_at)),
+    ]
     if asked is not None:
         events.append(
             _Event(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
