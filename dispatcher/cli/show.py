@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, NoPlace
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.zones import rules
 
@@ -100,15 +101,28 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
     text = f"{message.id} is {status_text(message.status)}"
     if not with_time:
         return text
-    text += f" for {_local(message.send_at, message)}"
+    text += f" for {local_text(message.send_at, message.zone)}"
     asked_at = message.asked_at
-    return text if asked_at is None else f"{text}; asked for was {_local(asked_at, message)}"
+    return (
+        text if asked_at is None else f"{text}; asked for was {local_text(asked_at, message.zone)}"
+    )
 
 
-def _local(instant: datetime, message: Message) -> str:
-    if message.zone is not None:
-        instant = instant.astimezone(rules(message.zone))
-    return instant.isoformat()
+def local_text(instant: datetime, zone: str | None) -> str:
+    """Return an instant by the clocks of a zone, where there is one."""
+    return (instant if zone is None else instant.astimezone(rules(zone))).isoformat()
+
+
+@contextmanager
+def refused_in(zone: str | None) -> Iterator[None]:
+    """Let a refusal name its slot by the clocks that the time was given by, too."""
+    try:
+        yield
+    except NoPlace as refused:
+        if zone is not None:
+            local = local_text(refused.next_slot, zone)
+            refused.add_note(f"by the clocks of {zone} that is {local}")
+        raise
 
 
 def message_data(message: Message) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Work:
                 except Unavailable:
                     raise
                 except DispatcherError as error:
-                    say_error(str(error))
+                    say_error(error)
                     refusals.append(error)
         finally:
             self._tell(done, as_object=len(message_ids) == 1, as_json=as_json)

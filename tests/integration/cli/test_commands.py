@@ -85,6 +85,28 @@ def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
     )
 
 
+@pytest.mark.parametrize("quiet", ["none", "08:00-10:00"])
+def test_a_refusal_and_a_slot_are_said_by_the_clocks_of_the_zone_that_was_given(
+    house: House, run: Run, quiet: str
+) -> None:
+    at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--quiet-hours", quiet)
+    local = "2028-07-03T09:01:00+05:30" if quiet == "none" else "2028-07-03T10:00:00+05:30"
+    run("submit", *TO, "--text", "one", *at)
+    refused = run("submit", *TO, "--text", "two", *at)
+    assert refused.code == 3
+    assert refused.err.endswith(f"; by the clocks of Asia/Kolkata that is {local}\n")
+    moved = submit(run, "--send-in", "1 day")["id"]
+    refused = run("reschedule", moved, *at[:4])
+    assert refused.code == (3 if quiet == "none" else 0)
+    assert quiet != "none" or f"that is {local}" in refused.err
+    slot = ("next-slot", "--recipient", "ada", "--after", *at[1:])
+    assert quiet != "none" or run(*slot).out == f"{local}\n"
+    instant = datetime.fromisoformat(run(*slot, "--json").data["next_slot"])
+    assert quiet != "none" or instant == datetime.fromisoformat(local)
+    plain = run("submit", *TO, "--text", "two", "--send-at", "2028-07-03T03:30Z")
+    assert "by the clocks" not in plain.err
+
+
 def test_submit_takes_every_option(house: House, run: Run) -> None:
     options = [
         *("submit", *TO, "--body", '{"a": [1, null]}', "--send-at", "2028-10-29T02:30"),
