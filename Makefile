@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast simulate soak soak-bugs check docs format bench migrate clean
+.PHONY: help demo test test-fast test-logs simulate soak soak-bugs check docs format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -29,6 +29,10 @@ test: $(READY) ## Run all tests
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
+
+test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: none may tell a secret
+	$(BIN)/python -m pytest -n 3 --dist loadfile --log-level=DEBUG --show-capture=no \
+		tests/unit tests/integration -k "not postgresql and not mariadb"
 
 soak: $(READY) ## Strike real servers and processes by SEED for MINUTES, and judge what came of it
 	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES)

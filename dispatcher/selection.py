@@ -17,7 +17,8 @@ class Wanted(TypedDict, total=False):
 
     ``from_at`` and ``until_at`` bound the promised time, the latter is left out; they are given as
     ``send_at`` of a submit is, with ``zone`` for local times. ``overdue`` messages are scheduled,
-    and were due longer than ``enqueue_grace`` ago.
+    and were due longer than ``enqueue_grace`` ago. ``made_after`` is the id of a message: those are
+    meant that were made after it.
     """
 
     status: Status | str | None
@@ -29,6 +30,7 @@ class Wanted(TypedDict, total=False):
     until_at: datetime | str | None
     zone: str | None
     overdue: bool
+    made_after: UUID | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Selection:
     from_at: datetime | None = None
     until_at: datetime | None = None
     overdue: bool = False
+    made_after: UUID | None = None
 
     @classmethod
     def of(cls, wanted: Wanted) -> Self:
@@ -60,11 +63,13 @@ class Selection:
         overdue = wanted.get("overdue", False)
         if not isinstance(overdue, bool):
             raise InvalidDraft("overdue", kind_of(overdue), "True or False")
+        made_after = wanted.get("made_after")
         chosen = cls(
             status=None if status is None else read_status(status),
             from_at=_instant("from_at", wanted.get("from_at"), zone),
             until_at=_instant("until_at", wanted.get("until_at"), zone),
             overdue=overdue,
+            made_after=None if made_after is None else id_of(made_after, "made_after"),
             **texts,
         )
         if chosen.from_at and chosen.until_at and chosen.from_at >= chosen.until_at:
@@ -85,6 +90,16 @@ class Page:
 
     messages: tuple[Message, ...]
     after: UUID | None
+
+
+def id_of(value: UUID | str, field: str = "id") -> UUID:
+    """Return a message id. Raises InvalidDraft."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidDraft(field, f"{str(value)[:40]!r} is no message id", "a UUID") from None
 
 
 def read_status(status: Status | str) -> Status:

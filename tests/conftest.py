@@ -13,6 +13,7 @@ import redis
 from dispatcher.quota import Quota
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.store import Database, migrate
+from tests.support import canaries
 from tests.support.compiled import compile_once
 from tests.support.far import FarDatabase
 from tests.support.figures import pytest_terminal_summary, report
@@ -30,6 +31,14 @@ __all__ = [
     "rabbitmq",
     "report",
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_log_tells_a_secret() -> Iterator[None]:
+    """Look into every record that a test makes some logger write."""
+    with canaries.watched() as leaks:
+        yield
+    assert leaks == []
 
 
 @pytest.fixture(scope="session")

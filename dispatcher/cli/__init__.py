@@ -74,5 +74,5 @@ def main() -> None:
     except DispatcherError as error:
         if "--json" in sys.argv and not show.written:
             show.as_line(show.error_data(error))
-        say_error(str(error))
+        say_error(error)
         sys.exit(exit_code(error))

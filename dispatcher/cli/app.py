@@ -45,7 +45,8 @@ def exit_code(error: DispatcherError) -> int:
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
-def say_error(text: str) -> None:
-    """Write one sentence to standard error."""
+def say_error(said: str | DispatcherError) -> None:
+    """Write one sentence to standard error; of an error with its notes."""
+    text = "; ".join([str(said), *getattr(said, "__notes__", ())])
     Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", end=" ")
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(text)

@@ -8,6 +8,7 @@ from uuid import UUID
 import typer
 
 from dispatcher import sendtime
+from dispatcher.cli import show
 from dispatcher.cli.filters import NOTHING, examples, filtered
 from dispatcher.cli.messages import AsJson, ExpireAfter, Fold, Latest, SendAt, SendIn, Shift, Zone
 from dispatcher.cli.work import Work
@@ -100,19 +101,20 @@ def reschedule(
             at = send_at
             if by is not None:
                 at = (dispatcher.get(message_id).send_at + by).isoformat()
-            return dispatcher.reschedule(
-                message_id,
-                send_at=at,
-                send_in=after,
-                zone=zone,
-                fold=fold,
-                on_conflict=on_conflict,
-                latest=latest,
-                expires_at=expires_at,
-                expire_after=length,
-            )
+            with show.refused_in(zone):
+                return dispatcher.reschedule(
+                    message_id,
+                    send_at=at,
+                    send_in=after,
+                    zone=zone,
+                    fold=fold,
+                    on_conflict=on_conflict,
+                    latest=latest,
+                    expires_at=expires_at,
+                    expire_after=length,
+                )
 
-        Work(dispatcher, "reschedule", Status.SCHEDULED, move).do(
+        Work(dispatcher, "reschedule", Status.SCHEDULED, move, still_matches=True).do(
             message_ids, wanted, yes=yes, every=every, as_json=as_json
         )
 

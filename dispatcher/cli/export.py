@@ -72,7 +72,7 @@ def export(
 
 def _writer(stream: TextIO, form: Format, bodies: bool) -> Callable[[Message], object]:
     if form is Format.JSONL:
-        return lambda message: stream.write(_line(_data(message, bodies)) + "\n")
+        return lambda message: stream.write(show.plain_json(_line(_data(message, bodies))) + "\n")
     names = [name for name in Message.__dataclass_fields__ if bodies or name != _BODY]
     table = csv.DictWriter(stream, names, lineterminator="\n")
     table.writeheader()

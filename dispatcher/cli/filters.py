@@ -54,6 +54,10 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
         Annotated[str | None, _option("--to", help="Promised for before this time.")],
     ),
     "zone": ("zone", Annotated[str | None, _option(help="Zone of --from and --to.")]),
+    "made_after": (
+        "made_after",
+        Annotated[str | None, _option(metavar="ID", help="Made after this message.")],
+    ),
     "overdue": (
         "overdue",
         Annotated[bool, _option("--overdue", help="Due, and nobody has taken it.")],

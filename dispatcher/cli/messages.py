@@ -111,7 +111,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
-    with Dispatcher() as dispatcher:
+    with Dispatcher() as dispatcher, show.refused_in(zone):
         message = dispatcher.submit(
             channel=channel,
             recipient=recipient,
@@ -234,7 +234,7 @@ def next_slot(
     if as_json:
         show.as_json({"next_slot": slot.isoformat()})
     else:
-        show.out.print(escape(slot.isoformat()))
+        show.out.print(escape(show.local_text(slot, zone)))
 
 
 def _say(message: Message, *, as_json: bool) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, NoPlace
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.zones import rules
 
@@ -39,6 +41,20 @@ def _width() -> int | None:
 out = Console(highlight=False, width=_width())
 
 
+_OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal may obey instead of showing it: control characters, and what turns the text."""
+
+
+def as_it_is(text: str) -> str:
+    """Return text of others for a table: no markup is read in it, and no terminal obeys it."""
+    return escape(_OBEYED.sub(_visible, text))
+
+
+def _visible(found: re.Match[str]) -> str:
+    """Write a character as JSON does."""
+    return f"\\u{ord(found[0]):04x}"
+
+
 written: list[str] = []
 """What was written as JSON by this run of a command: nothing, or the beginning of it."""
 
@@ -56,7 +72,12 @@ def as_line(value: Any) -> None:
 def _write(text: str) -> None:
     if not written:
         written.append(text[:1])
-    print(text)  # noqa: T201 - it is the output
+    print(plain_json(text))  # noqa: T201 - it is the output
+
+
+def plain_json(text: str) -> str:
+    """Return JSON that says the same, and in which no terminal finds anything to obey."""
+    return "\n".join(_OBEYED.sub(_visible, line) for line in text.split("\n"))
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:
@@ -80,15 +101,28 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
     text = f"{message.id} is {status_text(message.status)}"
     if not with_time:
         return text
-    text += f" for {_local(message.send_at, message)}"
+    text += f" for {local_text(message.send_at, message.zone)}"
     asked_at = message.asked_at
-    return text if asked_at is None else f"{text}; asked for was {_local(asked_at, message)}"
+    return (
+        text if asked_at is None else f"{text}; asked for was {local_text(asked_at, message.zone)}"
+    )
 
 
-def _local(instant: datetime, message: Message) -> str:
-    if message.zone is not None:
-        instant = instant.astimezone(rules(message.zone))
-    return instant.isoformat()
+def local_text(instant: datetime, zone: str | None) -> str:
+    """Return an instant by the clocks of a zone, where there is one."""
+    return (instant if zone is None else instant.astimezone(rules(zone))).isoformat()
+
+
+@contextmanager
+def refused_in(zone: str | None) -> Iterator[None]:
+    """Let a refusal name its slot by the clocks that the time was given by, too."""
+    try:
+        yield
+    except NoPlace as refused:
+        if zone is not None:
+            local = local_text(refused.next_slot, zone)
+            refused.add_note(f"by the clocks of {zone} that is {local}")
+        raise
 
 
 def message_data(message: Message) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def say(story: Story) -> None:
         if value is not None:
             text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
             style = show.status_text(story.message.status)
-            facts.add_row(name, style if name == "status" else escape(text))
+            facts.add_row(name, style if name == "status" else show.as_it_is(text))
     if story.status_host is not None:
         told = "nothing yet" if story.told is None else show.status_text(story.told)
         facts.add_row("told", f"{told} to {escape(story.status_host)}")
@@ -46,7 +46,7 @@ def say(story: Story) -> None:
     events.add_column(no_wrap=True)
     events.add_column(overflow="fold")
     for event in _events(story):
-        events.add_row(_moment(event.at), event.what, escape(event.detail))
+        events.add_row(_moment(event.at), event.what, show.as_it_is(event.detail))
     show.out.print(events)
     what, at = coming(story)
     show.out.print(f"\n[bold]next:[/] {escape(what)}", soft_wrap=True, end="")
@@ -92,7 +92,11 @@ def coming(story: Story) -> tuple[str, datetime | None]:
 def _events(story: Story) -> list[_Event]:
     message = story.message
     asked = message.asked_at
-    events = [_Event(message.created_at, "submitted", f"for {_moment(asked or message.send_at)}")]
+    # Of the times that were asked for the store keeps the last one.
+    events = [
+        _Event(message.created_at, "submitted"),
+        _Event(None, "asked for", _moment(asked or message.send_at)),
+    ]
     if asked is not None:
         events.append(
             _Event(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "dispatcher suppressed ada@example.org",
-            "dispatcher suppressed --limit 100000 --json | jq -r '.[].recipient'",
+            "dispatcher suppressed --limit 100000 --json | jq -r .recipient",
         )
     )(suppressed)
 

@@ -31,7 +31,8 @@ ChangeMany = Callable[[Sequence[Message]], Sequence[Message | DispatcherError]]
 class Work:
     """A change that a command makes. ``status`` is what a message must be in for it.
 
-    ``many`` changes a batch where there is a quicker way than ``one`` by one.
+    ``many`` changes a batch where there is a quicker way than ``one`` by one. ``still_matches``
+    tells that what was changed is in that status again, so that the same filters mean it again.
     """
 
     def __init__(
@@ -42,12 +43,16 @@ class Work:
         one: Change,
         *,
         many: ChangeMany | None = None,
+        still_matches: bool = False,
     ) -> None:
         self._dispatcher = dispatcher
         self._verb = verb
         self._status = status
         self._one = one
         self._many = many or self._each
+        self._still_matches = still_matches
+        self._answered: UUID | None = None
+        self._unanswered: UUID | None = None
         self._done = 0
         self._refused: Counter[str] = Counter()
         self._told: list[tuple[UUID, DispatcherError]] = []
@@ -86,7 +91,7 @@ class Work:
                 except Unavailable:
                     raise
                 except DispatcherError as error:
-                    say_error(str(error))
+                    say_error(error)
                     refusals.append(error)
         finally:
             self._tell(done, as_object=len(message_ids) == 1, as_json=as_json)
@@ -128,12 +133,14 @@ class Work:
         answers: list[Message | DispatcherError] = []
         try:
             for message in some:
+                self._unanswered = message.id
                 try:
                     answers.append(self._one(message.id))
                 except Unavailable:
                     raise
                 except DispatcherError as error:
                     answers.append(error)
+                self._answered, self._unanswered = message.id, None
         except (Unavailable, KeyboardInterrupt):
             self._note(some, answers)
             raise
@@ -150,7 +157,13 @@ class Work:
 
     @property
     def _how_to_go_on(self) -> str:
-        return f"Run it again: what was changed does not match {self._status} any more."
+        if not self._still_matches:
+            return f"Run it again: what was changed does not match {self._status} any more."
+        rest = f"go on with --made-after {self._answered}" if self._answered else "run it again"
+        if self._unanswered is None:
+            return f"What was changed matches still, so do not change it twice: {rest}."
+        behind = f"go on with --made-after {self._unanswered}"
+        return f"Look at {self._unanswered}: if it was changed, {behind}, else {rest}."
 
     def _tell(self, done: Sequence[Message], *, as_object: bool, as_json: bool) -> None:
         if as_json:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 from typing import Self
-from uuid import UUID
 
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
@@ -62,13 +61,3 @@ def check_at_most(at_most: object, field: str = "at_most") -> None:
     """Raise InvalidDraft unless so many messages can be returned at once."""
     if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
         raise InvalidDraft(field, repr(at_most), f"1 to {_MOST_FOUND}")
-
-
-def id_of(value: UUID | str, field: str = "id") -> UUID:
-    """Return a message id. Raises InvalidDraft."""
-    if isinstance(value, UUID):
-        return value
-    try:
-        return UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidDraft(field, f"{str(value)[:40]!r} is no message id", "a UUID") from None

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message
-from dispatcher.operation.base import Base, id_of
+from dispatcher.operation.base import Base
+from dispatcher.selection import id_of
 from dispatcher.store import Suppression
 from dispatcher.sweep import OnRows
 from dispatcher.verification import Verified

@@ -10,10 +10,10 @@ from uuid import UUID
 from dispatcher import sendtime
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Attempt, Message, Status, check_text, new_id
-from dispatcher.operation.base import Base, check_at_most, id_of
+from dispatcher.operation.base import Base, check_at_most
 from dispatcher.overview import By, Overview, Tops
 from dispatcher.reservation import Timeline
-from dispatcher.selection import Page, Selection, Wanted
+from dispatcher.selection import Page, Selection, Wanted, id_of
 from dispatcher.store import Of
 from dispatcher.submission import Story, terms_for
 

@@ -75,10 +75,13 @@ class Listing:
         if found_by_index and wanted.status is not Status.HELD:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(messages.c.id, messages.c.id)
-        place, end, is_last = after, None, found_by_index
+        start = after or wanted.made_after if oldest_first else after
+        place, end, is_last = start, None, found_by_index
         while True:
             if end is None and not is_last:
-                end = self._edge(place, before, oldest_first=oldest_first, many=_EXAMINED)
+                end = self._edge(
+                    place, before, wanted.made_after, oldest_first=oldest_first, many=_EXAMINED
+                )
                 is_last = end is None
             stretch = _between(place, end, oldest_first=oldest_first)
             first = (
@@ -117,9 +120,9 @@ class Listing:
         counted = select(func.count()).select_from(messages)
         if _is_found_by_index(wanted):
             return int(self._read(counted.where(*where))[0][0])
-        total, place = 0, None
+        total, place = 0, wanted.made_after
         while True:
-            end = self._edge(place, None, oldest_first=True, many=_COUNTED)
+            end = self._edge(place, None, None, oldest_first=True, many=_COUNTED)
             stretch = _between(place, end, oldest_first=True)
             total += int(self._read(counted.where(*where, *stretch))[0][0])
             if end is None:
@@ -152,7 +155,13 @@ class Listing:
         )
 
     def _edge(
-        self, place: UUID | None, before: UUID | None, *, oldest_first: bool, many: int
+        self,
+        place: UUID | None,
+        before: UUID | None,
+        made_after: UUID | None,
+        *,
+        oldest_first: bool,
+        many: int,
     ) -> UUID | None:
         """Return the id so many messages further on; None where there are not so many."""
         query = (
@@ -164,6 +173,8 @@ class Listing:
         )
         if before is not None:
             query = query.where(messages.c.id < before)
+        if made_after is not None:
+            query = query.where(messages.c.id > made_after)
         rows = self._read(query)
         return rows[0].id if rows else None
 
@@ -176,6 +187,8 @@ class Listing:
         }
         where: list[ColumnElement[bool]] = [IS_MESSAGE]
         where += [column == value for column, value in named.items() if value is not None]
+        if wanted.made_after is not None:
+            where.append(messages.c.id > wanted.made_after)
         if wanted.from_at is not None:
             where.append(messages.c.send_at >= wanted.from_at)
         if wanted.until_at is not None:

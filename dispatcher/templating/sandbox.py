@@ -2,13 +2,15 @@
 
 A template is written by who writes the settings, its data by anybody. So the sandbox is no wall
 against templates; it keeps one that meets unforeseen data from running for long or filling the
-memory: the turns of its loops, its calls and its output are counted.
+memory: the turns of its loops, its calls and its output are counted, and a step that would make
+much of little is not done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 from jinja2 import BaseLoader, StrictUndefined, Template, TemplateError, UndefinedError, nodes
@@ -16,6 +18,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dispatcher.errors import InvalidDraft, InvalidSettings
+from dispatcher.templating import lengths
 
 MOST_STEPS = 20_000
 """How many turns of loops and calls one part may take."""
@@ -73,7 +76,7 @@ class Part:
 class Sandbox(ImmutableSandboxedEnvironment):
     """What compiles the parts of a channel's templates; ``escapes`` for those that are HTML."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, *, escapes: bool, loader: BaseLoader | None, most: int) -> None:
         super().__init__(
@@ -84,6 +87,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             auto_reload=False,
         )
         self._most = most
+        for name, length in lengths.FILTERS.items():
+            self.filters[name] = self._measured(self.filters[name], length)
         self.filters[_COUNTED] = _counted
         self.filters[_SHORT] = self._short
         self.globals["range"] = _range
@@ -100,16 +105,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise InvalidSettings(path, problem, "a template of Jinja2") from None
 
     def call(self, context: Any, called: Any, /, *args: Any, **more: Any) -> Any:
-        """Count the calls, by which macros could go on for ever."""
+        """Count the calls, by which macros could go on for ever; measure those of texts."""
         _spend()
+        method = getattr(called, "__wrapped__", called)  # Jinja2 wraps str.format
+        of = getattr(method, "__self__", None)
+        if isinstance(of, str) and (length := lengths.METHODS.get(method.__name__)):
+            self._measure(length, of, *args, **more)
         return super().call(context, called, *args, **more)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse sums, products and powers that would fill the memory."""
-        if isinstance(left, int) and isinstance(right, int):
+        if operator != "%" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length(), right.bit_length()
             if (bits[0] * right if operator == "**" else sum(bits)) > _MOST_BITS:
                 raise _TooMuch
+        elif operator == "%" and isinstance(left, str):
+            self._measure(lengths.by_percent, left, right)
         elif operator == "+" and not isinstance(left, int | float):
             self._short(left)
             self._short(right)
@@ -118,6 +129,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if isinstance(times, int) and not isinstance(each, float):
                     self._check_length(times * len(each))
         return super().call_binop(context, operator, left, right)
+
+    def _measured(self, function: Callable[..., Any], length: lengths.Length) -> Callable[..., Any]:
+        """Return a filter that makes no more than may be put out."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # what Jinja2 hands in itself
+
+        @wraps(function)
+        def call(*args: Any, **more: Any) -> Any:
+            self._measure(length, *args[first:], **more)
+            return function(*args, **more)
+
+        return call
+
+    def _measure(self, length: lengths.Length, *args: Any, **more: Any) -> None:
+        try:
+            made = length(*args, **more)
+        except (TypeError, ValueError, AttributeError):
+            return  # wrongly called, and refused as such by what is called
+        self._check_length(made)
 
     def _short(self, value: Any) -> Any:
         """Let a value through that is short enough to be put out, or to be put together."""

@@ -21,6 +21,7 @@ from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
 from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, messages
 from dispatcher.transports import MemoryTransport
+from tests.support import canaries
 from tests.support.clock import MovableClock
 from tests.support.reserving import window
 from tests.support.servers import RedisServer
@@ -33,7 +34,7 @@ _USE_CASES = (
     "outlook", "verification", "held", "catch_up", "suppressing", "cancelling",
     "status_messages",
 )  # fmt: skip
-BODY = {"text": "See you at nine"}
+BODY = {"text": canaries.BODY}
 
 
 @dataclass(frozen=True)

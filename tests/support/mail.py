@@ -18,6 +18,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 from dispatcher import Message
 from dispatcher.testing import a_message
 from dispatcher.transports.smtp import SmtpTransport
+from tests.support import canaries
 
 USER, PASSWORD = "shop", "p@ss/word: hunter2"  # needs to be percent-encoded
 
@@ -26,7 +27,7 @@ def an_email(
     recipient: str = "ada@example.org", body: Mapping[str, Any] | None = None, **more: Any
 ) -> Message:
     """Return a message for the SMTP transport."""
-    body = {"text": "See you at nine"} if body is None else body
+    body = {"text": canaries.BODY} if body is None else body
     return a_message(recipient=recipient, body=body, **more)
 
 

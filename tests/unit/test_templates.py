@@ -8,6 +8,7 @@ import re
 import sys
 import time
 import tomllib
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,65 @@ HUGE = {
     ),
     "its output": "{% for a in range(5000) %}xxxx{% endfor %}",
 }
+
+
+STEPS = [
+    "{{ 'x' | center(n) }}", "{{ ['x'] | map('center', width=n) | list }}",
+    "{{ 'a' | indent(n, true) }}",
+    "{{ a | indent(5000) }}", "{{ a | indent(a, true) }}", "{{ a | wordwrap(1, true, a) }}",
+    "{{ [1] | batch(n, 0) | list | length }}", "{{ [1] | slice(n) | list | length }}",
+    "{{ a | replace('x', a) }}", "{{ a | join(a) }}", "{{ a.join(a) }}", "{{ a.replace('x', a) }}",
+    "{{ 'x'.center(n) }}", "{{ 'x'.ljust(n) }}", "{{ 'x'.rjust(n) }}", "{{ 'x'.zfill(n) }}",
+    "{{ '\t'.expandtabs(n) }}", "{{ '%*d' | format(n, 1) }}", "{{ '%*d' % (n, 1) }}",
+    "{{ '%.*f' % (n, 1) }}", "{{ '{:>{n}}'.format(1, n=n) }}", "{{ wide % 1 }}",
+    "{{ '{:{}}'.format(1, n) }}", "{{ '{n:.{n}}'.format_map({'n': n}) }}",
+    "{{ wide | format(1) }}", "{{ broad.format(1) }}", "{{ '{0:{1}}'.format(1, n) }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", STEPS)
+def test_no_single_step_makes_more_than_a_body_may_hold(source: str) -> None:
+    """A number or a text of the data decides about a width, a separator or a replacement."""
+    found = templates(templates={"one": {"text": source}})
+    data: dict[str, Any] = {
+        "n": 10**7,
+        "a": "x\n" * 2_500,
+        "wide": "%9999999d",
+        "broad": "{:>9999999}",
+    }
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidDraft, match="takes more than 20000 steps or 10000 characters"):
+            filled(found, **data)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'x' | center(5) }}", "  x  "),
+        ("{{ 'a\nb' | indent }}", "a\n    b"),
+        ("{{ 'a\nb' | indent('> ', true) }}", "> a\n> b"),
+        ("{{ [1, 2, 3] | join(', ') }}", "1, 2, 3"),
+        ("{{ [{'n': 1}, {'n': 2}] | join('-', attribute='n') }}", "1-2"),
+        ("{{ 'aXbX' | replace('X', '_', 1) }}", "a_bX"),
+        ("{{ 12345678901 | replace(1, 'one') }}", "one234567890one"),
+        ("{{ ', '.join(['a', 'b']) }}", "a, b"),
+        ("{{ 'x'.zfill(3) }}", "00x"),
+        ("{{ '%d of %08.2f, order 49151123456789' | format(99999999, 7) }}",
+         "99999999 of 00007.00, order 49151123456789"),
+        ("{{ '%(n)s, 100%%' % {'n': 49151123456789} }}", "49151123456789, 100%"),
+        ("{{ '{:,} to {who} {n:>{w}}'.format(49151123456789, who='a', n=7, w=3) }}",
+         "49,151,123,456,789 to a   7"),
+        ("{{ [1, 2, 3] | batch(2) | list }}", "[[1, 2], [3]]"),
+        ("{{ ['a', 'b'] | map('center', 3) | join('|') }}", " a | b "),
+        ("{{ 'a b' | wordwrap(1) }}", "a\nb"),
+    ],
+)  # fmt: skip
+def test_steps_that_make_little_are_those_of_jinja(source: str, text: str) -> None:
+    assert filled(templates(templates={"one": {"text": source}})) == {"text": text}
 
 
 @pytest.mark.parametrize("source", HUGE.values(), ids=HUGE.keys())

@@ -108,6 +108,43 @@ def test_an_outage_on_the_way_tells_how_to_go_on(
     assert statuses(house, many) == ["cancelled"] * 7
 
 
+def test_what_was_moved_is_not_moved_twice_after_an_outage(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was moved is scheduled still, so the same command would move it once more."""
+    reschedule = Dispatcher.reschedule
+    left = [3]
+
+    def failing(self: Dispatcher, *args: Any, **more: Any) -> Message:
+        left[0] -= 1
+        if left[0] < 0:
+            raise StoreUnavailable("the database cannot be reached")
+        return reschedule(self, *args, **more)
+
+    monkeypatch.setattr(Dispatcher, "reschedule", failing)
+    later = ("reschedule", "--all", "--later", "30 minutes", "--yes")
+    ran = run(*later)
+    assert ran.code == 6
+    told, doubtful = (f"--made-after {many[number].id}" for number in (2, 3))
+    assert f"Look at {many[3].id}: if it was changed, go on with {doubtful}, else" in ran.err
+    assert ran.err.rstrip().endswith(f"go on with {told}.")
+    left[0] = 99
+    rest = run(*later, "--made-after", str(many[2].id))
+    assert rest.out == "reschedule: 4 of 4 messages done\n"
+    assert [house.again(each).send_at - each.send_at for each in many] == [HOUR / 2] * 7
+
+
+def test_before_anything_was_moved_the_command_is_run_again(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Dispatcher, *args: Any, **more: Any) -> Message:
+        raise StoreUnavailable("the database cannot be reached")
+
+    monkeypatch.setattr(Dispatcher, "reschedule", failing)
+    ran = run("reschedule", "--all", "--later", "30 minutes", "--yes")
+    assert ran.err.rstrip().endswith(f"--made-after {many[0].id}, else run it again.")
+
+
 def test_reschedule_moves_all_by_a_length(house: House, run: Run, many: list[Message]) -> None:
     ran = run("reschedule", "--channel", "file", "--later", "30 minutes", "--yes")
     assert (ran.code, ran.out) == (0, "reschedule: 3 of 3 messages done\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -29,7 +31,7 @@ ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "rec
 COMMANDS = [
     "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
     "cancel", "next-slot", "import", "timeline", "windows", "doctor", "held", "release", "drop",
-    "retry", "export", "status", "top", "version",
+    "retry", "export", "status", "top", "version", "suppress", "unsuppress", "suppressed",
 ]  # fmt: skip
 TO = ("--channel", "memory", "--recipient", "ada")
 SOON = ("--send-in", "10 minutes")
@@ -83,6 +85,28 @@ def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
     )
 
 
+@pytest.mark.parametrize("quiet", ["none", "08:00-10:00"])
+def test_a_refusal_and_a_slot_are_said_by_the_clocks_of_the_zone_that_was_given(
+    house: House, run: Run, quiet: str
+) -> None:
+    at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--quiet-hours", quiet)
+    local = "2028-07-03T09:01:00+05:30" if quiet == "none" else "2028-07-03T10:00:00+05:30"
+    run("submit", *TO, "--text", "one", *at)
+    refused = run("submit", *TO, "--text", "two", *at)
+    assert refused.code == 3
+    assert refused.err.endswith(f"; by the clocks of Asia/Kolkata that is {local}\n")
+    moved = submit(run, "--send-in", "1 day")["id"]
+    refused = run("reschedule", moved, *at[:4])
+    assert refused.code == (3 if quiet == "none" else 0)
+    assert quiet != "none" or f"that is {local}" in refused.err
+    slot = ("next-slot", "--recipient", "ada", "--after", *at[1:])
+    assert quiet != "none" or run(*slot).out == f"{local}\n"
+    instant = datetime.fromisoformat(run(*slot, "--json").data["next_slot"])
+    assert quiet != "none" or instant == datetime.fromisoformat(local)
+    plain = run("submit", *TO, "--text", "two", "--send-at", "2028-07-03T03:30Z")
+    assert "by the clocks" not in plain.err
+
+
 def test_submit_takes_every_option(house: House, run: Run) -> None:
     options = [
         *("submit", *TO, "--body", '{"a": [1, null]}', "--send-at", "2028-10-29T02:30"),
@@ -124,6 +148,33 @@ def test_show_and_list_print_text_as_it_is(house: House, run: Run, text: str) ->
     for ran in (run("show", str(message.id)), run("list")):
         assert ran.code == 0
         assert text in ran.out
+
+
+@pytest.mark.parametrize("outcome", ["sent", "failed"])
+def test_what_strangers_wrote_is_shown_and_obeyed_by_no_terminal(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    evil = "\x1b]0;renamed\x07\x1b[2J\r\n\x9b31m\u202ekcatta"
+
+    def answer(*_: object) -> str:
+        if outcome == "failed":
+            raise PermanentFailure(evil)
+        return evil
+
+    monkeypatch.setattr(type(house.memory), "send", answer)
+    message = house.submit(body={"text": evil})
+    house.deliver(message)
+    data = json.loads(run("show", str(message.id), "--json").out)
+    [attempt] = data["attempts"]
+    assert evil in (attempt["receipt"] or attempt["error"])
+    assert data["body"] == {"text": evil}
+    commands = (("show", str(message.id)), ("show", str(message.id), "--json"),
+                ("list", "--json"), ("export", "--bodies"))  # fmt: skip
+    for command in commands:
+        out = run(*command).out
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out), command
+        assert "renamed" in out
+    assert r"\u001b]0;renamed\u0007" in run("show", str(message.id)).out.split("what happened")[1]
 
 
 def test_list_filters_and_limits(house: House, run: Run) -> None:
@@ -186,6 +237,9 @@ def test_list_takes_every_filter(house: House, run: Run) -> None:
     ):  # fmt: skip
         assert [each["id"] for each in run("list", *filters, "--json").lines] == [str(message.id)]
     assert run("list", "--overdue", "--json").lines == []
+    [other] = run("list", "--made-after", str(message.id), "--json").lines
+    assert other["recipient"] == "ben"
+    assert run("list", "--made-after", other["id"], "--json").lines == []
 
 
 def test_a_shell_completes_commands_and_channels(

@@ -26,7 +26,7 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
     shifted = house.submit(send_at=first.send_at, on_conflict="shift")
     out = told(run, shifted)
     asked, booked = (f"{each:%Y-%m-%d %H:%M:%S}" for each in (first.send_at, shifted.send_at))
-    assert f"submitted  for {asked}" in out
+    assert f"asked for  {asked}" in out
     assert f"from {asked}" in out.split("shifted", 1)[1].splitlines()[0]
     assert "of ada" in out
     assert f"next: the sweep gives it to Celery at {booked[:-5]}" in out
@@ -34,6 +34,22 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
     assert data["asked_at"] == first.send_at.isoformat()
     assert data["reservations"] == [{"scope": "ada", "at": shifted.send_at.isoformat()}]
     assert data["next"]["at"] == (shifted.send_at - house.settings.horizon).isoformat()
+
+
+@pytest.mark.parametrize("on_conflict", ["reject", "shift"])
+def test_what_was_moved_is_not_said_to_have_been_submitted_for_its_new_time(
+    house: House, run: Run, on_conflict: str
+) -> None:
+    """The store keeps the last time that was asked for, and not that of the submit."""
+    house.submit(send_in=2 * HOUR)
+    message = house.submit(send_in=HOUR)
+    at = message.send_at + HOUR + timedelta(minutes=5)
+    run("reschedule", str(message.id), "--send-at", at.isoformat(), "--on-conflict", on_conflict)
+    happened = told(run, message).split("what happened", 1)[1].splitlines()
+    [submitted] = [line for line in happened if "submitted" in line]
+    assert submitted.rstrip().endswith("submitted")
+    [asked] = [line for line in happened if "asked for" in line]
+    assert f"{at:%Y-%m-%d %H:%M:%S}" in asked
 
 
 def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House, run: Run) -> None:

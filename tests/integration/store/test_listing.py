@@ -77,6 +77,24 @@ def test_what_matches_is_found_counted_and_paged(listing: Listing, stored: list[
             assert _all_pages(listing, selection, limit) == expected[::-1], wanted
 
 
+def test_what_was_made_after_a_message_is_found_from_either_end(
+    listing: Listing, stored: list[Message]
+) -> None:
+    cases: list[tuple[int, dict[str, str]]] = [
+        (3, {}), (9, {}), (4, {"channel": "mail"}), (2, {"recipient": "r1"}),
+    ]  # fmt: skip
+    for number, wanted in cases:
+        expected = [
+            each for each in stored[number + 1 :]
+            if all(getattr(each, name) == value for name, value in wanted.items())
+        ]  # fmt: skip
+        selection = chosen(made_after=str(stored[number].id), **wanted)
+        assert listing.count(selection) == len(expected)
+        oldest = listing.pages(selection, size=2, oldest_first=True)
+        assert [each for page in oldest for each in page] == expected
+        assert _all_pages(listing, selection, 2) == expected[::-1]
+
+
 def _all_pages(listing: Listing, selection: Selection, limit: int) -> list[Message]:
     found: list[Message] = []
     after = None
@@ -178,6 +196,7 @@ def _plans(database: Database, listing: Listing, selection: Selection) -> Iterat
         ({"recipient": ""}, "recipient"),
         ({"from_at": "tomorrow"}, "from_at"),
         ({"until_at": "2030-01-01T00:00"}, "until_at"),
+        ({"made_after": "yesterday"}, "made_after"),
         ({"from_at": "2030-01-02T00:00Z", "until_at": "2030-01-01T00:00Z"}, "until_at"),
         ({"overdue": True, "status": "sent"}, "overdue"),
         ({"overdue": "yes"}, "overdue"),

@@ -5,13 +5,18 @@ from __future__ import annotations
 import email
 import email.policy
 import ssl
+from collections.abc import Iterator
+from email.headerregistry import Address
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from dispatcher import InvalidSettings, PermanentFailure, TemporaryFailure
+from dispatcher import InvalidDraft, InvalidSettings, PermanentFailure, TemporaryFailure
 from dispatcher.transports.smtp import SmtpTransport
+from dispatcher.transports.smtp.mail import check_mail, compose
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
 from tests.support.mail import (
@@ -23,6 +28,7 @@ from tests.support.mail import (
     certified,
     smtp,
 )
+from tests.unit.test_mail import nasty
 
 SCHEMES = {"tls": "smtps", "starttls": "smtp+starttls", "none": "smtp"}
 LOG_IN = f"{USER}:{quote(PASSWORD, safe='')}@"
@@ -60,6 +66,42 @@ def test_a_mail_arrives_as_it_was_meant(security: str, tls: tuple[ssl.SSLContext
     plain = parsed.get_body(("plain",))
     assert plain is not None
     assert plain.get_content().split() == ["hé", ".", "..", "x"]
+
+
+@pytest.fixture(scope="module")
+def sink() -> Iterator[MailServer]:
+    with MailServer() as server:
+        yield server
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    recipient=st.one_of(nasty.map(lambda text: f"{text}@b.c"), st.just("a@b.c")),
+    subject=nasty,
+    text=nasty,
+)
+@example(recipient="a@b.c", subject="s", text="\r\n.\r\nMAIL FROM:<v@e.org>\r\n")
+@example(recipient="a@b.c", subject="s", text="\n.\nRCPT TO:<v@e.org>\n.\r.\n..")
+def test_whatever_is_written_the_server_takes_one_mail_to_one_recipient_as_composed(
+    sink: MailServer, recipient: str, subject: str, text: str
+) -> None:
+    body = {"subject": subject, "text": text}
+    try:
+        check_mail(recipient, body)
+    except InvalidDraft:
+        with pytest.raises(PermanentFailure):
+            transport_to(sink).send(an_email(recipient, body))
+        return
+    clock = MovableClock()
+    transport = transport_to(sink, clock=clock)
+    message = an_email(recipient, body)
+    before = len(sink.taken)
+    transport.send(message)
+    transport.close()
+    [taken] = sink.taken[before:]
+    assert taken.recipients == [recipient]
+    sender = Address("Shop", addr_spec="mail@shop.example")
+    assert taken.content == compose(message, sender=sender, now=clock.now()).content
 
 
 def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:

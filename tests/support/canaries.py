@@ -1,0 +1,43 @@
+"""Secrets that no log may tell, looked for in every record of every test.
+
+As far as the level goes that a run has: ``make test-logs`` lets every logger speak at DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+BODY = "See you at nine"
+"""The text that tests send where they do not care which."""
+_CANARIES = (BODY, "canary-", "hunter2")
+_OF_TESTS = ("mail.log", "hpack")
+"""Loggers of servers that tests play: aiosmtpd and the receivers write what they receive."""
+
+
+class _Watch(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.NOTSET)
+        self.leaks: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith(_OF_TESTS):
+            return
+        told = f"{record.getMessage()} {vars(record)}"
+        if record.exc_info and record.exc_info[0] is not None:
+            told += "".join(traceback.format_exception(*record.exc_info))
+        self.leaks += [f"{record.name}: {each}: {told}" for each in _CANARIES if each in told]
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Yield what any log tells of them from now on."""
+    watch = _Watch()
+    root = logging.getLogger()
+    root.addHandler(watch)
+    try:
+        yield watch.leaks
+    finally:
+        root.removeHandler(watch)
