@@ -242,9 +242,10 @@ local function judge(windows, sets, t, resume, seen)
           close = near(window, t, length)
         end
         if close >= count then
-          if count > SHORT or close > 8 * SHORT then
+          -- What was too crowded to be read as a whole may be so no more when a search goes on.
+          if resume or count > SHORT or close > 8 * SHORT then
             long[#long + 1] = {place, number, close}
-          elseif not resume then
+          else
             local until_ms, run = blocked_by_short_run(window, t, count, length)
             if until_ms then
               blocks(place, number, until_ms, run)

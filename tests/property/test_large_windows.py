@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -98,6 +99,29 @@ def test_what_one_call_cannot_judge_is_held_and_checked(
         else:
             assert calls.made["hold"] >= 1
         assert one.real.client.zcard(one.real.keys("ada").pending) <= 12
+
+
+def test_a_crowd_that_thins_out_while_it_is_judged_still_counts(redis_session: RedisServer) -> None:
+    """The short quota was given when the window was full; it is judged after the long one."""
+    count, asked = 5_000, BASE + 7_500
+    free = [n for n in range(3 * count) if n % (count - 1)]
+    one = Filled(redis_session.url, [Quota(count, count), Quota(16, 65)], free)
+    shards: Any = one.real.windows.shards
+    real = shards._check
+    (gone,) = (each for each, at in one.booked.items() if at == asked + 3)
+
+    def check(**given: Any) -> Any:
+        reply = real(**given)
+        if reply[0] == b"checking" and gone in one.booked:
+            del one.booked[gone]
+            one.real.windows.release(gone, one.terms)
+        return reply
+
+    with one.real:
+        shards._check = check
+        one.reserve(asked, 0)
+        assert gone not in one.booked
+        one.check_windows()
 
 
 @pytest.mark.parametrize("verb", ["reserve", "next_slot"])
