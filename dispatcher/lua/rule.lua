@@ -22,6 +22,9 @@ local SHORT = 16
 local MOST_NAMED = 100
 local LEAST_SCAN, MOST_SCAN = 16, 512
 local read = 0
+-- What each judgement counts before it reads or walks. A search makes many of them; but none ends
+-- for want of this, or it would not get on.
+local counted = 0
 -- Once something blocks a time, to learn whether a long quota does so for longer is worth so much
 -- reading; the search comes back to it.
 local WORTH = 500
@@ -92,6 +95,7 @@ local function without(windows, members, work)
 end
 
 local function near(window, t, length)
+  counted = counted + 1
   return redis.call('ZCOUNT', window, '(' .. t - length, '(' .. t + length)
 end
 
@@ -100,7 +104,7 @@ local function score_at(window, rank)
 end
 
 -- Until when a short run blocks t, and the run; nil when none does.
-local function blocked_by_short_run(window, t, count, length)
+local function blocked_by_short_run(window, t, count, length, is_leap)
   local around = redis.call(
     'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')
   read = read + #around / 2
@@ -109,6 +113,9 @@ local function blocked_by_short_run(window, t, count, length)
     local s1 = tonumber(around[2 * first])
     local sn = tonumber(around[2 * (first + count - 1)])
     if sn - s1 < length then
+      if is_leap then
+        return s1 + length
+      end
       local run = {}
       for place = first, first + count - 1 do
         run[#run + 1] = string.sub(around[2 * place - 1], 1, 16)
@@ -168,10 +175,11 @@ end
 -- `seen` tells which runs were looked at for an earlier time: those that end before its `top` and,
 -- if it has one, after its `bottom`. Returns until when t is blocked and the run, or nil; and true
 -- when it took too long.
-local function blocked_by_long_run(window, t, count, length, within, seen, most)
+local function blocked_by_long_run(window, t, count, length, within, seen, most, is_leap)
   local lowest = redis.call('ZCOUNT', window, '-inf', t - length) + count - 1
   local last = lowest - count + within
   local fresh = lowest
+  counted = counted + 2
   if seen.top then
     fresh = math.max(lowest, redis.call('ZCOUNT', window, '-inf', '(' .. seen.top))
   end
@@ -185,6 +193,9 @@ local function blocked_by_long_run(window, t, count, length, within, seen, most)
   if not s1 then
     return nil, nil, rest
   end
+  if is_leap then
+    return s1 + length
+  end
   local run = redis.call(
     'ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, math.min(count, MOST_NAMED))
   for place, member in ipairs(run) do
@@ -194,13 +205,16 @@ local function blocked_by_long_run(window, t, count, length, within, seen, most)
 end
 
 -- Until when a calendar quota blocks t, and who is in its period; nil when it does not.
-local function blocked_by_period(window, t, count, bounds)
+local function blocked_by_period(window, t, count, bounds, is_leap)
   for place = 1, #bounds - 1 do
     local from, to = bounds[place], bounds[place + 1]
     if from <= t and t < to then
       read = read + 1
       if redis.call('ZCOUNT', window, from, '(' .. to) < count then
         return nil
+      end
+      if is_leap then
+        return to
       end
       local most = math.min(count, MOST_NAMED)
       local run = redis.call('ZRANGEBYSCORE', window, from, '(' .. to, 'LIMIT', 0, most)
@@ -217,9 +231,10 @@ end
 -- time until which t is blocked (t itself: it fits) and what blocks it: place of the scope, place
 -- of the quota, run. Or, when it took too long, nil and where to go on: place of the scope, place
 -- of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of long
--- quotas: most of it holds for later times too.
+-- quotas: most of it holds for later times too. It leaps on without asking for any run, which may
+-- be a hundred members to read each time.
 local function judge(windows, sets, t, resume, seen)
-  local furthest, by, long = t, nil, {}
+  local furthest, by, long, is_leap = t, nil, {}, seen ~= nil
   local function blocks(place, number, until_ms, run)
     furthest = math.max(furthest, until_ms)
     if not by or place < by[1] or (place == by[1] and number < by[2]) then
@@ -246,7 +261,7 @@ local function judge(windows, sets, t, resume, seen)
           if resume or count > SHORT or close > 8 * SHORT then
             long[#long + 1] = {place, number, close}
           else
-            local until_ms, run = blocked_by_short_run(window, t, count, length)
+            local until_ms, run = blocked_by_short_run(window, t, count, length, is_leap)
             if until_ms then
               blocks(place, number, until_ms, run)
             end
@@ -254,7 +269,8 @@ local function judge(windows, sets, t, resume, seen)
         end
       end
       for number, calendar in ipairs(resume and {} or set.calendars) do
-        local until_ms, run = blocked_by_period(window, t, calendar[1], calendar[2])
+        local until_ms, run = blocked_by_period(
+          window, t, calendar[1], calendar[2], is_leap)
         if until_ms then
           blocks(place, #set.rolling + number, until_ms, run)
         end
@@ -275,7 +291,7 @@ local function judge(windows, sets, t, resume, seen)
     if not done then
       local most = by and math.min(MOST_READ, read + WORTH) or MOST_READ
       local until_ms, run, rest = blocked_by_long_run(
-        windows[place], t, count, length, close, known, most)
+        windows[place], t, count, length, close, known, most, is_leap)
       if seen then
         seen[key] = known
       end
@@ -310,7 +326,7 @@ local function leap(windows, sets, sky, t)
       return open, 'fits'
     end
     t = furthest
-    if read > MOST_READ then
+    if read + counted > MOST_READ then
       break
     end
   end

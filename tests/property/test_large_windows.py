@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from dispatcher.quota import Quota
 from tests.support.large_windows import BASE, PATTERNS, Calls, Filled, lone
 from tests.support.packed_model import next_free
+from tests.support.reserving import Reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
+MINUTE = 60_000
 verbs = st.sampled_from(["reserve", "reserve", "next_slot", "move", "many"])
 
 
@@ -137,6 +139,46 @@ def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
     with one.real:
         getattr(one, verb)(asked, 0)
         assert calls.made.total() < 150
+
+
+def test_one_call_counts_no_more_than_it_says(redis_session: RedisServer) -> None:
+    """Each minute is taken, and four longer quotas are to be looked at for each: none blocks."""
+    hours = [Quota(count, 60 * MINUTE) for count in (65, 70, 80, 100)]
+    minutes = [n * MINUTE for n in range(1_500)]
+    one = Filled(redis_session.url, [Quota(1, MINUTE), *hours], minutes)
+    shards: Any = one.real.windows.shards
+    real, made = shards._next_slot, list[int]()
+
+    def next_slot(**given: Any) -> Any:
+        before = sum(commands(one.real).values())
+        reply = real(**given)
+        made.append(sum(commands(one.real).values()) - before)
+        return reply
+
+    shards._next_slot = next_slot
+    with one.real:
+        one.next_slot(BASE, 0)
+    assert 2 <= len(made) <= 6
+    assert max(made) < 6_500
+
+
+def test_a_search_reads_no_run_but_the_one_that_it_tells(redis_session: RedisServer) -> None:
+    """A run has a hundred members, and each leap is over one."""
+    taken = [n * MINUTE for n in range(5_000)]
+    one = Filled(redis_session.url, [Quota(100, 101 * MINUTE)], taken)
+    of_runs = "cmdstat_zrangebyscore"
+    with one.real:
+        one.real.client.config_resetstat()
+        one.next_slot(BASE, 0)
+        assert of_runs not in commands(one.real)
+        one.reserve(BASE, 0)
+        assert commands(one.real)[of_runs] == 1
+
+
+def commands(real: Reserving) -> dict[str, int]:
+    """Return how often the server was given each command, also by scripts."""
+    stats: Any = real.client.info("commandstats")
+    return {name: each["calls"] for name, each in stats.items()}
 
 
 @pytest.mark.parametrize("verb", ["reserve", "move"])
