@@ -103,8 +103,16 @@ local function score_at(window, rank)
   return tonumber(redis.call('ZRANGE', window, rank, rank, 'WITHSCORES')[2])
 end
 
--- Until when a short run blocks t, and the run; nil when none does.
-local function blocked_by_short_run(window, t, count, length, is_leap)
+-- The ids of members, or of whose holds they are.
+local function ids_of(members)
+  for place, member in ipairs(members) do
+    members[place] = string.sub(member, 1, 16)
+  end
+  return members
+end
+
+-- Until when a short run blocks t, and what tells its ids; nil when none does.
+local function blocked_by_short_run(window, t, count, length)
   local around = redis.call(
     'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')
   read = read + #around / 2
@@ -113,14 +121,13 @@ local function blocked_by_short_run(window, t, count, length, is_leap)
     local s1 = tonumber(around[2 * first])
     local sn = tonumber(around[2 * (first + count - 1)])
     if sn - s1 < length then
-      if is_leap then
-        return s1 + length
+      return s1 + length, function()
+        local run = {}
+        for place = first, first + count - 1 do
+          run[#run + 1] = around[2 * place - 1]
+        end
+        return ids_of(run)
       end
-      local run = {}
-      for place = first, first + count - 1 do
-        run[#run + 1] = string.sub(around[2 * place - 1], 1, 16)
-      end
-      return s1 + length, run
     end
   end
   return nil
@@ -173,9 +180,9 @@ end
 
 -- The same as for a short run, for runs of any length. `within` is how many members are near;
 -- `seen` tells which runs were looked at for an earlier time: those that end before its `top` and,
--- if it has one, after its `bottom`. Returns until when t is blocked and the run, or nil; and true
--- when it took too long.
-local function blocked_by_long_run(window, t, count, length, within, seen, most, is_leap)
+-- if it has one, after its `bottom`. Returns until when t is blocked and what tells the ids of the
+-- run, or nil; and where to go on when it took too long.
+local function blocked_by_long_run(window, t, count, length, within, seen, most)
   local lowest = redis.call('ZCOUNT', window, '-inf', t - length) + count - 1
   local last = lowest - count + within
   local fresh = lowest
@@ -193,19 +200,14 @@ local function blocked_by_long_run(window, t, count, length, within, seen, most,
   if not s1 then
     return nil, nil, rest
   end
-  if is_leap then
-    return s1 + length
+  return s1 + length, function()
+    return ids_of(redis.call(
+      'ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, math.min(count, MOST_NAMED)))
   end
-  local run = redis.call(
-    'ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, math.min(count, MOST_NAMED))
-  for place, member in ipairs(run) do
-    run[place] = string.sub(member, 1, 16)
-  end
-  return s1 + length, run
 end
 
--- Until when a calendar quota blocks t, and who is in its period; nil when it does not.
-local function blocked_by_period(window, t, count, bounds, is_leap)
+-- Until when a calendar quota blocks t, and what tells who is in its period; nil when it does not.
+local function blocked_by_period(window, t, count, bounds)
   for place = 1, #bounds - 1 do
     local from, to = bounds[place], bounds[place + 1]
     if from <= t and t < to then
@@ -213,15 +215,10 @@ local function blocked_by_period(window, t, count, bounds, is_leap)
       if redis.call('ZCOUNT', window, from, '(' .. to) < count then
         return nil
       end
-      if is_leap then
-        return to
+      return to, function()
+        local most = math.min(count, MOST_NAMED)
+        return ids_of(redis.call('ZRANGEBYSCORE', window, from, '(' .. to, 'LIMIT', 0, most))
       end
-      local most = math.min(count, MOST_NAMED)
-      local run = redis.call('ZRANGEBYSCORE', window, from, '(' .. to, 'LIMIT', 0, most)
-      for each, member in ipairs(run) do
-        run[each] = string.sub(member, 1, 16)
-      end
-      return to, run
     end
   end
   return nil
@@ -229,16 +226,16 @@ end
 
 -- Judge t by the rule sets of all scopes; `windows` and `sets` go together. Returns the latest
 -- time until which t is blocked (t itself: it fits) and what blocks it: place of the scope, place
--- of the quota, run. Or, when it took too long, nil and where to go on: place of the scope, place
--- of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of long
--- quotas: most of it holds for later times too. It leaps on without asking for any run, which may
--- be a hundred members to read each time.
+-- of the quota, and a function that tells the ids of the run, a hundred to read for an answer that
+-- most have no use for. Or, when it took too long, nil and where to go on: place of the scope,
+-- place of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of
+-- long quotas: most of it holds for later times too.
 local function judge(windows, sets, t, resume, seen)
-  local furthest, by, long, is_leap = t, nil, {}, seen ~= nil
-  local function blocks(place, number, until_ms, run)
+  local furthest, by, long = t, nil, {}
+  local function blocks(place, number, until_ms, tell)
     furthest = math.max(furthest, until_ms)
     if not by or place < by[1] or (place == by[1] and number < by[2]) then
-      by = {place, number, run}
+      by = {place, number, tell}
     end
   end
   for place, window in ipairs(windows) do
@@ -261,18 +258,17 @@ local function judge(windows, sets, t, resume, seen)
           if resume or count > SHORT or close > 8 * SHORT then
             long[#long + 1] = {place, number, close}
           else
-            local until_ms, run = blocked_by_short_run(window, t, count, length, is_leap)
+            local until_ms, tell = blocked_by_short_run(window, t, count, length)
             if until_ms then
-              blocks(place, number, until_ms, run)
+              blocks(place, number, until_ms, tell)
             end
           end
         end
       end
       for number, calendar in ipairs(resume and {} or set.calendars) do
-        local until_ms, run = blocked_by_period(
-          window, t, calendar[1], calendar[2], is_leap)
+        local until_ms, tell = blocked_by_period(window, t, calendar[1], calendar[2])
         if until_ms then
-          blocks(place, #set.rolling + number, until_ms, run)
+          blocks(place, #set.rolling + number, until_ms, tell)
         end
       end
     end
@@ -290,8 +286,8 @@ local function judge(windows, sets, t, resume, seen)
     end
     if not done then
       local most = by and math.min(MOST_READ, read + WORTH) or MOST_READ
-      local until_ms, run, rest = blocked_by_long_run(
-        windows[place], t, count, length, close, known, most, is_leap)
+      local until_ms, tell, rest = blocked_by_long_run(
+        windows[place], t, count, length, close, known, most)
       if seen then
         seen[key] = known
       end
@@ -302,7 +298,7 @@ local function judge(windows, sets, t, resume, seen)
         return nil, {place, number, rest}
       end
       if until_ms then
-        blocks(place, number, until_ms, run)
+        blocks(place, number, until_ms, tell)
       end
     end
   end
