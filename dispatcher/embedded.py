@@ -110,9 +110,12 @@ class Process:
 
     def last_words(self) -> str:
         """Say where its log is, and the last line of it."""
-        with self._log.open("rb") as log_file:
-            log_file.seek(max(0, self._log.stat().st_size - _LAST_LINE_BYTES))
-            lines = log_file.read().decode(errors="replace").split("\n")
+        try:
+            with self._log.open("rb") as log_file:
+                log_file.seek(max(0, self._log.stat().st_size - _LAST_LINE_BYTES))
+                lines = log_file.read().decode(errors="replace").split("\n")
+        except OSError as error:
+            return f"{self._log} cannot be read ({error.strerror})"
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
         return f"{self._log} ends with: {last}"
 
@@ -342,6 +345,12 @@ def _supervised(
     leaving = Event()
     told_at: dict[Process, float] = {}
 
+    def say(process: Process) -> None:
+        try:
+            tell(f"a process ended and is started again: {process.last_words()}")
+        except Exception as error:  # noqa: BLE001 - nothing would be started again if it ended this
+            log.warning("a process is started again; nobody is told: %s", type(error).__name__)
+
     def watch() -> None:
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
@@ -349,8 +358,8 @@ def _supervised(
                     now = time.monotonic()
                     if now - told_at.get(process, -math.inf) >= _TELL_AGAIN_SECONDS:
                         told_at[process] = now
-                        tell(f"a process ended and is started again: {process.last_words()}")
-                    with suppress(EmbeddedUnavailable):
+                        say(process)
+                    with suppress(EmbeddedUnavailable, OSError):
                         process.start()
 
     watcher = Thread(target=watch, name="supervisor", daemon=True)

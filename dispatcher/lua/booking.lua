@@ -30,7 +30,7 @@ local function find_place(windows, sets, sky, asked, latest)
   if not by then
     return nil, {word, slot, 0, 0}
   end
-  return nil, {word, slot, by[1], by[2], unpack(by[3])}
+  return nil, {word, slot, by[1], by[2], unpack(by[3]())}
 end
 
 -- The time of a hold that stands in all these windows; nil when one of them lost it.

@@ -26,7 +26,11 @@ if ARGV[4] ~= '0' then
 end
 local t = tonumber(ARGV[1])
 local furthest, by = without(windows, {ARGV[2], ARGV[3]}, function()
-  return judge(windows, sets, t, resume)
+  local until_ms, by = judge(windows, sets, t, resume)
+  if until_ms and by then
+    by[3] = by[3]()
+  end
+  return until_ms, by
 end)
 if not furthest then
   return {'checking', unpack(by)}

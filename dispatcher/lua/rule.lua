@@ -22,6 +22,9 @@ local SHORT = 16
 local MOST_NAMED = 100
 local LEAST_SCAN, MOST_SCAN = 16, 512
 local read = 0
+-- What each judgement counts before it reads or walks. A search makes many of them; but none ends
+-- for want of this, or it would not get on.
+local counted = 0
 -- Once something blocks a time, to learn whether a long quota does so for longer is worth so much
 -- reading; the search comes back to it.
 local WORTH = 500
@@ -92,6 +95,7 @@ local function without(windows, members, work)
 end
 
 local function near(window, t, length)
+  counted = counted + 1
   return redis.call('ZCOUNT', window, '(' .. t - length, '(' .. t + length)
 end
 
@@ -99,7 +103,15 @@ local function score_at(window, rank)
   return tonumber(redis.call('ZRANGE', window, rank, rank, 'WITHSCORES')[2])
 end
 
--- Until when a short run blocks t, and the run; nil when none does.
+-- The ids of members, or of whose holds they are.
+local function ids_of(members)
+  for place, member in ipairs(members) do
+    members[place] = string.sub(member, 1, 16)
+  end
+  return members
+end
+
+-- Until when a short run blocks t, and what tells its ids; nil when none does.
 local function blocked_by_short_run(window, t, count, length)
   local around = redis.call(
     'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')
@@ -109,11 +121,13 @@ local function blocked_by_short_run(window, t, count, length)
     local s1 = tonumber(around[2 * first])
     local sn = tonumber(around[2 * (first + count - 1)])
     if sn - s1 < length then
-      local run = {}
-      for place = first, first + count - 1 do
-        run[#run + 1] = string.sub(around[2 * place - 1], 1, 16)
+      return s1 + length, function()
+        local run = {}
+        for place = first, first + count - 1 do
+          run[#run + 1] = around[2 * place - 1]
+        end
+        return ids_of(run)
       end
-      return s1 + length, run
     end
   end
   return nil
@@ -166,12 +180,13 @@ end
 
 -- The same as for a short run, for runs of any length. `within` is how many members are near;
 -- `seen` tells which runs were looked at for an earlier time: those that end before its `top` and,
--- if it has one, after its `bottom`. Returns until when t is blocked and the run, or nil; and true
--- when it took too long.
+-- if it has one, after its `bottom`. Returns until when t is blocked and what tells the ids of the
+-- run, or nil; and where to go on when it took too long.
 local function blocked_by_long_run(window, t, count, length, within, seen, most)
   local lowest = redis.call('ZCOUNT', window, '-inf', t - length) + count - 1
   local last = lowest - count + within
   local fresh = lowest
+  counted = counted + 2
   if seen.top then
     fresh = math.max(lowest, redis.call('ZCOUNT', window, '-inf', '(' .. seen.top))
   end
@@ -185,15 +200,13 @@ local function blocked_by_long_run(window, t, count, length, within, seen, most)
   if not s1 then
     return nil, nil, rest
   end
-  local run = redis.call(
-    'ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, math.min(count, MOST_NAMED))
-  for place, member in ipairs(run) do
-    run[place] = string.sub(member, 1, 16)
+  return s1 + length, function()
+    return ids_of(redis.call(
+      'ZRANGEBYSCORE', window, s1, '+inf', 'LIMIT', 0, math.min(count, MOST_NAMED)))
   end
-  return s1 + length, run
 end
 
--- Until when a calendar quota blocks t, and who is in its period; nil when it does not.
+-- Until when a calendar quota blocks t, and what tells who is in its period; nil when it does not.
 local function blocked_by_period(window, t, count, bounds)
   for place = 1, #bounds - 1 do
     local from, to = bounds[place], bounds[place + 1]
@@ -202,12 +215,10 @@ local function blocked_by_period(window, t, count, bounds)
       if redis.call('ZCOUNT', window, from, '(' .. to) < count then
         return nil
       end
-      local most = math.min(count, MOST_NAMED)
-      local run = redis.call('ZRANGEBYSCORE', window, from, '(' .. to, 'LIMIT', 0, most)
-      for each, member in ipairs(run) do
-        run[each] = string.sub(member, 1, 16)
+      return to, function()
+        local most = math.min(count, MOST_NAMED)
+        return ids_of(redis.call('ZRANGEBYSCORE', window, from, '(' .. to, 'LIMIT', 0, most))
       end
-      return to, run
     end
   end
   return nil
@@ -215,15 +226,16 @@ end
 
 -- Judge t by the rule sets of all scopes; `windows` and `sets` go together. Returns the latest
 -- time until which t is blocked (t itself: it fits) and what blocks it: place of the scope, place
--- of the quota, run. Or, when it took too long, nil and where to go on: place of the scope, place
--- of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of long
--- quotas: most of it holds for later times too.
+-- of the quota, and a function that tells the ids of the run, a hundred to read for an answer that
+-- most have no use for. Or, when it took too long, nil and where to go on: place of the scope,
+-- place of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of
+-- long quotas: most of it holds for later times too.
 local function judge(windows, sets, t, resume, seen)
   local furthest, by, long = t, nil, {}
-  local function blocks(place, number, until_ms, run)
+  local function blocks(place, number, until_ms, tell)
     furthest = math.max(furthest, until_ms)
     if not by or place < by[1] or (place == by[1] and number < by[2]) then
-      by = {place, number, run}
+      by = {place, number, tell}
     end
   end
   for place, window in ipairs(windows) do
@@ -242,20 +254,21 @@ local function judge(windows, sets, t, resume, seen)
           close = near(window, t, length)
         end
         if close >= count then
-          if count > SHORT or close > 8 * SHORT then
+          -- What was too crowded to be read as a whole may be so no more when a search goes on.
+          if resume or count > SHORT or close > 8 * SHORT then
             long[#long + 1] = {place, number, close}
-          elseif not resume then
-            local until_ms, run = blocked_by_short_run(window, t, count, length)
+          else
+            local until_ms, tell = blocked_by_short_run(window, t, count, length)
             if until_ms then
-              blocks(place, number, until_ms, run)
+              blocks(place, number, until_ms, tell)
             end
           end
         end
       end
       for number, calendar in ipairs(resume and {} or set.calendars) do
-        local until_ms, run = blocked_by_period(window, t, calendar[1], calendar[2])
+        local until_ms, tell = blocked_by_period(window, t, calendar[1], calendar[2])
         if until_ms then
-          blocks(place, #set.rolling + number, until_ms, run)
+          blocks(place, #set.rolling + number, until_ms, tell)
         end
       end
     end
@@ -273,7 +286,7 @@ local function judge(windows, sets, t, resume, seen)
     end
     if not done then
       local most = by and math.min(MOST_READ, read + WORTH) or MOST_READ
-      local until_ms, run, rest = blocked_by_long_run(
+      local until_ms, tell, rest = blocked_by_long_run(
         windows[place], t, count, length, close, known, most)
       if seen then
         seen[key] = known
@@ -285,7 +298,7 @@ local function judge(windows, sets, t, resume, seen)
         return nil, {place, number, rest}
       end
       if until_ms then
-        blocks(place, number, until_ms, run)
+        blocks(place, number, until_ms, tell)
       end
     end
   end
@@ -309,7 +322,7 @@ local function leap(windows, sets, sky, t)
       return open, 'fits'
     end
     t = furthest
-    if read > MOST_READ then
+    if read + counted > MOST_READ then
       break
     end
   end

@@ -96,34 +96,35 @@ class CatchUp:
         moved: list[Message] = []
         left: list[Message] = []
         given_up = 0
-        for place, movable in enumerate(taken):
-            message = movable.message
-            try:
-                found = self._moved(movable, now)
-            except ReservationsUnavailable as error:
-                log.warning("overdue messages stay for the next sweep: %s", error)
-                left += [each.message for each in taken[place:]]
-                break
-            except (TooLate, MessageNotFound):
-                continue
-            except (NoPlace, InvalidValue) as error:
-                if _is_for_good(error, self._latest(message, now)):
-                    given_up += self._is_given_up(message)
-                else:
-                    left.append(message)
-            except StoreUnavailable as error:
-                if not error.refused:
-                    self._handover.enqueue(*moved)
-                    raise
-                log.warning("message %s cannot be booked again: %s", message.id, error)
-                left.append(message)
-            else:
-                if found is None:  # somebody else was quicker, or this took too long
+        try:
+            for place, movable in enumerate(taken):
+                message = movable.message
+                try:
+                    found = self._moved(movable, now)
+                except ReservationsUnavailable as error:
+                    log.warning("overdue messages stay for the next sweep: %s", error)
+                    left += [each.message for each in taken[place:]]
+                    break
+                except (TooLate, MessageNotFound):
+                    continue
+                except (NoPlace, InvalidValue) as error:
+                    if _is_for_good(error, self._latest(message, now)):
+                        given_up += self._is_given_up(message)
+                    else:
+                        left.append(message)
+                except StoreUnavailable as error:
+                    if not error.refused:
+                        raise
+                    log.warning("message %s cannot be booked again: %s", message.id, error)
                     left.append(message)
                 else:
-                    self._journal.tell(Transition.RESLOTTED, found, send_at=found.send_at)
-                    moved.append(found)
-        self._handover.enqueue(*moved)
+                    if found is None:  # somebody else was quicker, or this took too long
+                        left.append(message)
+                    else:
+                        self._journal.tell(Transition.RESLOTTED, found, send_at=found.send_at)
+                        moved.append(found)
+        finally:
+            self._handover.enqueue(*moved)
         return len(moved), given_up, left
 
     def _is_given_up(self, message: Message) -> bool:

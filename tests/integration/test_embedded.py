@@ -8,13 +8,15 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from dispatcher import Dispatcher, InvalidSettings, Settings
-from dispatcher.embedded import _child_environment, _load, embedded
+from dispatcher.embedded import Process, _child_environment, _load, _supervised, embedded
 from tests.support.environment import ROOT
+from tests.support.waiting import wait_until
 
 SMS: dict[str, Any] = {"sms": {"transport": "memory"}}
 PROJECT = """
@@ -94,6 +96,32 @@ def test_worker_and_beat_have_the_same(
     )  # fmt: skip
     assert json.loads(child.stdout) == settings.environment()
     assert [each.name for each in project.iterdir()] == ["dispatcher.toml"]
+
+
+@pytest.mark.parametrize("can_tell", [True, False])
+@pytest.mark.parametrize("has_log", [True, False])
+def test_what_ends_is_started_again_whatever_becomes_of_its_log_and_of_who_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_log: bool, can_tell: bool
+) -> None:
+    monkeypatch.setattr("dispatcher.embedded._RESTART_SECONDS", 0.01)
+    log = tmp_path / "logs" / "short.log"
+    process = Process([sys.executable, "-c", "print('done')"], log=log)
+    process.start()
+    wait_until(lambda: not process.alive)
+    first, told = process.pid, list[str]()
+    if not has_log:
+        log.unlink()
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if not can_tell:
+            raise BrokenPipeError
+
+    with _supervised([process], Event(), tell):
+        wait_until(lambda: process.pid != first)
+    process.stop()
+    assert len(told) == 1
+    assert ("ends with: done" if has_log else "cannot be read") in told[0]
 
 
 def test_what_is_given_is_judged_as_ever(tmp_path: Path) -> None:

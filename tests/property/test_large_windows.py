@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from dispatcher.quota import Quota
 from tests.support.large_windows import BASE, PATTERNS, Calls, Filled, lone
 from tests.support.packed_model import next_free
+from tests.support.reserving import Reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
+MINUTE = 60_000
 verbs = st.sampled_from(["reserve", "reserve", "next_slot", "move", "many"])
 
 
@@ -100,6 +103,29 @@ def test_what_one_call_cannot_judge_is_held_and_checked(
         assert one.real.client.zcard(one.real.keys("ada").pending) <= 12
 
 
+def test_a_crowd_that_thins_out_while_it_is_judged_still_counts(redis_session: RedisServer) -> None:
+    """The short quota was given when the window was full; it is judged after the long one."""
+    count, asked = 5_000, BASE + 7_500
+    free = [n for n in range(3 * count) if n % (count - 1)]
+    one = Filled(redis_session.url, [Quota(count, count), Quota(16, 65)], free)
+    shards: Any = one.real.windows.shards
+    real = shards._check
+    (gone,) = (each for each, at in one.booked.items() if at == asked + 3)
+
+    def check(**given: Any) -> Any:
+        reply = real(**given)
+        if reply[0] == b"checking" and gone in one.booked:
+            del one.booked[gone]
+            one.real.windows.release(gone, one.terms)
+        return reply
+
+    with one.real:
+        shards._check = check
+        one.reserve(asked, 0)
+        assert gone not in one.booked
+        one.check_windows()
+
+
 @pytest.mark.parametrize("verb", ["reserve", "next_slot"])
 def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
     redis_session: RedisServer, verb: str
@@ -113,6 +139,47 @@ def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
     with one.real:
         getattr(one, verb)(asked, 0)
         assert calls.made.total() < 150
+
+
+def test_one_call_counts_no_more_than_it_says(redis_session: RedisServer) -> None:
+    """Each minute is taken, and four longer quotas are to be looked at for each: none blocks."""
+    hours = [Quota(count, 60 * MINUTE) for count in (65, 70, 80, 100)]
+    minutes = [n * MINUTE for n in range(1_500)]
+    one = Filled(redis_session.url, [Quota(1, MINUTE), *hours], minutes)
+    shards: Any = one.real.windows.shards
+    real, made = shards._next_slot, list[int]()
+
+    def next_slot(**given: Any) -> Any:
+        before = sum(commands(one.real).values())
+        reply = real(**given)
+        made.append(sum(commands(one.real).values()) - before)
+        return reply
+
+    shards._next_slot = next_slot
+    with one.real:
+        one.next_slot(BASE, 0)
+    assert 2 <= len(made) <= 6
+    assert max(made) < 6_500
+
+
+def test_a_search_reads_no_run_but_the_one_that_it_tells(redis_session: RedisServer) -> None:
+    """A run has a hundred members, and each leap is over one."""
+    taken = [n * MINUTE for n in range(5_000)]
+    one = Filled(redis_session.url, [Quota(100, 101 * MINUTE)], taken)
+    of_runs = "cmdstat_zrangebyscore"
+    with one.real:
+        one.real.client.config_resetstat()
+        one.next_slot(BASE, 0)
+        one.reserve(BASE, 6_000 * MINUTE)
+        assert of_runs not in commands(one.real)
+        one.reserve(BASE, 0)
+        assert commands(one.real)[of_runs] == 1, "only who is refused is told"
+
+
+def commands(real: Reserving) -> dict[str, int]:
+    """Return how often the server was given each command, also by scripts."""
+    stats: Any = real.client.info("commandstats")
+    return {name: each["calls"] for name, each in stats.items()}
 
 
 @pytest.mark.parametrize("verb", ["reserve", "move"])

@@ -121,6 +121,24 @@ def test_what_is_booked_again_before_the_store_goes_away_is_handed_to_celery(bui
     assert house.broker.llen("dispatcher.reslot") == 1
 
 
+def test_what_is_booked_again_before_another_cannot_be_ended_is_handed_to_celery(
+    build: Build,
+) -> None:
+    past = build(clock=hour_ago(), channels=CHANNELS)
+    until = past.database_time() + MINUTE
+    for _ in range(2):
+        past.submit(channel="reslot", latest=until, on_conflict="shift", expires_at=until)
+    house = build(clock=SystemClock(), channels=CHANNELS, opened=False)
+    house.broker.flushdb()
+    broke = raising(StoreUnavailable("broke"))
+    vars(house.parts.catch_up)["_store"] = Between(
+        vars(house.parts.catch_up)["_store"], before={"give_up": broke}
+    )
+    with pytest.raises(StoreUnavailable):
+        catch_up(house)
+    assert house.broker.llen("dispatcher.reslot") == 1
+
+
 def test_it_is_booked_again_outside_quiet_hours(back: House) -> None:
     from_now = back.database_time() - MINUTE
     until = back.database_time() + 2 * MINUTE
