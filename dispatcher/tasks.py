@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from socket import gethostname
@@ -20,10 +21,12 @@ from celery.signals import (
 
 from dispatcher.bootstrap import close_here, finish_here, here, stop_here
 from dispatcher.celery_app import tasks_dropped
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, Unavailable
 from dispatcher.liveness import Kind
 from dispatcher.submission import CaughtUp
 from dispatcher.sweep import Reconciled
+
+log = logging.getLogger(__name__)
 
 OURS: dict[str, Any] = {
     "acks_late": False,
@@ -31,12 +34,14 @@ OURS: dict[str, Any] = {
     "rate_limit": 0,
     "serializer": "json",
     "soft_time_limit": 86_400,
+    "throws": (Unavailable,),
     "time_limit": 86_400,
 }
 """Options of our tasks in any app, whatever that has for its own.
 
 Above all no time limit of the app's: one that ends a process inside a hand-over leaves its outcome
-unknown. They bound themselves. (Celery takes 0 for "that of the pool".)
+unknown. They bound themselves. (Celery takes 0 for "that of the pool".) What ``throws`` names is
+told without a traceback: a server that is away for a while is no fault of the code.
 """
 
 
@@ -72,8 +77,10 @@ def _do(duty: str, work: Callable[[], object]) -> None:
     def counted() -> None:
         try:
             did = work()
-        except DispatcherError:
+        except DispatcherError as error:
             parts.journal.swept(duty, None)
+            if isinstance(error, Unavailable):
+                log.warning("%s is tried again at its next turn: %s", duty, error)
             raise
         parts.journal.swept(duty, _counts(did))
 
