@@ -3,8 +3,8 @@
 Real servers and processes, the settings' defaults: a worker, two beats and their supervisor, a
 Redis for the windows, a Redis as broker, PostgreSQL. 50 messages a second are due all the time.
 Measured is from the end of the fault (the cut; the kill of the worker; the moment a restarted
-server answers) to the first hand-over that begins of a message due after that end; inf where none did within 20 s,
-and then the logs are printed.
+server answers) to the first hand-over that begins of a message due after that end; inf where none
+did within 20 s, and then the logs are printed.
 
     recovery.py [times each, default 20] [fault ...]
 """
@@ -31,7 +31,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Database, migrate
-from tests.support.environment import CHANNEL, Environment
+from tests.support.environment import CHANNEL, Environment, broker_on
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
@@ -41,63 +41,73 @@ PER_SECOND, SECONDS = 50, 25
 BEFORE = timedelta(seconds=2)
 """How long all is well before the fault."""
 LONGEST_SECONDS = 20.0
+FAULTS = (
+    "cut-redis",
+    "cut-postgresql",
+    "cut-broker",
+    "restart-redis",
+    "restart-postgresql",
+    "restart-broker",
+    "kill-worker",
+)
 
 Fault = Callable[[], object]
 """Does it, and returns at its end."""
 
 
 def main(times: int, chosen: list[str]) -> None:
-    with folder() as path, surroundings(path) as (running, faults):
-        unknown = set(chosen) - faults.keys()
-        if unknown:
-            raise SystemExit(f"there is no fault {unknown}; there are: {', '.join(faults)}")
-        found = {
-            name: [told(name, recovery(running, fault)) for _ in range(times)]
-            for name, fault in faults.items()
-            if not chosen or name in chosen
-        }
+    if unknown := set(chosen) - set(FAULTS):
+        raise SystemExit(f"there is no fault {unknown}; there are: {', '.join(FAULTS)}")
+    found = {}
+    for name in chosen or FAULTS:
+        with folder() as path, surroundings(path, name) as (running, fault):
+            found[name] = [told(name, recovery(running, fault)) for _ in range(times)]
     report(found, times)
 
 
 @contextmanager
-def surroundings(path: Path) -> Iterator[tuple[Environment, dict[str, Fault]]]:
-    """Run everything; yield it with the faults that may happen to it."""
+def surroundings(path: Path, name: str) -> Iterator[tuple[Environment, Fault]]:
+    """Run everything; yield it with the fault of this name.
+
+    There is a proxy only on a line that is cut: all others go straight, as they do in use.
+    """
     with ExitStack() as stack:
         redis, broker = (stack.enter_context(RedisServer()) for _ in range(2))
         postgres = stack.enter_context(PostgresServer())
-        to_redis, to_broker, to_postgres = (
-            stack.enter_context(Proxy(each.socket)) for each in (redis, broker, postgres)
-        )
-        settings = settings_in(
-            path,
-            database_url=postgres.url(postgres.create_database(), port=to_postgres.port),
-            redis_url=f"redis://127.0.0.1:{to_redis.port}/0",
-            broker_url=f"redis://127.0.0.1:{to_broker.port}/0",
-        )
-        database = Database(settings.database_url)
-        migrate(database)
-        database.close()
+        database = postgres.create_database()
+        addresses = {
+            "database_url": postgres.url(database),
+            "redis_url": redis.url,
+            "broker_url": broker_on(broker.url),
+        }
+        proxy: Proxy | None = None
+        if name == "cut-redis":
+            proxy = stack.enter_context(Proxy(redis.socket))
+            addresses["redis_url"] = f"redis://127.0.0.1:{proxy.port}/0"
+        elif name == "cut-postgresql":
+            proxy = stack.enter_context(Proxy(postgres.socket))
+            addresses["database_url"] = postgres.url(database, port=proxy.port)
+        elif name == "cut-broker":
+            proxy = stack.enter_context(Proxy(broker.socket))
+            addresses["broker_url"] = f"redis://127.0.0.1:{proxy.port}/0"
+        settings = settings_in(path, **addresses)
+        store = Database(settings.database_url)
+        migrate(store)
+        store.close()
         running = stack.enter_context(Environment(path, settings))
+        servers = {"redis": redis, "postgresql": postgres, "broker": broker}
 
-        def restart(server: RedisServer | PostgresServer) -> Fault:
-            def kill_and_start() -> None:
-                server.kill()
-                server.start()
+        def fault() -> None:
+            what = name.removeprefix("restart-")
+            if proxy is not None:
+                proxy.cut_all()
+            elif what in servers:
+                servers[what].kill()
+                servers[what].start()
+            else:
+                running.kill("worker")
 
-            return kill_and_start
-
-        yield (
-            running,
-            {
-                "cut-redis": to_redis.cut_all,
-                "cut-postgresql": to_postgres.cut_all,
-                "cut-broker": to_broker.cut_all,
-                "restart-redis": restart(redis),
-                "restart-postgresql": restart(postgres),
-                "restart-broker": restart(broker),
-                "kill-worker": lambda: running.kill("worker"),
-            },
-        )
+        yield running, fault
 
 
 def settings_in(path: Path, **addresses: str) -> Settings:

@@ -28,6 +28,8 @@ from dispatcher.sendtime import to_ms
 _MILLISECOND = timedelta(milliseconds=1)
 _NO_WAIT = timedelta(0)
 _TRIES = 3
+_MOST_AT_ONCE = 250
+"""About as many permits does one script restore; it then runs for a few milliseconds at most."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
 
@@ -182,14 +184,18 @@ class PermitLog:
         for request, age in taken:
             for log in request.logs:
                 members[log] += [age // _MILLISECOND, request.permit_id]
+        head = [marker, marker_life // _MILLISECOND, longest // _MILLISECOND]
         with translated():
             pipeline = self._client.pipeline(transaction=False)
+            names, words = [rebuild_key], [*head]
             for log, flat in members.items():
-                self._restore(
-                    keys=[rebuild_key, log],
-                    args=[marker, marker_life // _MILLISECOND, longest // _MILLISECOND, *flat],
-                    client=pipeline,
-                )
+                names.append(log)
+                words += [len(flat) // 2, *flat]
+                if len(words) > 2 * _MOST_AT_ONCE:
+                    self._restore(keys=names, args=words, client=pipeline)
+                    names, words = [rebuild_key], [*head]
+            if len(names) > 1:
+                self._restore(keys=names, args=words, client=pipeline)
             pipeline.execute()
 
 

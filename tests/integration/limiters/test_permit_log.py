@@ -279,3 +279,21 @@ def test_a_claim_that_had_no_permit_gets_none_by_a_rebuild(make: Make) -> None:
     assert logs.members().keys() == {b"b" * 20, b"c" * 20}
     (repeated,) = logs.acquire(b"b" * 20)
     assert repeated.allowed
+
+
+def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(make: Make) -> None:
+    logs = make("3/hour")
+    logs.client.set("rebuild", "mine")
+    of_many = [f"log {number % 211}" for number in range(700)]
+    taken = [
+        (PermitRequest(b"%d" % number, (log, "all")), timedelta(seconds=number))
+        for number, log in enumerate(of_many)
+    ]
+    logs.log.restore(
+        taken, rebuild_key="rebuild", marker="mine", marker_life=HOLD, longest=timedelta(hours=1)
+    )
+    for log in {*of_many}:
+        found = logs.client.zrange(log, 0, -1)
+        assert set(found) == {b"%d" % n for n, each in enumerate(of_many) if each == log}
+        assert logs.client.pttl(log) > 0
+    assert logs.client.zcard("all") == 700
