@@ -184,7 +184,7 @@ class PermitLog:
         for request, age in taken:
             for log in request.logs:
                 members[log] += [age // _MILLISECOND, request.permit_id]
-        head = [marker, marker_life // _MILLISECOND, longest // _MILLISECOND]
+        head: list[Any] = [marker, marker_life // _MILLISECOND, longest // _MILLISECOND]
         with translated():
             pipeline = self._client.pipeline(transaction=False)
             names, words = [rebuild_key], [*head]
