@@ -33,6 +33,7 @@ _AT_HAND = {
 """Told with the message that the statement returned: nothing is read."""
 _RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
 _NAMES: dict[Transition, dict[Status, str]] = {
+    Transition.ENQUEUED: dict.fromkeys(_RETRY, "on_enqueued"),
     Transition.SENT: {Status.SENT: "on_sent"},
     Transition.RETRIED: _RETRY,
     Transition.RELEASED: _RETRY,
@@ -45,7 +46,7 @@ _NAMES: dict[Transition, dict[Status, str]] = {
 }
 """How a message stands after a transition, if nothing has come of it since, and who is told then.
 
-What is to be tried again may be on its way already.
+What was enqueued, or is to be tried again, may be on its way already.
 """
 KNOWN = tuple(
     dict.fromkeys(

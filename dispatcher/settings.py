@@ -86,9 +86,9 @@ class Settings(BaseSettings):
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
     """``package.module:attribute`` of a class or an object that is told what becomes of messages:
-    ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_snoozed``, ``on_sent``,
-    ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each called with the
-    message, at most once, after the commit. Empty: nobody is told."""
+    ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_enqueued``, ``on_snoozed``,
+    ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each
+    called with the message, at most once, after the commit. Empty: nobody is told."""
     status_channel: str = ""
     """Channel that tells ``status_url``s what becomes of messages: a ``webhook`` with ``payload =
     "body"`` and no ``url``. Empty: nobody may ask for it."""

@@ -103,7 +103,7 @@ def test_each_move_is_told_as_it_left_the_message_whatever_came_since() -> None:
 
 TOLD_OF = {
     Transition.SCHEDULED: (Status.SCHEDULED, "on_scheduled"),
-    Transition.ENQUEUED: (Status.SCHEDULED, None),
+    Transition.ENQUEUED: (Status.SCHEDULED, "on_enqueued"),
     Transition.SENT: (Status.SENT, "on_sent"),
     Transition.RETRIED: (Status.SCHEDULED, "on_retry"),
     Transition.SNOOZED: (Status.SENDING, "on_snoozed"),
@@ -119,7 +119,7 @@ TOLD_OF = {
 
 
 @pytest.mark.parametrize("transition", Transition)
-def test_each_transition_has_its_hook_or_none(transition: Transition) -> None:
+def test_each_transition_has_its_hook(transition: Transition) -> None:
     status, name = TOLD_OF[transition]
     message = row(status)
     calls: list[tuple[str, Message]] = []
@@ -132,7 +132,7 @@ def test_each_transition_has_its_hook_or_none(transition: Transition) -> None:
     hooks = Hooks(All(), read=lambda _: [message])
     tell(hooks, transition, message)
     hooks.close()
-    assert calls == ([(name, message)] if name else [])
+    assert calls == [(name, message)]
 
 
 def test_a_hook_that_raises_is_logged_without_its_words_and_the_next_is_told(

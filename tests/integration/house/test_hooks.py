@@ -33,6 +33,13 @@ class Hooks:
         return [f"on_{kind}" for kind in kinds]
 
 
+class Enqueued:
+    """Is told of nothing else."""
+
+    def on_enqueued(self, message: Message) -> None:
+        CALLS.append(("enqueued", message))
+
+
 class Fickle:
     """A transport that does what the body says."""
 
@@ -155,3 +162,16 @@ def test_hooks_that_raise_break_nothing(house: House, monkeypatch: pytest.Monkey
     assert house.deliver(message) == 1
     assert told(house) == []
     assert house.again(message).status == "sent"
+
+
+def test_what_is_given_to_celery_is_told_by_whom_gives_it(build: Build) -> None:
+    CALLS.clear()
+    house = build(clock=hour_ago(), hooks=f"{__name__}:Enqueued", quotas=["100/minute"])
+    near = house.submit()
+    far = house.submit(send_in=timedelta(minutes=10))  # the database's clock is an hour ahead
+    assert house.parts.sweep.enqueue_due() >= 1
+    assert set(told(house)) == {("enqueued", "scheduled")}
+    first, *others = [message.id for _, message in CALLS]
+    assert first == near.id
+    assert far.id in others
+    CALLS.clear()
