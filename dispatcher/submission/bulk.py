@@ -271,21 +271,23 @@ class BulkSubmission:
     def _add_all(self, booked: Sequence[Case]) -> None:
         """Store all or none, and make sure which."""
         ids = [each.place.message_id for each in booked]
-        done: bool | None = False
+        perhaps_stored = False
         for _ in range(_TRIES):
             if twins(booked):
                 break
             done = self._store.add(self._additions(booked))
             if done:
                 return
+            # The server may still be at it, and what it holds may be why the next try is refused.
+            perhaps_stored |= done is None
             try:
                 if self._store.has(ids):
                     return
             except StoreUnavailable as error:
                 # The messages may be stored: reconcile finds out whether they need their places.
                 raise OutcomeUnknown(error.reason, ids[0]) from error
-        if done is None:
-            raise OutcomeUnknown("the line to the database broke again and again", ids[0])
+        if perhaps_stored:
+            raise OutcomeUnknown("the line to the database broke while it stored them", ids[0])
         self._withdraw(places(booked))
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 

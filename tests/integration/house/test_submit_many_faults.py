@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from dispatcher import Message, Rejection, StoreUnavailable
+from dispatcher import Message, OutcomeUnknown, Rejection, StoreUnavailable
 from tests.integration.house.conftest import Build
 from tests.integration.house.test_store_faults import on_postgresql, on_sqlite
 from tests.integration.house.test_submit_many import draft, drafts
@@ -66,6 +66,26 @@ def test_a_batch_of_which_a_twin_stored_one_is_not_taken_for_stored(house: House
     again = house.dispatcher.submit_many(batch, atomic=True)
     assert again[0] == house.again(twins[0])
     assert {row[0] for row in house.rows()} == {accepted(each).id for each in again}
+
+
+def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: House) -> None:
+    """The line broke in its first try; the others are refused, for the first one's locks say."""
+    answers = [None, False, False]
+    bulk = vars(house.parts.bulk)
+    store = bulk["_store"]
+
+    class Busy:
+        def add(self, _: object) -> bool | None:
+            return answers.pop(0)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    bulk["_store"] = Busy()
+    with pytest.raises(OutcomeUnknown):
+        house.dispatcher.submit_many([draft("ada"), draft("ben")], atomic=True)
+    assert not answers
+    assert len(house.members("ada")) == len(house.members("ben")) == 1  # until reconcile looks
 
 
 @on_postgresql
