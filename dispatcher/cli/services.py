@@ -28,6 +28,8 @@ from dispatcher.settings import PARENT_VARIABLE, PREFIX, Settings, embedded_addr
 from dispatcher.store import migrate as migrate_store
 
 _PARENT_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
+"""A signal that the system hands to another thread does not wake the one that has to act on it."""
 _COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -61,7 +63,8 @@ def up() -> None:
             '--recipient ada@example.org --text hello --send-in "5 seconds"',
             soft_wrap=True,
         )
-        stopped.wait()
+        while not stopped.wait(_LOOK_SECONDS):
+            continue
         show.out.print("stopping …")
 
 
