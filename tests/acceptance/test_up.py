@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.environment import child_environment, dispatcher_command
 from tests.support.processes import run_command
@@ -62,7 +65,12 @@ class Shell:
 
 
 @contextmanager
-def up(shell: Shell, *, end_by: signal.Signals = signal.SIGINT) -> Iterator[None]:
+def up(
+    shell: Shell,
+    *,
+    end_by: signal.Signals = signal.SIGINT,
+    send: Callable[[int, int], object] = os.kill,
+) -> Iterator[None]:
     """Run ``dispatcher up`` until the end; then it must have ended well and left nobody."""
     said = shell.folder / "said"
     with said.open("w") as out:
@@ -77,7 +85,7 @@ def up(shell: Shell, *, end_by: signal.Signals = signal.SIGINT) -> Iterator[None
         try:
             wait_until(is_up, 30, every=0.05)
             yield
-            running.send_signal(end_by)
+            send(running.pid, end_by)
             assert running.wait(30) == 0, said.read_text()
             assert inhabitants(shell.folder) == {}
             assert list(shell.temporary.iterdir()) == []
@@ -131,6 +139,21 @@ def test_up_works_where_the_path_is_too_long_for_a_socket(folder: Path) -> None:
     assert len(os.fsencode(shell.cwd)) > LONGEST_SOCKET_PATH
     with up(shell):
         shell.wait_until_sent(shell.submit("ada", "1 second"))
+
+
+def to_another_thread(pid: int, number: int) -> None:
+    """Send a signal as the system may: to a thread that is not the one that acts on signals."""
+    thread = next(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()
+                  if int(each.name) != pid)  # fmt: skip
+    assert ctypes.CDLL(None, use_errno=True).tgkill(pid, thread, number) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are found in /proc")
+def test_up_ends_at_a_signal_that_another_of_its_threads_got(folder: Path) -> None:
+    shell = Shell(folder, "here")
+    shell.prepare()
+    with up(shell, send=to_another_thread):
+        pass
 
 
 def test_up_tells_why_its_worker_does_not_stay(folder: Path) -> None:
