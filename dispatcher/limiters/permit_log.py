@@ -29,7 +29,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 _NO_WAIT = timedelta(0)
 _TRIES = 3
 _MOST_AT_ONCE = 250
-"""About as many permits does one script restore; it then runs for a few milliseconds at most."""
+"""One script restores at most twice as many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
 CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
 
@@ -189,11 +189,13 @@ class PermitLog:
             pipeline = self._client.pipeline(transaction=False)
             names, words = [rebuild_key], [*head]
             for log, flat in members.items():
-                names.append(log)
-                words += [len(flat) // 2, *flat]
-                if len(words) > 2 * _MOST_AT_ONCE:
-                    self._restore(keys=names, args=words, client=pipeline)
-                    names, words = [rebuild_key], [*head]
+                for start in range(0, len(flat), 2 * _MOST_AT_ONCE):
+                    some = flat[start : start + 2 * _MOST_AT_ONCE]
+                    names.append(log)
+                    words += [len(some) // 2, *some]
+                    if len(words) > 2 * _MOST_AT_ONCE:
+                        self._restore(keys=names, args=words, client=pipeline)
+                        names, words = [rebuild_key], [*head]
             if len(names) > 1:
                 self._restore(keys=names, args=words, client=pipeline)
             pipeline.execute()
