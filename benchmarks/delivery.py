@@ -133,6 +133,9 @@ def plain_app(settings: Settings) -> Celery:
     app = Celery("plain", set_as_current=False)
     app.conf.update(options(settings))
     app.conf.update(task_queues=None, task_default_queue="plain", task_create_missing_queues=True)
+    app.conf.update(
+        worker_consumer="celery.worker.consumer:Consumer"
+    )  # the dispatcher's would reject them
     return app
 
 

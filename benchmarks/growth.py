@@ -29,8 +29,9 @@ FAR_OFF = 200_000
 SIZES = (10_000, 100_000, 1_000_000)
 GROUP, GROUPS = 50, 60
 FILL = """
-INSERT INTO messages (id, channel, recipient, scope, body, send_at, next_attempt_at, enqueue_at,
-  status, attempt_count, max_attempts, claim_token, reserved, created_at, finished_at)
+INSERT INTO dispatcher_messages (id, channel, recipient, scope, body, send_at,
+  next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token, reserved,
+  created_at, finished_at)
 SELECT gen_random_uuid(), 'sms', 'to ' || n, 'to ' || n, %(body)s::json, at, at, at - %(ahead)s,
   CASE WHEN ended THEN 'sent' ELSE 'scheduled' END, ended::int, 5, ended::int, true, at,
   CASE WHEN ended THEN at END
@@ -39,13 +40,13 @@ FROM (SELECT n, n %% 2 = 0 AND %(history)s AS ended,
 """
 PLANS = {
     "promotion": (
-        "SELECT id FROM messages WHERE status = 'scheduled' AND enqueue_at <= now() "
+        "SELECT id FROM dispatcher_messages WHERE status = 'scheduled' AND enqueue_at <= now() "
         "ORDER BY enqueue_at LIMIT 1000 FOR UPDATE SKIP LOCKED"
     ),
     "claim": (
-        "SELECT id FROM messages WHERE id = ANY (ARRAY(SELECT id FROM messages "
-        "WHERE status = 'scheduled' LIMIT 50)) AND (status || '') = 'scheduled' "
-        "ORDER BY id FOR UPDATE SKIP LOCKED"
+        "SELECT id FROM dispatcher_messages WHERE id = ANY "
+        "(ARRAY(SELECT id FROM dispatcher_messages WHERE status = 'scheduled' LIMIT 50)) "
+        "AND (status || '') = 'scheduled' ORDER BY id FOR UPDATE SKIP LOCKED"
     ),
 }
 MS = timedelta(milliseconds=1)
@@ -57,14 +58,14 @@ def main(sizes: Sequence[int]) -> None:
         prepare(settings)
         with psycopg.connect(url, autocommit=True) as connection:
             promote(settings, connection)
-            connection.execute("TRUNCATE messages, attempts")
+            connection.execute("TRUNCATE dispatcher_messages, dispatcher_attempts")
             grow(settings, connection, sizes)
 
 
 def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
     """Hand over what came near while nobody looked."""
     fill(connection, FAR_OFF, history=False, start=timedelta(minutes=10), step=MS / 10)
-    connection.execute("UPDATE messages SET enqueue_at = now()")
+    connection.execute("UPDATE dispatcher_messages SET enqueue_at = now()")
     connection.execute("VACUUM ANALYZE messages")
     parts = Parts(settings)
     began, cpu = time.perf_counter(), time.process_time()
@@ -100,7 +101,7 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
             for _ in range(15)
         ]
         parts.close()
-        [[weight]] = connection.execute("SELECT pg_total_relation_size('messages')")
+        [[weight]] = connection.execute("SELECT pg_total_relation_size('dispatcher_messages')")
         print(
             f"| {size:,} | {statistics.median(claim):.1f} | {statistics.median(record):.1f} "
             f"| {statistics.median(promotion):.1f} | {weight / 1e6:,.0f} | {weight / stored:.0f} |"
@@ -118,7 +119,7 @@ def claimed(parts: Parts, connection: psycopg.Connection[Any]) -> tuple[list[flo
     many = GROUP * GROUPS
     fill(connection, many, history=False, start=timedelta(seconds=-2), step=timedelta(0))
     rows = connection.execute(
-        "SELECT id FROM messages WHERE status = 'scheduled' AND next_attempt_at <= now()"
+        "SELECT id FROM dispatcher_messages WHERE status = 'scheduled' AND next_attempt_at <= now()"
     ).fetchall()
     ids = [row[0] for row in rows][:many]
     claim, record = [], []

@@ -29,7 +29,7 @@ COUNT_SNOOZES = """
 CREATE TABLE snoozes (message_id uuid);
 CREATE FUNCTION note_snooze() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN INSERT INTO snoozes VALUES (NEW.id); RETURN NULL; END $$;
-CREATE TRIGGER note_snooze AFTER UPDATE ON messages FOR EACH ROW
+CREATE TRIGGER note_snooze AFTER UPDATE ON dispatcher_messages FOR EACH ROW
 WHEN (OLD.status = 'sending' AND NEW.status = 'scheduled') EXECUTE FUNCTION note_snooze();
 """
 

@@ -1,4 +1,4 @@
-"""Measure what a permit costs: three limits at once, and the bytes that one key keeps.
+"""Measure what a permit costs: three limits at once, one limit, awaited, and in bytes.
 
 The floor is an empty script with the same keys and arguments, called the same way. The peers are
 asked once for each limit, as they are meant to be, except pyrate-limiter, which takes several.
@@ -6,12 +6,16 @@ asked once for each limit, as they are meant to be, except pyrate-limiter, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import cast
 
 import redis
+import redis.asyncio
 from limits import parse as parse_peer
+from limits.aio.storage import RedisStorage as AsyncStorage
+from limits.aio.strategies import FixedWindowRateLimiter as AsyncFixedWindow
 from limits.storage import RedisStorage
 from limits.strategies import (
     FixedWindowRateLimiter,
@@ -42,6 +46,7 @@ CALLS, ROUNDS = 100, 60
 """Short turns and many of them, so that what else runs on the machine meets all alike."""
 THREE = ((1_000, "minute"), (5_000, "hour"), (10_000, "day"))
 TEXTS = tuple(f"{n}/{unit}" for n, unit in THREE)
+ONE = parse_peer("10000000/minute")
 KEYS = 500
 """How many keys take turns, so that states are found and none is reached."""
 
@@ -60,7 +65,11 @@ def main() -> None:
         others = {name: turning(each) for name, each in peers(settings.redis_url).items()}
         alternatives = {name: alternatives[name] for name in ("empty script", "FixedWindow")}
         compare("Limiters: others, asked for the same", alternatives | others)
+        client.flushdb()
+        compare("Limiters: one limit, remembered and not", ways(client, settings.redis_url))
+        awaited(settings.redis_url)
         weights(client, limiters, settings.redis_url)
+        weights_of_permits(client)
 
 
 def compare(title: str, alternatives: dict[str, Callable[[], object]]) -> None:
@@ -87,7 +96,7 @@ def ours() -> dict[str, Sequence[Algorithm]]:
 
 def peers(url: str) -> dict[str, Peer]:
     """Return what asks the peers about the same three limits."""
-    storage = RedisStorage(url.replace("unix://", "redis+unix://"))
+    storage = RedisStorage(peer_url(url))
     three = [parse_peer(text) for text in TEXTS]
 
     def limits_library(strategy: RateLimiter) -> Peer:
@@ -125,6 +134,50 @@ def peers(url: str) -> dict[str, Peer]:
     }
 
 
+def peer_url(url: str) -> str:
+    """Return the URL of a Redis as limits writes it."""
+    return url.replace("unix://", "redis+unix://")
+
+
+def ways(client: redis.Redis, url: str) -> dict[str, Callable[[], object]]:
+    """Return one limit with and without ids, and that of a peer."""
+    limit = FixedWindow(10_000_000, "minute")
+    peer = FixedWindowRateLimiter(RedisStorage(peer_url(url)))
+    return {
+        "empty script": empty_script(client),
+        "FixedWindow": turning(limit.on(client).acquire),
+        "FixedWindow, remember=None": turning(limit.on(client, prefix="b", remember=None).acquire),
+        "limits, fixed window": turning(lambda key: peer.hit(ONE, key)),
+    }
+
+
+def awaited(url: str) -> None:
+    """Measure awaited calls: a round is CALLS of them, one after the other in one event loop."""
+    with asyncio.Runner() as runner:
+        client = redis.asyncio.Redis.from_url(url)
+        limit = FixedWindow(10_000_000, "minute")
+        plain, bare = limit.on(client), limit.on(client, prefix="b", remember=None)
+        peer = AsyncFixedWindow(AsyncStorage(f"async+{peer_url(url)}", implementation="redispy"))
+        turns = count()
+
+        def batch(act: Callable[[str], Awaitable[object]]) -> Callable[[], object]:
+            async def calls() -> None:
+                for _ in range(CALLS):
+                    await act(f"customer-{next(turns) % KEYS}")
+
+            return lambda: runner.run(calls())
+
+        alternatives = {
+            "limits, fixed window": batch(lambda key: peer.hit(ONE, key)),
+            "FixedWindow": batch(plain.acquire),
+            "FixedWindow, remember=None": batch(bare.acquire),
+        }
+        figures = measure(alternatives, calls=1, rounds=ROUNDS, warm_up=KEYS // CALLS)
+        each = {name: [value / CALLS for value in values] for name, values in figures.items()}
+        report("Limiters: awaited, one permit from one limit", each, floor="limits, fixed window")
+        runner.run(client.aclose())
+
+
 def turning(act: Peer) -> Callable[[], object]:
     """Return what acts for one key after the other."""
     turns = count()
@@ -143,6 +196,25 @@ def empty_script(client: redis.Redis) -> Callable[[], object]:
         return script(keys=keys, args=[60_000, *words, "AAAAAAAAAAAA", 1, 1, 1])
 
     return call
+
+
+def weights_of_permits(client: redis.Redis) -> None:
+    """Print how many bytes each permit adds that a limiter keeps; docs/limiters.md has them."""
+    print("\n### Bytes that a permit of one limit adds to its key\n")
+    print("| | up to 100 permits | up to 10,000 |\n|---|---|---|")
+    for limit in (SlidingList(20_000, "hour"), SlidingLog(20_000, "hour"), Concurrency(20_000)):
+        sizes = [weight_of(client, limit, n) / n for n in (100, 10_000)]
+        print(f"| {type(limit).__name__} | {sizes[0]:.0f} | {sizes[1]:.0f} |")
+
+
+def weight_of(client: redis.Redis, limit: Algorithm, permits: int) -> int:
+    """Return the bytes of the key of one limit after so many permits, one a call."""
+    client.flushdb()
+    limiter = limit.on(client, remember=None)
+    for _ in range(permits):
+        limiter.acquire("customer-1")
+    [key] = cast("list[bytes]", client.keys("*"))
+    return cast(int, client.memory_usage(key, samples=0))
 
 
 def weights(client: redis.Redis, limiters: dict[str, Limiter], url: str) -> None:

@@ -1,32 +1,60 @@
 """Measure how long it takes to rebuild the windows from the store, and to compare both.
 
 100,000 live messages of 50,000 recipients, months ahead, on PostgreSQL with fsync on. The floor is
-the reading of the rows alone, page by page. The settle time, which a rebuild waits first, is left
-out of the figures and told beside them.
+the reading of the rows alone, page by page. Then 200,000 messages that stand in four windows each:
+of the recipient, of the recipient on the channel, of the channel, of a tenant. The settle time,
+which a rebuild waits first, is left out of the figures and told beside them.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import psycopg
+import redis
 from rounds import facts, folder
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
+from dispatcher.message import dump_json
 from dispatcher.store import StoreUpkeep, migrate
 
 RECIPIENTS, EACH, ROUNDS = 50_000, 2, 7
 BODY = {"text": "Your appointment is tomorrow at 9."}
+ROWS, TURNS = 200_000, 3
+KINDS: dict[str, Any] = {
+    "quotas": "9/minute",
+    "scopes": {"tenant": {"quotas": "9000000/minute"}},
+    "channels": {
+        "memory": {
+            "transport": "memory", "quotas": "9000000/day", "recipient_quotas": "9/hour",
+        },
+    },
+}  # fmt: skip
+FILL = """
+INSERT INTO dispatcher_messages (id, channel, recipient, scope, scopes, body, send_at,
+  next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token, reserved,
+  created_at)
+SELECT gen_random_uuid(), 'memory', who, who, json_build_object('tenant', 'tenant ' || n %% 1000),
+  %(body)s::json, at, at, at, 'scheduled', 0, 5, 0, true, now()
+FROM (SELECT n, 'to ' || n %% (%(many)s / 2) AS who,
+  now() + interval '90 days' + n * interval '1 second' AS at
+  FROM generate_series(1, %(many)s) AS n) AS made
+"""
 
 
 def main() -> None:
     with folder() as path, embedded(path / "redis") as settings, postgres() as url:
         compare(settings.model_copy(update={"database_url": url}))
+    with folder() as path, embedded(path / "redis") as settings, postgres() as url:
+        several(Settings(redis_url=settings.redis_url, database_url=url, **KINDS))
 
 
 def compare(settings: Settings) -> None:
@@ -81,6 +109,45 @@ def fill(dispatcher: Dispatcher) -> None:
         for start in range(0, len(drafts), 10_000):
             results = dispatcher.submit_many(drafts[start : start + 10_000])
             assert all(isinstance(each, Message) for each in results)
+
+
+def several(settings: Settings) -> None:
+    """Rebuild all after a flush, and shard by shard, where a message has several scopes."""
+    parts = Parts(settings)
+    migrate(parts.database)
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        connection.execute(FILL, {"many": ROWS, "body": dump_json(BODY)})
+        connection.execute("VACUUM ANALYZE dispatcher_messages")
+    print(f"\n### Rebuild: {ROWS:,} live rows, each with places in four windows, PostgreSQL\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}; load {os.getloadavg()[0]:.0f}\n")
+    print("| | median s | least–most s | CPU s of the rebuilder | of Redis |")
+    print("|---|---|---|---|---|")
+    for name, shards in {"everything after a flush": 16, "four shards of 16": 4}.items():
+        rounds = [one_of_several(parts, shards) for _ in range(TURNS)]
+        took, own, server = zip(*rounds, strict=True)
+        print(
+            f"| {name} | {statistics.median(took):.2f} | {min(took):.2f}–{max(took):.2f} "
+            f"| {statistics.median(own):.2f} | {statistics.median(server):.2f} |"
+        )
+    parts.close()
+
+
+def one_of_several(parts: Parts, shards: int) -> tuple[float, float, float]:
+    """Return how long a rebuild takes, and the processor seconds of it and of Redis."""
+    if shards == parts.settings.shards:
+        with redis.Redis.from_url(parts.settings.redis_url) as client:
+            client.flushall()  # takes longer than the settings' timeout where the machine is busy
+    rebuild = parts.upkeep.close(range(shards))
+    assert rebuild is not None
+    began, own, server = time.perf_counter(), time.process_time(), redis_cpu(parts)
+    assert parts.sweep._rebuild(rebuild, timedelta(0)) == shards
+    took, own = time.perf_counter() - began, time.process_time() - own
+    return took, own, redis_cpu(parts) - server
+
+
+def redis_cpu(parts: Parts) -> float:
+    used: Any = parts.redis.info("cpu")
+    return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
 
 def report(alternatives: dict[str, tuple[Callable[[], object], Callable[[], object]]]) -> None:

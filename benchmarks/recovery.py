@@ -91,7 +91,7 @@ def surroundings(path: Path, name: str) -> Iterator[tuple[Environment, Fault]]:
             proxy = stack.enter_context(Proxy(broker.socket))
             addresses["broker_url"] = f"redis://127.0.0.1:{proxy.port}/0"
         settings = settings_in(path, **addresses)
-        store = Database(settings.database_url)
+        store = Database.of(settings)
         migrate(store)
         store.close()
         running = stack.enter_context(Environment(path, settings))

@@ -23,7 +23,6 @@ from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
 from dispatcher.store import migrate
-from dispatcher.store.schema import messages
 
 BODY = {"text": "Your appointment is tomorrow at 9."}
 CALLS = {"sqlite": 300, "postgresql": 500}
@@ -97,7 +96,9 @@ def raw_insert(parts: Parts) -> Callable[[str], None]:
 
     names = list(row(""))
     marks = ", ".join("?" if sqlite else "%s" for _ in names)
-    statement = f"INSERT INTO {messages.name} ({', '.join(names)}) VALUES ({marks})"
+    statement = (
+        f"INSERT INTO {parts.database.tables.messages.name} ({', '.join(names)}) VALUES ({marks})"
+    )
 
     def store(recipient: str) -> None:
         connection.execute(statement, list(row(recipient).values()))

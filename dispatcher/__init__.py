@@ -4,49 +4,61 @@ Quotas are judged exactly when a message is submitted, limits when it is sent, a
 accepted is never lost. Start with :class:`Dispatcher`.
 """
 
+import importlib
 import logging
+import typing
 
-from dispatcher.channel import Channel
-from dispatcher.client import Dispatcher
-from dispatcher.errors import (
-    BatchRefused,
-    DeliveryError,
-    DispatcherError,
-    IdempotencyConflict,
-    InvalidDraft,
-    InvalidSendTime,
-    InvalidSettings,
-    InvalidValue,
-    LimitersUnavailable,
-    LimitReached,
-    MessageNotFound,
-    NoPlace,
-    OutcomeUnknown,
-    PerhapsSent,
-    PermanentFailure,
-    QueueUnavailable,
-    QuietHours,
-    QuotaExceeded,
-    ReservationsUnavailable,
-    StoreUnavailable,
-    Suppressed,
-    TemporaryFailure,
-    TooLate,
-    TwinUnderWay,
-    Unavailable,
-    UnknownChannel,
-)
-from dispatcher.installation import install
-from dispatcher.limiters import ChannelFill, LimitFill
-from dispatcher.liveness import Sign
-from dispatcher.message import Attempt, Draft, Message, Outcome, Plan, Progress, Rejection, Status
-from dispatcher.overview import FullestQuota, Overview, Top, Tops
-from dispatcher.reservation import Timeline
-from dispatcher.selection import Page, Wanted
-from dispatcher.settings import Settings
-from dispatcher.store import Counts, Load, OverdueFigure, Suppression
-from dispatcher.submission import Reservation, Story
-from dispatcher.verification import Difference, Fault, Verified
+if typing.TYPE_CHECKING:
+    from dispatcher.channel import Channel
+    from dispatcher.client import Dispatcher
+    from dispatcher.errors import (
+        BatchRefused,
+        DeliveryError,
+        DispatcherError,
+        IdempotencyConflict,
+        InvalidDraft,
+        InvalidSendTime,
+        InvalidSettings,
+        InvalidValue,
+        LimitersUnavailable,
+        LimitReached,
+        MessageNotFound,
+        NoPlace,
+        OutcomeUnknown,
+        PerhapsSent,
+        PermanentFailure,
+        QueueUnavailable,
+        QuietHours,
+        QuotaExceeded,
+        ReservationsUnavailable,
+        StoreUnavailable,
+        Suppressed,
+        TemporaryFailure,
+        TooLate,
+        TwinUnderWay,
+        Unavailable,
+        UnknownChannel,
+    )
+    from dispatcher.installation import install
+    from dispatcher.limiters import ChannelFill, LimitFill
+    from dispatcher.liveness import Sign
+    from dispatcher.message import (
+        Attempt,
+        Draft,
+        Message,
+        Outcome,
+        Plan,
+        Progress,
+        Rejection,
+        Status,
+    )
+    from dispatcher.overview import FullestQuota, Overview, Top, Tops
+    from dispatcher.reservation import Timeline
+    from dispatcher.selection import Page, Wanted
+    from dispatcher.settings import Settings
+    from dispatcher.store import Counts, Load, OverdueFigure, Suppression
+    from dispatcher.submission import Reservation, Story
+    from dispatcher.verification import Difference, Fault, Verified
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -109,3 +121,97 @@ __all__ = [
     "Wanted",
     "install",
 ]
+
+_MODULES = {
+    "channel": ("Channel",),
+    "client": ("Dispatcher",),
+    "errors": (
+        "BatchRefused",
+        "DeliveryError",
+        "DispatcherError",
+        "IdempotencyConflict",
+        "InvalidDraft",
+        "InvalidSendTime",
+        "InvalidSettings",
+        "InvalidValue",
+        "LimitReached",
+        "LimitersUnavailable",
+        "MessageNotFound",
+        "NoPlace",
+        "OutcomeUnknown",
+        "PerhapsSent",
+        "PermanentFailure",
+        "QueueUnavailable",
+        "QuietHours",
+        "QuotaExceeded",
+        "ReservationsUnavailable",
+        "StoreUnavailable",
+        "Suppressed",
+        "TemporaryFailure",
+        "TooLate",
+        "TwinUnderWay",
+        "Unavailable",
+        "UnknownChannel",
+    ),
+    "installation": ("install",),
+    "limiters": (
+        "ChannelFill",
+        "LimitFill",
+    ),
+    "liveness": ("Sign",),
+    "message": (
+        "Attempt",
+        "Draft",
+        "Message",
+        "Outcome",
+        "Plan",
+        "Progress",
+        "Rejection",
+        "Status",
+    ),
+    "overview": (
+        "FullestQuota",
+        "Overview",
+        "Top",
+        "Tops",
+    ),
+    "reservation": ("Timeline",),
+    "selection": (
+        "Page",
+        "Wanted",
+    ),
+    "settings": ("Settings",),
+    "store": (
+        "Counts",
+        "Load",
+        "OverdueFigure",
+        "Suppression",
+    ),
+    "submission": (
+        "Reservation",
+        "Story",
+    ),
+    "verification": (
+        "Difference",
+        "Fault",
+        "Verified",
+    ),
+}
+"""Where the public names are from. A module is imported when one of its names is first used."""
+
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not typing.TYPE_CHECKING:  # a type checker would take every name for one that exists
+
+    def __getattr__(name: str) -> object:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

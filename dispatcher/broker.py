@@ -16,10 +16,21 @@ from celery.app.utils import find_app
 from kombu import Connection
 
 from dispatcher.celery_app import DELIVER
-from dispatcher.errors import InvalidSettings, InvalidValue, QueueUnavailable
+from dispatcher.errors import InvalidSettings, InvalidValue, QueueUnavailable, quoted
 
 _NOT_THERE, _INEQUIVALENT = 404, 406
 """Answers of AMQP to a declaration."""
+_REFUSALS: dict[object, tuple[str, str]] = {
+    403: (
+        "the broker refuses: wrong user or password, or no right",
+        "correct broker_url, or give its user rights to its virtual host",
+    ),
+    530: (
+        "the broker refuses: no such virtual host, or no right to it",
+        "create the virtual host and give the user rights to it, or correct broker_url",
+    ),
+}
+"""What AMQP's answers to a client mean, and what helps."""
 _DEFAULT_VISIBILITY = timedelta(hours=1)
 """What kombu takes where an app sets none."""
 
@@ -137,10 +148,10 @@ def load_app(name: str) -> Celery:
     try:
         found = find_app(name)
     except Exception as error:
-        problem = f"cannot load {name!r} ({type(error).__name__})"
+        problem = f"cannot load {quoted(name)} ({type(error).__name__})"
         raise InvalidValue("app", problem, accepted) from error
     if not isinstance(found, Celery):
-        raise InvalidValue("app", f"{name!r} is no Celery app", accepted)
+        raise InvalidValue("app", f"{quoted(name)} is no Celery app", accepted)
     return found
 
 
@@ -149,7 +160,10 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise QueueUnavailable(f"{what} ({type(error).__name__})") from error
+        reason, remedy = _REFUSALS.get(
+            getattr(error, "reply_code", None), (f"{what} ({type(error).__name__})", "")
+        )
+        raise QueueUnavailable(reason, remedy=remedy) from error
 
 
 def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:

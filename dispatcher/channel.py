@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 from dispatcher.hours import Hours
 from dispatcher.message import OnUnknown
 from dispatcher.quota import (
@@ -44,7 +44,8 @@ def _read_length(value: object) -> object:
         try:
             return timedelta(seconds=value)
         except (OverflowError, ValueError):
-            raise InvalidValue("length", f"{value} seconds", "a length that exists") from None
+            problem = f"{quoted(value)} seconds"
+            raise InvalidValue("length", problem, "a length that exists") from None
     return value
 
 
@@ -105,7 +106,12 @@ class Channel(BaseModel):
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """How many of its messages may be in the hands of workers at a time, all workers together."""
     senders: Annotated[int, Field(ge=1, le=1_000)] = 16
-    """How many of its messages one worker process hands over side by side."""
+    """How many of its messages one worker process sends side by side. Where the transport names
+    destinations, one of them has three quarters of these at most."""
+    recipients: Annotated[str, Field(pattern=r"^(email|phone|[\w.]+:\w+)?$")] = ""
+    """How its recipients are spelt, before anything is compared: ``email`` (the domain in lower
+    case), ``phone`` (``+`` and digits), or ``package.module:function``, which takes and returns a
+    text, or raises InvalidDraft. Empty: as they are given."""
     quotas: Quotas = ()
     """Quotas of the whole channel, such as its provider's allowance, judged at submit."""
     recipient_quotas: Quotas = ()
@@ -150,10 +156,10 @@ class Channel(BaseModel):
         for name, body in self.templates.items():
             if TEMPLATE_NAME.fullmatch(name) is None:
                 raise InvalidValue(
-                    "templates", f"the name {name!r}", "a-z, 0-9, _ and -, at most 63"
+                    "templates", f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63"
                 )
             if not body:
-                raise InvalidValue("templates", f"nothing is in {name!r}", "a body of texts")
+                raise InvalidValue("templates", f"nothing is in {quoted(name)}", "a body of texts")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from celery import Celery
 
 from dispatcher.bootstrap import Parts, connect_redis
-from dispatcher.broker import BrokerSurvey
+from dispatcher.broker import BrokerSurvey, check_url
 from dispatcher.celery_app import beat_schedule, create_app
 from dispatcher.clock import Clock
 from dispatcher.doctor import Doctor
@@ -26,6 +26,7 @@ def doctor_for(
     ``app`` is a Celery app of the user's that the dispatcher was installed in; by default the
     dispatcher's own is examined. Raises InvalidSettings.
     """
+    check_url(settings.broker_url)
     parts = Parts(settings, clock)
     publishing = create_app(settings, submitting=True)
     try:
@@ -35,6 +36,7 @@ def doctor_for(
                 settings=settings,
                 clock=parts.clock,
                 redis=RedisSurvey(client, parts.fence),
+                signs=parts.signs,
                 store=StoreSurvey(parts.database),
                 broker=BrokerSurvey(
                     publishing,

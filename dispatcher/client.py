@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
+from dispatcher.errors import DispatcherError
 from dispatcher.message import Draft, Message, OnConflict, OnUnknown, Plan
 from dispatcher.operation import Deciding, Looking, SendTime, awaited, id_of, listed
 from dispatcher.submission import OnProgress, Result, Unread, Wish
@@ -194,6 +195,8 @@ class Dispatcher(Looking, Deciding):
         send_at: SendTime | None = None,
         send_in: timedelta | None = None,
         zone: str | None = None,
+        set_zone: str | None = None,
+        later: timedelta | None = None,
         fold: int | None = None,
         on_conflict: OnConflict = "reject",
         latest: SendTime | None = None,
@@ -202,10 +205,12 @@ class Dispatcher(Looking, Deciding):
     ) -> Message:
         """Move a scheduled message to another time, judged as if it had no place yet. Return it.
 
-        The parameters are those of :meth:`submit`. ``zone`` defaults to the message's; one that is
-        given becomes the message's, and later moves are judged by it. An ``expires_at`` stays and
-        an ``expire_after`` moves along, unless one of them is given. The old place is free once
-        this returns. A refused move changes nothing.
+        The parameters are those of :meth:`submit`; ``later`` is by how much later than promised it
+        is to go. Local times are read by ``zone``, by default the message's, which stays as it is.
+        ``set_zone`` gives the message another zone: local times without ``zone`` are read by it,
+        and quotas ``in local`` and quiet hours go by it from now on. An ``expires_at`` stays and an
+        ``expire_after`` moves along, unless one of them is given. The old place is free once this
+        returns. A refused move changes nothing.
 
         Raises InvalidDraft, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
         TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the
@@ -215,6 +220,8 @@ class Dispatcher(Looking, Deciding):
             send_at=send_at,
             send_in=send_in,
             zone=zone,
+            set_zone=set_zone,
+            later=later,
             fold=fold,
             on_conflict=on_conflict,
             latest=latest,
@@ -222,6 +229,42 @@ class Dispatcher(Looking, Deciding):
             expire_after=expire_after,
         )
         return self._parts.changes.reschedule(id_of(message_id), wish)
+
+    def reschedule_many(
+        self,
+        message_ids: Sequence[UUID | str],
+        *,
+        send_at: SendTime | None = None,
+        send_in: timedelta | None = None,
+        zone: str | None = None,
+        set_zone: str | None = None,
+        later: timedelta | None = None,
+        fold: int | None = None,
+        on_conflict: OnConflict = "reject",
+        latest: SendTime | None = None,
+        expires_at: SendTime | None = None,
+        expire_after: timedelta | None = None,
+    ) -> list[Message | DispatcherError]:
+        """Move scheduled messages, in batches, each as :meth:`reschedule` does, in order.
+
+        Return for each the moved message, or the error that :meth:`reschedule` would raise. An id
+        that is given twice is moved once. Where something outside does not answer, the rest is left
+        alone, and gets that error: after ReservationsUnavailable such a message has its old time,
+        after StoreUnavailable the old one or the new one. Raises InvalidDraft for what is no id.
+        """
+        wish = Wish(
+            send_at=send_at,
+            send_in=send_in,
+            zone=zone,
+            set_zone=set_zone,
+            later=later,
+            fold=fold,
+            on_conflict=on_conflict,
+            latest=latest,
+            expires_at=expires_at,
+            expire_after=expire_after,
+        )
+        return self._parts.changes.reschedule_many([id_of(each) for each in message_ids], wish)
 
     def update(
         self,

@@ -28,6 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import EmbeddedUnavailable
+from dispatcher.modes import PRIVATE_UMASK, close_to_others, make_private
 from dispatcher.settings import (
     CONFIG_VARIABLE,
     PARENT_VARIABLE,
@@ -44,6 +45,12 @@ _POLL_SECONDS = 0.05
 _RESTART_SECONDS = 1.0
 _TELL_AGAIN_SECONDS = 60.0
 _LAST_LINE_BYTES = 2_000
+_DATABASE = "dispatcher.db"
+_OURS = (
+    _DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", "lock", "logs", "nothing.toml", "redis",
+    "sent",
+)  # fmt: skip
+"""What an environment writes into its folder."""
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +128,8 @@ class Process:
 
     def start(self) -> None:
         """Start it and wait until it serves. Raises EmbeddedUnavailable."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        make_private(self._log.parent)
+        with open(self._log, "ab", opener=_private) as log:
             self._child = subprocess.Popen(  # noqa: S603 - the command is made in this file
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -130,6 +137,7 @@ class Process:
                 stderr=log,
                 env=self._env,
                 start_new_session=True,
+                umask=PRIVATE_UMASK,
             )
         deadline = time.monotonic() + START_SECONDS
         while self._ready is not None and not self._ready():
@@ -171,7 +179,7 @@ def redis_server() -> str:
 
 def redis_process(folder: Path, socket: Path) -> Process:
     """Return a Redis that keeps its data in ``folder`` and listens on ``socket`` alone."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -241,10 +249,16 @@ class _Others(PydanticBaseSettingsSource):
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """Own ``path`` alone."""
+    """Own ``path`` alone, and close the environment's files in it to other users.
+
+    The folder itself is closed, too, unless it is the working directory or holds it.
+    """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("w")
+        make_private(path)
+        close_to_others(path / name for name in _OURS)
+        if not Path.cwd().is_relative_to(path.resolve()):
+            close_to_others([path])
+        lock = open(path / "lock", "w", opener=_private)  # noqa: SIM115 - closed below
     except OSError as error:
         raise EmbeddedUnavailable(f"{path} cannot be written to ({error.strerror})") from None
     with lock:
@@ -286,7 +300,7 @@ def _service(settings: Settings, name: str) -> Process:
 def _child_environment(settings: Settings) -> dict[str, str]:
     """Return the environment of a process that has these settings, whatever the folder has."""
     nothing = settings.data_dir / "nothing.toml"
-    nothing.touch()
+    nothing.touch(mode=0o600)
     inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
     return {
         **inherited,
@@ -303,6 +317,8 @@ def _is_setting(variable: str) -> bool:
 
 
 def _prepare(settings: Settings) -> None:
+    # SQLite gives the files beside it the mode of this one.
+    (settings.data_dir / _DATABASE).touch(mode=0o600)
     parts = Parts(settings)
     try:
         migrate(parts.database)
@@ -310,6 +326,10 @@ def _prepare(settings: Settings) -> None:
         parts.sweep.reconcile(settle=timedelta(0))
     finally:
         parts.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _answers(socket: Path) -> bool:

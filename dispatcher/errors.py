@@ -42,6 +42,8 @@ from typing import Any
 from uuid import UUID
 
 _SHOWN_CONFLICTS = 3
+_LONGEST_VALUE = 80
+_LONGEST_PROBLEM = 400
 
 
 class DispatcherError(Exception):
@@ -68,6 +70,7 @@ class InvalidValue(DispatcherError, ValueError):
     """
 
     def __init__(self, field: str, problem: str, accepted: str) -> None:
+        field, problem = cut(field), cut(problem, _LONGEST_PROBLEM)  # a body's keys may be long
         super().__init__(f"{field}: {problem}; accepted: {accepted}")
         self.field = field
         self.problem = problem
@@ -90,7 +93,7 @@ class Suppressed(InvalidDraft):
 
     def __init__(self, channel: str) -> None:
         super().__init__(
-            "recipient", f"has opted out of {channel!r}", "one that is not suppressed there"
+            "recipient", f"has opted out of {quoted(channel)}", "one that is not suppressed there"
         )
         self.channel = channel
 
@@ -98,10 +101,11 @@ class Suppressed(InvalidDraft):
 class UnknownChannel(InvalidDraft):
     """The settings know no channel of that name. ``known`` lists those they know."""
 
-    def __init__(self, channel: str, known: Sequence[str]) -> None:
+    def __init__(self, channel: object, known: Sequence[str]) -> None:
         names = ", ".join(known)
-        super().__init__("channel", f"there is no channel {channel!r}", f"one of {names}")
-        self.channel = channel
+        super().__init__("channel", f"there is no channel {quoted(channel)}", f"one of {names}")
+        is_shown = isinstance(channel, str) and channel.isprintable()
+        self.channel = cut(str(channel)) if is_shown else quoted(channel)
         self.known = tuple(known)
 
 
@@ -141,7 +145,7 @@ class QuotaExceeded(NoPlace):
         if more > 0:
             shown += f" and {more} more"
         super().__init__(
-            f"{send_at.isoformat()} does not fit the quota {quota} of {scope!r}: "
+            f"{send_at.isoformat()} does not fit the quota {quota} of {quoted(scope)}: "
             f"in the way is {shown}; the next free slot is {next_slot.isoformat()}"
         )
         self.quota = quota
@@ -178,7 +182,8 @@ class IdempotencyConflict(DispatcherError):
 
     def __init__(self, key: str, message_id: UUID) -> None:
         super().__init__(
-            f"idempotency key {key!r} belongs to message {message_id}, which has other content"
+            f"idempotency key {quoted(key)} belongs to message {message_id}, "
+            "which has other content"
         )
         self.key = key
         self.message_id = message_id
@@ -218,14 +223,27 @@ class TooLate(DispatcherError):
 class LimitReached(DispatcherError):
     """A limiter gave no permit, or none in time. Nothing was taken.
 
-    ``limit`` is the one that refused, as text ("5/minute"), ``retry_after`` how long to wait
-    before asking again, and ``reset_at`` when nothing counts any more (aware UTC).
+    ``limit`` is the one that makes the caller wait longest, as text ("5/minute"), ``others`` are
+    those that refused as well, ``retry_after`` is how long to wait before asking again, and
+    ``reset_at`` when nothing counts any more (aware UTC). ``retry_after`` is ``timedelta.max``
+    where more was asked for than the limit ever gives at once.
     """
 
-    def __init__(self, *, limit: str, retry_after: timedelta, reset_at: datetime) -> None:
-        seconds = retry_after.total_seconds()
-        super().__init__(f"the limit {limit} is reached; try again in {seconds:g} s")
+    def __init__(
+        self,
+        *,
+        limit: str,
+        retry_after: timedelta,
+        reset_at: datetime,
+        others: tuple[str, ...] = (),
+    ) -> None:
+        if retry_after == timedelta.max:
+            told = f"the limit {limit} never gives so many permits at once"
+        else:
+            told = f"the limit {limit} is reached; try again in {retry_after.total_seconds():g} s"
+        super().__init__(f"{told}; also refused by {', '.join(others)}" if others else told)
         self.limit = limit
+        self.others = others
         self.retry_after = retry_after
         self.reset_at = reset_at
 
@@ -233,14 +251,18 @@ class LimitReached(DispatcherError):
 class Unavailable(DispatcherError):
     """Something outside did not answer as it must. Trying again later is safe.
 
-    ``reason`` says what was found, without addresses or secrets.
+    ``reason`` says what was found, without secrets, and ``remedy`` what helps, where that is known.
     """
 
     what = "a server"
+    remedy: str = ""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{self.what} unavailable: {reason}")
+    def __init__(self, reason: str, *, remedy: str = "") -> None:
+        text = f"{reason}; {remedy}" if remedy else reason
+        super().__init__(f"{self.what} unavailable: {text}")
         self.reason = reason
+        if remedy:
+            self.remedy = remedy
 
 
 class ReservationsUnavailable(Unavailable):
@@ -260,7 +282,9 @@ class ReservationsUnavailable(Unavailable):
 class TwinUnderWay(ReservationsUnavailable):
     """Another submit with the same idempotency key has booked places and not stored them yet.
 
-    Raised only where scopes lie in several shards and this submit would have to move those places.
+    Raised only where scopes lie in several shards: when this submit would have to move those
+    places, or when the other one is changing its time and has the new one in some shards only. In
+    a batch it stops only its own draft.
     The other one ends soon; where its process died, its places are freed within
     ``reconcile_grace`` and a sweep. Nothing was stored.
     """
@@ -296,8 +320,8 @@ class StoreUnavailable(Unavailable):
 
     what = "store"
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, *, refused: bool = False, remedy: str = "") -> None:
+        super().__init__(reason, remedy=remedy)
         self.refused = refused
 
 
@@ -353,6 +377,30 @@ class PerhapsSent(DeliveryError):
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, for a sentence: "an int", "a str"."""
-    name = type(value).__name__
+    """Return what a value is, for a sentence: "an int", "a str", "nothing" for None."""
+    if value is None:
+        return "nothing"
+    name = cut(type(value).__name__, _LONGEST_VALUE) or "class without a name"
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def quoted(value: object) -> str:
+    """Return a value for a sentence: its repr, on one line, of at most 80 characters.
+
+    Every error that quotes what a caller gave quotes it by this. A value whose repr fails is told
+    by its kind; lengths and instants are written as people read them.
+    """
+    try:
+        if type(value) is str:
+            text = repr(value[:_LONGEST_VALUE])
+        else:
+            text = str(value) if isinstance(value, timedelta | datetime) else repr(value)
+        text = cut(text, _LONGEST_VALUE)
+        return text if text.isprintable() else cut(ascii(text), _LONGEST_VALUE)
+    except Exception:  # noqa: BLE001 - the code of a caller's object may raise anything
+        return kind_of(value)
+
+
+def cut(text: str, longest: int = 200) -> str:
+    """Return text of others for a sentence: at most so many characters of it."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -26,7 +26,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, quoted
 
 VARIABLE = "DISPATCHER_FAULTS"
 POINTS = frozenset(
@@ -53,12 +53,14 @@ POINTS = frozenset(
         "deliver.after_claim",
         "deliver.after_permits",
         "deliver.before_hand_over",
+        "deliver.after_begin",
         "deliver.after_hand_over",
         "deliver.after_record",
         "put_back.after_row",
         "renew.after_permits",
         "renew.after_claims",
         "enqueue_due.after_take",
+        "rescue.before_put_back",
         "rescue.in_transaction",
         "reconcile.after_barring",
         "reconcile.after_giving_up",
@@ -147,7 +149,7 @@ def _parsed(text: str) -> tuple[str, _Fault]:
     found = _ONE.fullmatch(text)
     if found is None:
         raise InvalidSettings(
-            VARIABLE, f"{text!r} cannot be read",
+            VARIABLE, f"{quoted(text)} cannot be read",
             "<point>=<kill, stop, raise, sleep:<seconds> or wait:<file>>, with @<pass> or "
             "@<pass>+ behind it if not at the first pass, several with ; between",
         )  # fmt: skip
@@ -155,11 +157,11 @@ def _parsed(text: str) -> tuple[str, _Fault]:
     if point not in POINTS:
         raise InvalidSettings(VARIABLE, f"there is no point {point}", ", ".join(sorted(POINTS)))
     if (argument is not None) != (action in {"sleep", "wait"}):
-        raise InvalidSettings(VARIABLE, f"{text!r}", "sleep:<seconds>, wait:<file>, others alone")
+        raise InvalidSettings(VARIABLE, quoted(text), "sleep:<seconds>, wait:<file>, others alone")
     if action == "sleep" and not re.fullmatch(r"\d+(\.\d+)?", argument):
-        raise InvalidSettings(VARIABLE, f"{text!r}", "a number of seconds to sleep")
+        raise InvalidSettings(VARIABLE, quoted(text), "a number of seconds to sleep")
     if first is not None and int(first) < 1:
-        raise InvalidSettings(VARIABLE, f"{text!r}", "passes are counted from 1")
+        raise InvalidSettings(VARIABLE, quoted(text), "passes are counted from 1")
     return point, _Fault(action, argument or "", int(first or 1), again is not None)
 
 

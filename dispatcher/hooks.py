@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
 from dispatcher.journal import Transition
 from dispatcher.message import Message, Status
 
@@ -176,11 +176,11 @@ def find(text: str) -> Any:
         found = getattr(importlib.import_module(module), attribute)
         target = found() if inspect.isclass(found) else found
     except Exception as error:
-        problem = f"cannot load {text!r} ({type(error).__name__})"
+        problem = f"cannot load {quoted(text)} ({type(error).__name__})"
         raise InvalidSettings("hooks", problem, accepted) from error
     strange = {name for name in dir(target) if name.startswith("on_")} - {*KNOWN}
     if strange:
-        raise InvalidSettings("hooks", f"{text!r} has {', '.join(sorted(strange))}", accepted)
+        raise InvalidSettings("hooks", f"{quoted(text)} has {', '.join(sorted(strange))}", accepted)
     if not any(callable(getattr(target, name, None)) for name in KNOWN):
-        raise InvalidSettings("hooks", f"{text!r} has none of them", accepted)
+        raise InvalidSettings("hooks", f"{quoted(text)} has none of them", accepted)
     return target

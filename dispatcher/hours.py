@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Self
 
 from dispatcher import zones
-from dispatcher.errors import InvalidValue, kind_of
+from dispatcher.errors import InvalidValue, kind_of, quoted
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR, _DAY = 60, 24 * 60
@@ -47,7 +47,7 @@ class Hours:
     def __post_init__(self) -> None:
         edges = [edge for span in self.spans for edge in span]
         if not edges or edges != sorted({edge for edge in edges if 0 <= edge <= _WEEK}):
-            raise InvalidValue("spans", f"{self.spans}", f"sorted minutes from 0 to {_WEEK}")
+            raise InvalidValue("spans", quoted(self.spans), f"sorted minutes from 0 to {_WEEK}")
 
     @classmethod
     def parse(cls, text: str, *, field: str = "quiet_hours") -> Self:
@@ -106,14 +106,14 @@ class Hours:
 def _read_item(item: str, field: str) -> Iterator[Interval]:
     match = _ITEM.fullmatch(item)
     if match is None:
-        raise InvalidValue(field, f"cannot read {item[:40]!r}", _ACCEPTED)
+        raise InvalidValue(field, f"cannot read {quoted(item)}", _ACCEPTED)
     start, end = _minute(match[2], match[3]), _minute(match[4], match[5])
     if start is None or end is None or start == _DAY:
         accepted = "times from 00:00 to 23:59, or 24:00 as an end"
-        raise InvalidValue(field, f"there is no such time in {item[:40]!r}", accepted)
+        raise InvalidValue(field, f"there is no such time in {quoted(item)}", accepted)
     if start == end:
         accepted = "an end that differs from the start; a whole day is 00:00-24:00"
-        raise InvalidValue(field, f"{item[:40]!r} ends where it starts", accepted)
+        raise InvalidValue(field, f"{quoted(item)} ends where it starts", accepted)
     length = (end - start) % _DAY or _DAY
     for day in _read_days(match[1], field):
         yield day * _DAY + start, day * _DAY + start + length
@@ -132,7 +132,7 @@ def _read_days(text: str | None, field: str) -> set[int]:
         names = [name.strip() for name in part.split("-")]
         if not set(names) <= set(_DAYS) or part.count("-") > 1 or len(set(names)) < len(names):
             accepted = f"{', '.join(_DAYS)}, or two different ones as in mon-fri"
-            raise InvalidValue(field, f"{part.strip()[:40]!r} names no days", accepted)
+            raise InvalidValue(field, f"{quoted(part.strip())} names no days", accepted)
         first, last = _DAYS.index(names[0]), _DAYS.index(names[-1])
         days.update((first + n) % 7 for n in range((last - first) % 7 + 1))
     return days

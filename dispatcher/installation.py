@@ -12,8 +12,8 @@ from kombu import Exchange, Queue
 
 from dispatcher.broker import AppFacts, facts_of
 from dispatcher.celery_app import TASKS_MODULE, beat_schedule, queues, remember, settings_of
-from dispatcher.errors import InvalidSettings, kind_of
-from dispatcher.settings import Settings
+from dispatcher.errors import InvalidSettings, kind_of, quoted
+from dispatcher.settings import Settings, config_file
 
 
 def install(app: Celery, settings: Settings | None = None) -> None:
@@ -26,8 +26,9 @@ def install(app: Celery, settings: Settings | None = None) -> None:
 
     ``settings`` default to those of the environment and ``dispatcher.toml``, and hold for the
     tasks, too. Raises InvalidSettings, with the app unchanged, where an option of the app and the
-    dispatcher cannot both hold: another broker, no JSON, a visibility timeout of less than twice
-    the horizon, a queue or an entry of the beat schedule that has a name of ours.
+    dispatcher cannot both hold: another broker, no JSON, a task protocol other than 2, a visibility
+    timeout of less than twice the horizon, a queue or an entry of the beat schedule that has a name
+    of ours.
     """
     if not isinstance(app, Celery):
         raise InvalidSettings("app", kind_of(app), "a Celery app")
@@ -51,6 +52,7 @@ def _add(app: Celery, settings: Settings) -> None:
         added["broker_url"] = settings.broker_url
         _check_visibility(conf.broker_transport_options.get("visibility_timeout"), settings)
     _check_content(conf.accept_content)
+    _check_protocol(conf.task_protocol)
     added |= {
         "imports": _imports(conf.imports),
         "task_queues": _queues(app, settings),
@@ -71,9 +73,13 @@ def _facts(app: Celery, settings: Settings) -> AppFacts:
 
 def _check(facts: AppFacts, settings: Settings) -> None:
     if not facts.has_our_broker:
+        problem = f"{_shown(settings.broker_url)} is not the broker of the Celery app"
+        file = config_file()
+        if "broker_url" not in settings.model_fields_set and not file.exists():
+            problem += f"; there is no {file.name} in {file.absolute().parent}"
         raise InvalidSettings(
             "broker_url",
-            f"{_shown(settings.broker_url)} is not the broker of the Celery app",
+            problem,
             "the one that the app's workers listen to: set broker_url in dispatcher.toml, or "
             "DISPATCHER_BROKER_URL, to that of the app",
         )
@@ -105,6 +111,15 @@ def _check_content(accepted: Any) -> None:
         )
 
 
+def _check_protocol(protocol: int) -> None:
+    if protocol != 2:  # noqa: PLR2004 - Celery's own number of it
+        raise InvalidSettings(
+            "task_protocol",
+            f"the Celery app publishes tasks by protocol {quoted(protocol)}",
+            "2, Celery's default: `dispatcher worker` deletes items of any other",
+        )
+
+
 def _imports(imports: Any) -> tuple[str, ...]:
     theirs = (imports,) if isinstance(imports, str) else tuple(imports or ())
     return theirs if TASKS_MODULE in theirs else (*theirs, TASKS_MODULE)
@@ -120,7 +135,7 @@ def _queues(app: Celery, settings: Settings) -> list[Queue]:
         if theirs[name] != ours[name]:
             raise InvalidSettings(
                 "queue",
-                f"the Celery app has a queue {name!r} of its own",
+                f"the Celery app has a queue {quoted(name)} of its own",
                 f"a queue of another name: its channels' are named {settings.queue}.<channel>",
             )
     return [*(theirs | ours).values()]
@@ -138,7 +153,7 @@ def _entries(schedule: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         if schedule[name] != ours[name]:
             raise InvalidSettings(
                 "beat_schedule",
-                f"the Celery app has an entry {name!r} of its own",
+                f"the Celery app has an entry {quoted(name)} of its own",
                 "an entry of another name; ours is added by dispatcher.install",
             )
     return {**schedule, **ours}

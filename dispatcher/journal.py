@@ -30,6 +30,7 @@ from dispatcher.errors import (
     Unavailable,
 )
 from dispatcher.message import Message
+from dispatcher.sendtime import as_text
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,9 @@ class Meter(Protocol):
     def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
         """Count a run of a duty and what it did, None for one that failed."""
 
+    def item_rejected(self) -> None:
+        """Count an item of the broker that was no task."""
+
 
 Listen = Callable[[Transition, UUID, Message | None], object]
 """Takes each transition, and the message where it is at hand. It must be quick."""
@@ -153,6 +157,10 @@ class Journal:
         """Say that a duty was done, and how much it did; None where it failed."""
         self._count(lambda meter: meter.swept(duty, did))
 
+    def item_rejected(self) -> None:
+        """Say that a worker deleted an item of the broker. It has written a line itself."""
+        self._count(lambda meter: meter.item_rejected())
+
     def _count(self, call: Callable[[Meter], object]) -> None:
         """Count. A meter that cannot, its disk being full say, must not hold up a message."""
         if self._meter is None:
@@ -191,7 +199,7 @@ class Journal:
 
 def _plain(fact: Fact) -> str | int | float | None:
     if isinstance(fact, datetime):
-        return fact.isoformat(timespec="milliseconds")
+        return as_text(fact)
     if isinstance(fact, timedelta):
         return round(fact.total_seconds(), 3)
     return fact

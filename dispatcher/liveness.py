@@ -78,6 +78,19 @@ class Signs:
         with translated():
             self._client.zrem(self._keys.of(kind), name)
 
+    def count_rejected(self, items: int) -> None:
+        """Add to the number of rejected items of the broker, which is kept for a day more."""
+        with translated():
+            pipeline = self._client.pipeline()
+            pipeline.incrby(self._keys.items_rejected, items)
+            pipeline.pexpire(self._keys.items_rejected, _REMEMBERED)
+            pipeline.execute()
+
+    def items_rejected(self) -> int:
+        """Return how many items of the broker were rejected, 0 where none was for a day."""
+        with translated():
+            return int(self._client.get(self._keys.items_rejected) or 0)
+
     def read(self) -> dict[Kind, tuple[Sign, ...]]:
         """Return everything that was seen within a day, by name."""
         with translated():
@@ -112,6 +125,7 @@ class Pulse:
         self._thread: Thread | None = None
         self._own: dict[Kind, str] = {}
         self._done: dict[str, float] = {}
+        self._rejected = 0
 
     def start(self, kind: Kind, name: str) -> None:
         """Say from now on that this process, such as ``celery@host``, is alive."""
@@ -121,6 +135,12 @@ class Pulse:
     def done(self, duty: str) -> None:
         """Note that a duty was done just now; it is said a little later."""
         self._done[duty] = self._clock.monotonic()
+        self._run()
+
+    def item_rejected(self) -> None:
+        """Note that this worker deleted an item of its broker; it is said a little later."""
+        with self._lock:
+            self._rejected += 1
         self._run()
 
     def stop(self) -> None:
@@ -158,6 +178,12 @@ class Pulse:
             ages[Kind.DUTY][duty] = timedelta(seconds=now - at)
         for kind, some in ages.items():
             signs.note(kind, some)
+        with self._lock:
+            rejected = self._rejected
+        if rejected:
+            signs.count_rejected(rejected)
+            with self._lock:
+                self._rejected -= rejected
 
     @staticmethod
     def _try_to(call: Callable[[], object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +24,6 @@ OnConflict = Literal["reject", "shift"]
 OnUnknown = Literal["retry", "hold"]
 
 MAX_RECIPIENT = 255
-MAX_ZONE = 63
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _decode = json.JSONDecoder().decode
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -290,6 +290,19 @@ def load_json(text: str | bytes) -> Any:
     return _decode(text if isinstance(text, str) else text.decode())
 
 
+_OBEYED = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible_text(text: str) -> str:
+    """Return text that no terminal obeys: control characters, and what turns the text, are written.
+
+    As JSON writes them, so that JSON with such characters says the same.
+    """
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def storable_text(value: object, *, longest: int = 500) -> str:
     """Return ``value`` as text that every database takes, cut to ``longest`` characters."""
     try:
@@ -333,7 +346,7 @@ class _Cleaner:
         copy = {}
         for key, each in value.items():
             if not isinstance(key, str):
-                problem = f"a key of type {type(key).__name__}"
+                problem = f"a key that is {kind_of(key)}"
                 raise InvalidDraft(path, problem, self._accepted)
             copy[self._text(key, path)] = self.clean(each, f"{path}.{key[:40]}", depth - 1)
         return copy

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from dispatcher.errors import InvalidValue, Unavailable
+from dispatcher.errors import InvalidValue, Unavailable, quoted
 from dispatcher.limiters import ChannelFill, Fills
 from dispatcher.liveness import Kind, Sign, Signs
 from dispatcher.message import Status
@@ -30,9 +30,11 @@ By = Literal["messages", "fill"]
 class Overview:
     """What an operator asks first. ``now`` is the database's.
 
-    ``limits``, ``workers``, ``beats`` and ``duties`` are None where Redis does not tell, and
-    ``silence`` says why. A process that has ended in good order is not listed; one that was killed
-    is, for a day, as not alive.
+    ``limits``, ``workers``, ``beats``, ``duties`` and ``items_rejected`` (of the broker, counted
+    until a day after the last) are None where Redis does not tell, and ``silence`` says why.
+
+    A process that has ended in good order is not listed; one that was killed is, for a day, as not
+    alive.
     """
 
     counts: Counts
@@ -42,6 +44,7 @@ class Overview:
     workers: tuple[Sign, ...] | None
     beats: tuple[Sign, ...] | None
     duties: tuple[Sign, ...] | None
+    items_rejected: int | None
     silence: str | None
 
     @property
@@ -122,9 +125,10 @@ class Overviews:
         What has ended counts if it did so within ``since``.
         """
         _check_length("since", since)
-        limits = signs = silence = None
+        limits = signs = rejected = silence = None
         try:
             signs = self._signs.read()
+            rejected = self._signs.items_rejected()
             limits = self._fills.read()
         except Unavailable as error:
             silence = str(error)
@@ -136,6 +140,7 @@ class Overviews:
             workers=signs[Kind.WORKER] if signs else None,
             beats=signs[Kind.BEAT] if signs else None,
             duties=signs[Kind.DUTY] if signs else None,
+            items_rejected=rejected,
             silence=silence,
         )
 
@@ -171,10 +176,10 @@ class Overviews:
         for field, value, known in (
             ("of", of, ("scope", "recipient", "channel")), ("by", by, ("messages", "fill"))
         ):  # fmt: skip
-            if value not in known:
-                raise InvalidValue(field, f"{value!r}", " or ".join(known))
+            if not isinstance(value, str) or value not in known:
+                raise InvalidValue(field, quoted(value), " or ".join(known))
         if not isinstance(at_most, int) or not 1 <= at_most <= _MOST:
-            raise InvalidValue("at_most", f"{at_most!r}", f"1 to {_MOST}")
+            raise InvalidValue("at_most", quoted(at_most), f"1 to {_MOST}")
         many = at_most if by == "messages" else max(at_most, _CANDIDATES)
         busiest, complete = self._figures.busiest(of, within=within, at_most=many)
         tops, silence = self._with_fills(of, busiest, within)
@@ -230,4 +235,4 @@ def _scope(of: Of, name: str) -> Scope:
 def _check_length(field: str, length: object) -> None:
     if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
         accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
-        raise InvalidValue(field, f"{length}", accepted)
+        raise InvalidValue(field, quoted(length), accepted)

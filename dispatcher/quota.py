@@ -1,8 +1,8 @@
 """How many per how long: quotas judged at submission, limits guarded at delivery.
 
-Both are written the same way, ``N/unit`` or ``N/M unit``: ``"1/minute"``, ``"5/hour"``,
-``"2/30 second"``. They are two types because they are never interchangeable: a quota counts
-promised times, a limit counts hand-overs. A quota that names a zone, ``"10/day in
+Both are written the same way, ``N/unit`` or ``N/M unit``: ``"1/minute"``, ``"2/30 second"``,
+``"10 per second"``, ``"5/s"``. They are two types because they are never interchangeable: a quota
+counts promised times, a limit counts hand-overs. A quota that names a zone, ``"10/day in
 Europe/Berlin"``, counts within calendar periods instead of within any span of that length.
 """
 
@@ -14,8 +14,16 @@ from datetime import timedelta
 from typing import ClassVar, Self, TypeVar, cast
 
 from dispatcher import zones
-from dispatcher.errors import InvalidValue
-from dispatcher.periods import CALENDAR_UNITS, LONGEST_MS, UNIT_MS, CalendarUnit, bounds
+from dispatcher.errors import InvalidValue, cut, quoted
+from dispatcher.periods import (
+    CALENDAR_UNITS,
+    FARTHEST_BACK_MS,
+    LONGEST_MS,
+    UNIT_MS,
+    UNIT_NAMES,
+    CalendarUnit,
+    bounds,
+)
 
 MAX_LENGTH_MS = 366 * UNIT_MS["day"]
 
@@ -25,34 +33,57 @@ _CALENDAR_ACCEPTED = (
     f"N/unit in ZONE with a unit of {', '.join(CALENDAR_UNITS)}, N from 1 to {_MOST}, "
     f"ZONE a name of the tz database or {_LOCAL!r}"
 )
-_FARTHEST_BACK_MS = 26 * UNIT_MS["hour"]  # from UTC+14 to UTC-12
-_GRAMMAR = re.compile(r"\s*([0-9]{1,9})\s*/\s*(?:([0-9]{1,9})\s+)?([a-z]+?)s?\s*", re.ASCII)
+LONGEST_TEXT = 200
+"""No quota, limit or length is written longer; reading white space takes the square of it."""
+_GRAMMAR = re.compile(
+    r"\s*([0-9]{1,9})(?:\s*/\s*|\s+per\s+)(?:([0-9]{1,9})\s*)?([a-z]+)\s*",
+    re.ASCII | re.IGNORECASE,
+)
 _IN_ZONE = re.compile(r"(.*?)\s+in(?:\s+(.*?))?\s*", re.ASCII)
-_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*?)s?\s*", re.ASCII)
+_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.ASCII)
+_SHORT = {
+    "ms": 1, "": 1_000, "s": 1_000, "sec": 1_000, "m": UNIT_MS["minute"],
+    "min": UNIT_MS["minute"], "h": UNIT_MS["hour"], "d": UNIT_MS["day"], "w": UNIT_MS["week"],
+}  # fmt: skip
+_UNITS_OF_LENGTH = _SHORT | UNIT_MS | {f"{unit}s": ms for unit, ms in UNIT_MS.items()}
+_LENGTHS_ACCEPTED = f"seconds, or a number and one of {', '.join(UNIT_MS)}, s, m, min, h, d, w"
 
 
 def parse_length(text: str, field: str = "length") -> timedelta:
-    """Read ``"90"`` (seconds), ``"30 days"`` or ``"1.5 hours"``. Raises InvalidValue."""
-    match = _LENGTH.fullmatch(text)
-    unit_ms = UNIT_MS.get(match[2] or "second") if match else None
+    """Read ``"90"`` (seconds), ``"90s"``, ``"10min"``, ``"1.5 hours"``. Raises InvalidValue.
+
+    ``m`` is a minute: months have no length.
+    """
+    match = _LENGTH.fullmatch(text) if len(text) <= LONGEST_TEXT else None
+    unit_ms = _UNITS_OF_LENGTH.get(match[2]) if match else None
     if match is None or unit_ms is None:
-        accepted = f"seconds, or a number and one of {', '.join(UNIT_MS)}"
-        raise InvalidValue(field, f"cannot read {text!r}", accepted)
+        raise InvalidValue(field, f"cannot read {quoted(text)}", _LENGTHS_ACCEPTED)
     try:
         return timedelta(milliseconds=float(match[1]) * unit_ms)
     except OverflowError:
-        raise InvalidValue(field, f"{text!r} is too long", "less than 2 million years") from None
+        accepted = "less than 2 million years"
+        raise InvalidValue(field, f"{quoted(text)} is too long", accepted) from None
 
 
 def read_count(text: str) -> tuple[int, int, str] | None:
-    """Read ``"2/30 second"`` as count, multiple and unit, whatever the unit; None if it is not."""
-    match = _GRAMMAR.fullmatch(text)
-    return (int(match[1]), int(match[2] or 1), match[3]) if match else None
+    """Read ``"2/30 second"`` as count, multiple and unit, whatever the unit; None if it is not.
+
+    Units may be in the plural, short (s, sec, min, h, d) and in upper case.
+    """
+    match = _GRAMMAR.fullmatch(text) if len(text) <= LONGEST_TEXT else None
+    if match is None:
+        return None
+    unit = match[3].lower()
+    return int(match[1]), int(match[2] or 1), UNIT_NAMES.get(unit, unit)
+
+
+def _is_within(number: object, most: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= most
 
 
 def split_zone(text: str) -> tuple[str, str] | None:
     """Split ``"10/day in Europe/Berlin"`` before and after its ``in``; None without one."""
-    match = _IN_ZONE.fullmatch(text)
+    match = _IN_ZONE.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     return (match[1], match[2] or "") if match else None
 
 
@@ -63,17 +94,17 @@ class _CountPerLength:
     length_ms: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= self.MOST:
-            raise self._refusal(f"a count of {self.count}")
-        if not 1 <= self.length_ms <= MAX_LENGTH_MS:
-            raise self._refusal(f"a length of {self.length_ms} ms")
+        if not _is_within(self.count, self.MOST):
+            raise self._refusal(f"a count of {quoted(self.count)}")
+        if not _is_within(self.length_ms, MAX_LENGTH_MS):
+            raise self._refusal(f"a length of {quoted(self.length_ms)} ms")
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``"5/hour"``. Raises InvalidValue for anything else."""
         read = read_count(text) if isinstance(text, str) else None
         if read is None or read[2] not in UNIT_MS:
-            raise cls._refusal(f"cannot read {text!r}")
+            raise cls._refusal(f"cannot read {quoted(text)}")
         count, multiple, unit = read
         return cls(count, multiple * UNIT_MS[unit])
 
@@ -126,10 +157,10 @@ class _CountPerPeriod:
     zone: str | None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= self.MOST:
-            raise self.refusal(f"a count of {self.count}")
-        if self.unit not in CALENDAR_UNITS:
-            raise self.refusal(f"{self.unit!r} is no calendar unit")
+        if not _is_within(self.count, self.MOST):
+            raise self.refusal(f"a count of {quoted(self.count)}")
+        if not isinstance(self.unit, str) or self.unit not in CALENDAR_UNITS:
+            raise self.refusal(f"{quoted(self.unit)} is no calendar unit")
         if self.zone is not None:
             try:
                 zones.rules(self.zone)
@@ -141,12 +172,12 @@ class _CountPerPeriod:
         """Read what stands before and after ``in``. Raises InvalidValue."""
         read = read_count(counted)
         if read is None:
-            raise cls.refusal(f"cannot read {text!r}")
+            raise cls.refusal(f"cannot read {quoted(text)}")
         count, multiple, unit = read
         if multiple != 1:
             raise cls.refusal(
-                f"{text!r} asks for periods of {multiple} {unit}s, and a calendar does not say "
-                "where such a period begins"
+                f"{quoted(text)} asks for periods of {multiple} {cut(unit, 40)}s, and a calendar "
+                "does not say where such a period begins"
             )
         # An unknown unit is refused by the class.
         return cls(count, cast(CalendarUnit, unit), None if zone == _LOCAL else zone)
@@ -163,7 +194,7 @@ class _CountPerPeriod:
         A period grows by as much as the clocks go back within it, and since 1970 the offsets of
         all zones have lain between 12 hours behind and 14 hours ahead of UTC.
         """
-        return LONGEST_MS[self.unit] + _FARTHEST_BACK_MS
+        return LONGEST_MS[self.unit] + FARTHEST_BACK_MS
 
     def __str__(self) -> str:
         return f"{self.count}/{self.unit} in {self.zone or _LOCAL}"
@@ -240,7 +271,7 @@ def _parsed(text: str, by_length: type[L], by_period: type[C]) -> L | C:
         read = read_count(text) if isinstance(text, str) else None
         if read is not None and read[2] == "month":
             raise by_period.refusal(
-                f"{text!r} names no zone, and months have no length but in a calendar"
+                f"{quoted(text)} names no zone, and months have no length but in a calendar"
             ) from None
         accepted = f"{refused.accepted}; or {by_period.ACCEPTED}"
         raise InvalidValue(refused.field, refused.problem, accepted) from None

@@ -13,17 +13,19 @@ from uuid import UUID
 from celery import beat
 from celery.worker import consumer, state
 
-from dispatcher.celery_app import DELIVER, tasks_dropped
+from dispatcher import items
+from dispatcher.celery_app import DELIVER, settings_of, tasks_dropped
+from dispatcher.clock import SystemClock
 
 _KNOCKS: dict[str, Any] = {"interval_start": 0.2, "interval_step": 0.4, "interval_max": 2.0}
 """Seconds between two tries to connect: the first wait, what is added to each, the longest."""
 
 
 class Consumer(consumer.Consumer):
-    """Celery's own, but it knocks sooner, and tells what it drops when its line breaks.
+    """Celery's own, but it knocks sooner, takes our tasks only, and tells what it drops.
 
-    A worker drops the tasks that wait in its memory then. A broker that was lost with them gives
-    none back, and one that was not may take minutes.
+    A worker drops the tasks that wait in its memory when its line breaks. A broker that was lost
+    with them gives none back, and one that was not may take minutes.
     """
 
     class Blueprint(consumer.Consumer.Blueprint):  # type: ignore[valid-type, misc]  # a class it is
@@ -36,7 +38,38 @@ class Consumer(consumer.Consumer):
 
     def ensure_connected(self, connection: Any) -> Any:
         """Connect, however long it takes."""
+        make = connection.create_transport
+        connection.create_transport = lambda: items.tolerant(make())
         return super().ensure_connected(_knocking_soon(connection))
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what takes each item of the broker: Celery's own takes those that are our tasks.
+
+        What is no task of ours is deleted; Celery would quote it, or end by it.
+        """
+        begin = super().create_task_handler(*args, **kwargs)
+        ahead = items.LATEST + 2 * settings_of(self.app).horizon
+        clock = SystemClock()
+
+        def take(message: Any) -> None:
+            try:
+                message.headers = items.headers_of(message, clock.now() + ahead)
+            except items.NoTask as error:
+                self._reject(message, str(error))
+            else:
+                begin(message)
+
+        return take
+
+    def on_decode_error(self, message: Any, error: Exception) -> None:
+        """Delete an item that is no message at all."""
+        del error  # its text may quote the item
+        self._reject(message, "envelope")
+
+    def _reject(self, message: Any, part: str) -> None:
+        lost: Any = vars(self)["connection_errors"]  # not in its stubs
+        message.reject_log_error(items.log, lost)
+        items.tell_rejected(part)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Let go of the line. Over Redis, do not give back tasks that it cannot carry any more.

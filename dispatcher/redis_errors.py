@@ -1,4 +1,4 @@
-"""What redis-py's errors mean, in words that name no address and no key: keys name recipients."""
+"""What redis-py's errors mean, in words that name no key: keys name recipients."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 )
 # Old servers put the code of a command that failed in a script behind words of their own.
 _CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
+# Where redis-py could not connect to, in its words: host and port, or a socket.
+_ADDRESS = re.compile(r"^Error\b.*?\bconnecting to (/\S+|[\w.:%-]+:\d+)\.(?:\s|$)")
 _CODES = {"OOM": "Redis is out of memory", "READONLY": "Redis is a read-only replica"}
 
 
@@ -32,7 +34,10 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
         return str(error)
     for kind, text in _KINDS:
         if isinstance(error, kind):
-            return text
+            address = _ADDRESS.match(str(error))
+            return text.replace("Redis", f"Redis at {address[1]}", 1) if address else text
+    if "DB index is out of range" in str(error):
+        return "Redis has no database of that number (redis_url)"
     found = _CODE.search(str(error))
     code = found[1] if found else "an error"
     return _CODES.get(code, f"Redis answered {code}")

@@ -100,6 +100,11 @@ class PermitKeys(_PartKeys):
         """ZSET of one channel's permits."""
         return f"{self.contents}:channel:{channel}"
 
+    @cached_property
+    def room(self) -> str:
+        """ZSET of logs in which room was made; score: permits given back while messages waited."""
+        return f"{self.tag}:room"
+
     def closing(self, channel: str) -> str:
         """When a channel opens again: STRING, ms."""
         return f"{self.tag}:closing:{channel}"
@@ -114,6 +119,11 @@ class SignKeys:
     def of(self, kind: str) -> str:
         """ZSET of what was seen at work; member: its name, score: when, ms."""
         return f"{{{self.namespace}@signs}}:{kind}"
+
+    @cached_property
+    def items_rejected(self) -> str:
+        """How many items of the broker were rejected: STRING, forgotten a day after the last."""
+        return f"{{{self.namespace}@signs}}:items_rejected"
 
 
 @dataclass(frozen=True)
@@ -158,8 +168,8 @@ class PlanKeys(ShardKeys):
 class LimiterKeys:
     """The keys of limiters. Those of one caller's key share a hash tag; with ``tag`` all do.
 
-    Neither ``prefix`` nor ``tag`` nor the name of a limit has a colon, a brace or an ``@``, so no
-    two of these names are the same, whatever callers' keys hold.
+    Neither ``prefix`` nor ``tag`` nor the label of a limit has a colon, a brace or an ``@``, and no
+    label is ``permits``. So no two of these names are the same, whatever callers' keys hold.
     """
 
     prefix: str
@@ -169,9 +179,9 @@ class LimiterKeys:
         """Return what the names of all keys for a caller's key begin with."""
         return f"{{{self.prefix}:{key}}}" if self.tag is None else f"{{{self.prefix}@{self.tag}}}"
 
-    def state(self, name: str, key: str) -> str:
+    def state(self, label: str, key: str) -> str:
         """Name what the limit of that label counts for a caller's key."""
-        start = f"{self.hash_tag(key)}:{name}"
+        start = f"{self.hash_tag(key)}:{label}"
         return start if self.tag is None else f"{start}:{key}"
 
     def permits(self, digest: str, key: str) -> tuple[str, str]:
@@ -196,9 +206,18 @@ def all_of(namespace: str) -> str:
 
 
 def line_of(log: str) -> str:
-    """Return the name of the ZSET of those who wait for a log; member: message id, score: ms."""
+    """Return the name of the ZSET of messages that wait for a log.
+
+    Member: message id; score: when it comes back, ms.
+    """
     tag, brace, rest = log.partition("}")
     return f"{tag}{brace}:line{rest}"
+
+
+def aside_of(name: str, token: str) -> str:
+    """Return the name under which a key is set aside that stood under a name of ours."""
+    tag, brace, rest = name.partition("}")
+    return f"{tag}{brace}:foreign:{token}{rest}"
 
 
 def epoch_of(tag: str) -> str:

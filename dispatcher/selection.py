@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Self, TypedDict
 from uuid import UUID
 
 from dispatcher import sendtime
-from dispatcher.errors import InvalidDraft, kind_of
+from dispatcher.errors import InvalidDraft, kind_of, quoted
 from dispatcher.message import Message, Status, check_text
 
 
@@ -16,18 +17,23 @@ class Wanted(TypedDict, total=False):
     """What may be said of messages; those are meant that match all of it.
 
     ``from_at`` and ``until_at`` bound the promised time, the latter is left out; they are given as
-    ``send_at`` of a submit is, with ``zone`` for local times. ``overdue`` messages are scheduled,
-    and were due longer than ``enqueue_grace`` ago. ``made_after`` is the id of a message: those are
-    meant that were made after it.
+    ``send_at`` of a submit is, with ``zone`` for local times, or as a date: where that day begins
+    in the zone, without one in UTC. ``scopes`` are further ones that a message counts against, by
+    kind: those it was submitted with, as in ``{"tenant": "acme"}``, ``recipient.<channel>`` and
+    ``channel.<channel>``. ``key_prefix`` is what an idempotency key begins with. ``overdue``
+    messages are scheduled, and were due longer than ``enqueue_grace`` ago. ``made_after`` is the id
+    of a message: those are meant that were made after it. Any other word is a TypeError.
     """
 
     status: Status | str | None
     channel: str | None
     recipient: str | None
     scope: str | None
+    scopes: Mapping[str, str] | None
     idempotency_key: str | None
-    from_at: datetime | str | None
-    until_at: datetime | str | None
+    key_prefix: str | None
+    from_at: datetime | date | str | None
+    until_at: datetime | date | str | None
     zone: str | None
     overdue: bool
     made_after: UUID | str | None
@@ -41,7 +47,9 @@ class Selection:
     channel: str | None = None
     recipient: str | None = None
     scope: str | None = None
+    scopes: tuple[tuple[str, str], ...] = ()
     idempotency_key: str | None = None
+    key_prefix: str | None = None
     from_at: datetime | None = None
     until_at: datetime | None = None
     overdue: bool = False
@@ -49,13 +57,17 @@ class Selection:
 
     @classmethod
     def of(cls, wanted: Wanted) -> Self:
-        """Judge what a caller said. Raises InvalidDraft."""
+        """Judge what a caller said. Raises InvalidDraft, and TypeError for what is no filter."""
+        for name in wanted.keys() - Wanted.__annotations__.keys():
+            known = ", ".join(Wanted.__annotations__)
+            raise TypeError(f"there is no filter {name!r}; the filters are {known}")
         status, zone = wanted.get("status"), wanted.get("zone")
         texts = {
             "channel": wanted.get("channel"),
             "recipient": wanted.get("recipient"),
             "scope": wanted.get("scope"),
             "idempotency_key": wanted.get("idempotency_key"),
+            "key_prefix": wanted.get("key_prefix"),
         }
         for name, text in texts.items():
             if text is not None:
@@ -66,6 +78,7 @@ class Selection:
         made_after = wanted.get("made_after")
         chosen = cls(
             status=None if status is None else read_status(status),
+            scopes=_scopes(wanted.get("scopes")),
             from_at=_instant("from_at", wanted.get("from_at"), zone),
             until_at=_instant("until_at", wanted.get("until_at"), zone),
             overdue=overdue,
@@ -91,25 +104,41 @@ class Page:
     messages: tuple[Message, ...]
     after: UUID | None
 
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
 
 def id_of(value: UUID | str, field: str = "id") -> UUID:
     """Return a message id. Raises InvalidDraft."""
     if isinstance(value, UUID):
         return value
     try:
-        return UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidDraft(field, f"{str(value)[:40]!r} is no message id", "a UUID") from None
+        if isinstance(value, str):
+            return UUID(value)
+    except ValueError:
+        pass
+    raise InvalidDraft(field, f"{quoted(value)} is no message id", "a UUID")
 
 
 def read_status(status: Status | str) -> Status:
     """Return the status of that name. Raises InvalidDraft."""
-    try:
+    if isinstance(status, str) and status in tuple(Status):
         return Status(status)
-    except ValueError:
-        known = ", ".join(Status)
-        raise InvalidDraft("status", f"there is no status {status!r}", known) from None
+    raise InvalidDraft("status", f"there is no status {quoted(status)}", ", ".join(Status))
 
 
-def _instant(field: str, given: datetime | str | None, zone: str | None) -> datetime | None:
-    return None if given is None else sendtime.parse(given, zone=zone, field=field)
+def _scopes(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise InvalidDraft("scopes", kind_of(given), "names by kind")
+    pairs = [(check_text("scopes", kind), check_text(f"scopes.{kind}", each))
+             for kind, each in given.items()]  # fmt: skip
+    return tuple(sorted(pairs))
+
+
+def _instant(field: str, given: datetime | date | str | None, zone: str | None) -> datetime | None:
+    return None if given is None else sendtime.parse_time_or_date(given, zone=zone, field=field)

@@ -9,19 +9,20 @@ the zones come from the tz database through ``zoneinfo``: dateutil's own reader 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from dateutil import parser, tz
 
 from dispatcher import zones
-from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of
+from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of, quoted
 
 ACCEPTED = (
     "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
     "or a local time (2026-12-24T08:30) together with zone"
 )
 _ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -40,8 +41,8 @@ def parse(
     left, or into an hour that one repeated and ``fold`` (0: first, 1: second time) does not say
     which. A value that has an offset says all; the zone is then only judged by its name.
     """
-    if fold not in (None, 0, 1):
-        raise InvalidSendTime("fold", f"{fold!r}", "0 for the first, 1 for the second time")
+    if fold is not None and not (isinstance(fold, int) and fold in (0, 1)):
+        raise InvalidSendTime("fold", quoted(fold), "0 for the first, 1 for the second time")
     if zone is not None:
         check_zone(zone)
     moment = _read(value, field)
@@ -57,12 +58,39 @@ def parse(
         raise InvalidSendTime(field, "is out of range", "a time of the years 1 to 9999") from None
 
 
+def parse_time_or_date(
+    value: datetime | date | str, *, zone: str | None = None, field: str
+) -> datetime:
+    """Return what :func:`parse` returns, of a date the instant at which it begins.
+
+    In ``zone``, or in UTC without one. Raises InvalidSendTime.
+    """
+    try:
+        if isinstance(value, str) and _ISO_DATE.fullmatch(value.strip()):
+            value = date.fromisoformat(value.strip())
+        if isinstance(value, date) and not isinstance(value, datetime):
+            midnight = datetime.combine(value, time.min)
+            return zones.first_instant(midnight, check_zone("UTC" if zone is None else zone))
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, InvalidSendTime):
+            raise
+        raise InvalidSendTime(field, f"there is no date {value}", "a date of a calendar") from None
+    try:
+        return parse(value, zone=zone, field=field)
+    except InvalidSendTime as refused:
+        if refused.accepted != ACCEPTED:
+            raise
+        accepted = f"{ACCEPTED}, or a date (2026-12-24)"
+        raise InvalidSendTime(field, refused.problem, accepted) from None
+
+
 def after(length: timedelta, *, now: datetime, field: str = "send_in") -> datetime:
     """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
     if not isinstance(length, timedelta):
         raise InvalidSendTime(field, kind_of(length), "a timedelta of 0 or more")
     if length < timedelta(0):
-        raise InvalidSendTime(field, f"{length} lies in the past", "a timedelta of 0 or more")
+        problem = f"{quoted(length)} lies in the past"
+        raise InvalidSendTime(field, problem, "a timedelta of 0 or more")
     try:
         return _whole_milliseconds(now + length)
     except OverflowError:
@@ -128,6 +156,11 @@ def from_ms(ms: int) -> datetime:
     return _EPOCH + ms * _MILLISECOND
 
 
+def as_text(instant: datetime) -> str:
+    """Return an instant as programs read it: ISO 8601 in UTC, to the millisecond, with ``Z``."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _read(value: datetime | str, field: str) -> datetime:
     if isinstance(value, datetime):
         return value
@@ -135,11 +168,11 @@ def _read(value: datetime | str, field: str) -> datetime:
         raise InvalidSendTime(field, kind_of(value), ACCEPTED)
     text = value.strip()
     if not _ISO_WITH_TIME.fullmatch(text):
-        raise InvalidSendTime(field, f"cannot read {value[:40]!r}", ACCEPTED)
+        raise InvalidSendTime(field, f"cannot read {quoted(value)}", ACCEPTED)
     try:
         return parser.isoparse(text.replace(" ", "T", 1))
     except (ValueError, OverflowError):
-        raise InvalidSendTime(field, f"cannot read {value[:40]!r}", ACCEPTED) from None
+        raise InvalidSendTime(field, f"cannot read {quoted(value)}", ACCEPTED) from None
 
 
 def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -> datetime:

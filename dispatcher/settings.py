@@ -31,14 +31,18 @@ from pydantic_settings import (
 
 from dispatcher import misread, scope, zones
 from dispatcher.channel import AnyQuota, CatchUp, Channel, Kind, Length, Quotas
-from dispatcher.errors import InvalidSettings, InvalidValue
+from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
+from dispatcher.recipients import Spellings
 
 PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 PARENT_VARIABLE = f"{PREFIX}EMBEDDED_PARENT"
+TABLE_PREFIX = "dispatcher_"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
+_RECORD_SPARE = timedelta(seconds=10)
+"""Time to record what was sent, to put the rest back, and to close."""
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _SHORTEST_KEY = 16
 LogFormat = Literal["console", "json"]
@@ -67,7 +71,8 @@ class Settings(BaseSettings):
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """First part of every Redis key."""
     data_dir: Path = Path(".dispatcher")
-    """Folder of the embedded environment and of the file transport."""
+    """Folder of the embedded environment, of the file transport, and of the send logs by which a
+    worker tells what a killed one had not begun to send. Let it outlive the process."""
     redis_url: str = Field(
         default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
     )
@@ -76,6 +81,15 @@ class Settings(BaseSettings):
         default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
     )
     """SQLAlchemy URL of the store (SQLite, PostgreSQL, MariaDB or MySQL)."""
+    table_prefix: str = TABLE_PREFIX
+    """First part of the name of every table, constraint and index: a-z, 0-9 and _, at most 20.
+
+    Another one is another store: what is stored under the old names stays there.
+    """
+    table_schema: str = ""
+    """PostgreSQL: the schema that holds the tables; ``dispatcher migrate`` makes it. Empty: the
+    first one of the connection's ``search_path``. SQLite, MariaDB and MySQL have none.
+    """
     broker_url: str = Field(
         default_factory=lambda data: _default_broker_url(data["redis_url"], data["data_dir"]),
         repr=False,
@@ -92,6 +106,9 @@ class Settings(BaseSettings):
     status_channel: str = ""
     """Channel that tells ``status_url``s what becomes of messages: a ``webhook`` with ``payload =
     "body"`` and no ``url``. Empty: nobody may ask for it."""
+    status_errors: bool = False
+    """Whether status webhooks also tell ``last_error``: the provider's own words, which may quote
+    the recipient, the body and addresses of servers."""
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
     """Judged at submit, per scope, on the promised times; guarded again at delivery.
 
@@ -202,7 +219,7 @@ class Settings(BaseSettings):
         """Order the sources: arguments, environment, file."""
         del dotenv_settings, file_secret_settings
         named = os.environ.get(CONFIG_VARIABLE)
-        path = Path(named or "dispatcher.toml")
+        path = config_file()
         if named and not path.is_file():
             raise InvalidSettings(CONFIG_VARIABLE, f"there is no file {named}", "a TOML file")
         try:
@@ -221,6 +238,19 @@ class Settings(BaseSettings):
         found |= {name: kind.quotas for name, kind in self.scopes.items()}
         return {kind: quotas for kind, quotas in found.items() if quotas}
 
+    @cached_property
+    def spellings(self) -> Spellings:
+        """How recipients are spelt."""
+        return Spellings(self.channels)
+
+    @property
+    def stop_grace(self) -> timedelta:
+        """How long a worker that is told to end may need: a send, and the time to record it.
+
+        A supervisor that kills it sooner leaves the outcome of each send in flight unknown.
+        """
+        return self.transport_timeout + _RECORD_SPARE
+
     @property
     def queues(self) -> tuple[str, ...]:
         """The Celery queues that workers take tasks from."""
@@ -237,7 +267,8 @@ class Settings(BaseSettings):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which are not validated."""
         copy = super().model_copy(update=update, deep=deep)
-        vars(copy).pop("quotas_of", None)
+        for made in ("quotas_of", "spellings"):
+            vars(copy).pop(made, None)
         return copy
 
     def environment(self) -> dict[str, str]:
@@ -253,10 +284,11 @@ class Settings(BaseSettings):
     def _check_relations(self) -> Self:
         _require(self.channels != {}, "channels", "none", "at least one channel")
         _require(self.quotas != (), "quotas", "none", "at least one quota")
+        self._check_tables()
         for name in self.channels:
             _require(
                 re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name) is not None,
-                "channels", f"the name {name!r}", "a-z, 0-9, _ and -, at most 63",
+                "channels", f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63",
             )  # fmt: skip
         self._check_status_channel()
         self._in_order("transport_timeout", "claim_ttl")
@@ -285,7 +317,7 @@ class Settings(BaseSettings):
         for kind in self.scopes:
             _require(
                 re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", kind) is not None,
-                "scopes", f"the name {kind!r}", "a-z, 0-9, _ and -, at most 63",
+                "scopes", f"the name {quoted(kind)}", "a-z, 0-9, _ and -, at most 63",
             )  # fmt: skip
         zones.rules(self.zone)
         limits = [limit for channel in self.channels.values() for limit in channel.limits]
@@ -308,22 +340,45 @@ class Settings(BaseSettings):
         )  # fmt: skip
         return self
 
+    def _check_tables(self) -> None:
+        _require(
+            re.fullmatch(r"(?!sqlite_)[a-z_][a-z0-9_]{0,19}", self.table_prefix) is not None,
+            "table_prefix", f"{self.table_prefix[:80]!r}",
+            "a-z, 0-9 and _, not first a digit, at most 20, not sqlite_",
+        )  # fmt: skip
+        schema = self.table_schema
+        if not schema:
+            return
+        _require(
+            re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", schema) is not None,
+            "table_schema", f"{schema[:80]!r}",
+            "a-z, 0-9 and _, not first a digit, at most 63, not pg_",
+        )  # fmt: skip
+        _require(
+            re.match(r"postgres(ql)?[+:]", self.database_url) is not None,
+            "table_schema", "set, but database_url is not PostgreSQL's",
+            "none: SQLite, MariaDB and MySQL have no schemas; table_prefix tells tables apart",
+        )  # fmt: skip
+
     def _check_status_channel(self) -> None:
         name = self.status_channel
         if not name:
             return
-        _require(name in self.channels, "status_channel", f"there is no channel {name!r}",
+        _require(name in self.channels, "status_channel", f"there is no channel {quoted(name)}",
                  f"one of {', '.join(self.channels)}")  # fmt: skip
         channel = self.channels[name]
         _require(
             channel.transport == "webhook" and channel.options.get("payload") == "body",
-            "status_channel", f"{name!r} posts no bodies to URLs",
+            "status_channel", f"{quoted(name)} posts no bodies to URLs",
             'a channel with transport = "webhook" and options.payload = "body"',
         )  # fmt: skip
-        _require(channel.options.get("url") is None, "status_channel",
-                 f"{name!r} has a url, to which all would go", "a channel without one")  # fmt: skip
+        _require(
+            channel.options.get("url") is None,
+            "status_channel", f"{quoted(name)} has a url, to which all would go",
+            "a channel without one",
+        )  # fmt: skip
         _require(channel.catch_up == "send", "status_channel",
-                 f"{name!r} does not send what is overdue", 'catch_up = "send"')  # fmt: skip
+                 f"{quoted(name)} does not send what is overdue", 'catch_up = "send"')  # fmt: skip
 
     def _in_order(self, lesser: str, greater: str) -> None:
         low, high = getattr(self, lesser), getattr(self, greater)
@@ -331,6 +386,11 @@ class Settings(BaseSettings):
             timedelta(0) < low < high,
             lesser, f"{low} against {greater} {high}", f"above 0 and below {greater}",
         )  # fmt: skip
+
+
+def config_file() -> Path:
+    """Return where settings are read from, whether there is such a file or not."""
+    return Path(os.environ.get(CONFIG_VARIABLE) or "dispatcher.toml")
 
 
 def embedded_socket(data_dir: Path) -> Path:

@@ -18,7 +18,13 @@ from functools import partial
 from uuid import UUID
 
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidValue, QueueUnavailable, StoreUnavailable
+from dispatcher.errors import (
+    InvalidValue,
+    LimitersUnavailable,
+    QueueUnavailable,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
@@ -26,6 +32,7 @@ from dispatcher.message import Status
 from dispatcher.queue import Queue, Ticket
 from dispatcher.redis_keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
+from dispatcher.send_log import LeftLog, SendLogs
 from dispatcher.settings import Settings
 from dispatcher.store import Due, Kept, Messages, Place, Settled, StoreUpkeep
 
@@ -36,8 +43,12 @@ MARKER_SPARE = timedelta(seconds=10)
 _BATCH = 1_000
 _MOST_BATCHES = 20
 _TIDY_KEYS = 500
+_ROOMS_AT_ONCE = 100
+"""For how many limits one turn brings snoozed messages forward."""
+_LOGS_AT_ONCE = 200
+"""How many send logs one turn of rescue reads."""
 _ROWS_AT_ONCE = 5_000
-"""How many reservations a rebuild reads from the store and restores at once."""
+"""How many reservations, or permits, a rebuild reads from the store and restores at once."""
 _APART = timedelta(milliseconds=20)
 _SPREAD = timedelta(seconds=1)
 """How far apart the messages of unknown outcome come, and how long that may take them all."""
@@ -51,6 +62,8 @@ _ENDS = {
 """What becomes of a rescued message that is not tried again."""
 _SHARDS_AT_ONCE = 4
 """How many shards are closed together to be rebuilt; the rows are read once for all of them."""
+_FEW_ROWS = 10_000
+"""Up to so many rows all shards are rebuilt together."""
 
 OnRows = Callable[[int, int], object]
 """Told how many rows a rebuild has read, and how many there are to read."""
@@ -85,6 +98,7 @@ class Sweep:
         permits: Permits,
         queue: Queue,
         journal: Journal,
+        send_logs: SendLogs,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -94,6 +108,7 @@ class Sweep:
         self._permits = permits
         self._queue = queue
         self._journal = journal
+        self._send_logs = send_logs
 
     def enqueue_due(self) -> int:
         """Hand to Celery what comes near, and again what is due but was not claimed.
@@ -152,11 +167,48 @@ class Sweep:
         ]  # fmt: skip
 
     def rescue(self) -> int:
-        """Free the messages whose worker died or froze; return how many."""
+        """Free the messages whose worker died or froze; return how many.
+
+        First what workers of this machine had surely not begun to send, by their send logs. While
+        more of these are left than it reads in a turn, it ends no claim.
+        """
+        put_back = 0
+
+        def put_back_unbegun(left: LeftLog) -> None:
+            nonlocal put_back
+            put_back += self._put_back(left)
+
+        are_all_read = self._send_logs.settle(put_back_unbegun, at_most=_LOGS_AT_ONCE)
+        if put_back:
+            log.warning(
+                "%d messages put back that their worker had not begun to send: it died, or could "
+                "not put them back itself",
+                put_back,
+            )
+        if not are_all_read:
+            return put_back
         rescued = _in_batches(self._rescue)
         if rescued:
             log.warning("%d messages rescued: their outcome is unknown", rescued)
-        return rescued
+        return put_back + rescued
+
+    def _put_back(self, left: LeftLog) -> int:
+        """Put back what a worker had claimed and not begun to send, with its permits."""
+        found = self._store.unbegun(left.unbegun, mark=left.mark)
+        if not found:
+            return 0
+        try:  # first: asked again, the store does not tell them any more
+            self._permits.give_back([Permit(*each[:4]) for each in found])
+        except LimitersUnavailable as error:
+            log.warning("%d unused permits are given back later: %s", len(found), error)
+        fault("rescue.before_put_back")
+        self._store.put_back(found, wait=self._settings.claim_ttl)
+        for each in found:
+            tell = partial(self._journal.tell_of, message_id=each[0], channel=each.channel)
+            tell(Transition.RESCUED, attempt=each.attempt)
+            if each.status in _ENDS:
+                tell(_ENDS[each.status], attempt=each.attempt, outcome="temporary")
+        return len(found)
 
     def _rescue(self) -> int:
         rescued = self._store.rescue(at_most=_BATCH)
@@ -176,18 +228,30 @@ class Sweep:
         """Make Redis agree with the store.
 
         Rebuild what Redis lost; look up reservations that were not confirmed within the grace;
-        free the places of cancelled and expired messages; forget what no quota counts any more.
+        free the places of cancelled and expired messages; forget what no quota counts any more;
+        set aside what stands under the names of windows and is none, and rebuild its shards;
+        bring forward snoozed messages for which permits that were given back made room, and all of
+        them where the permit logs were rebuilt.
         ``settle`` is how long to let submits that are under way finish before a rebuild reads the
         store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
         """
+        try:
+            return self._reconcile(self._settings.settle if settle is None else settle)
+        except ReservationsUnavailable:
+            # One key that is not ours fails every turn.
+            self._windows.set_aside()
+            raise
+
+    def _reconcile(self, settle: timedelta) -> Reconciled:
         rebuild = self._windows.begin()
         rebuilt = 0
         if rebuild is not None:
-            rebuilt = self._rebuild(rebuild, self._settings.settle if settle is None else settle)
+            rebuilt = self._rebuild(rebuild, settle)
         restored = self._restore_stragglers()
         confirmed, orphans, corrected = self._settle_unconfirmed()
         released = _in_batches(self._release_unneeded)
         self._windows.tidy(keys_at_once=_TIDY_KEYS)
+        self._bring_forward()
         return Reconciled(rebuilt, restored + corrected, confirmed, released + orphans)
 
     def rebuild(
@@ -195,16 +259,19 @@ class Sweep:
     ) -> tuple[int, ...]:
         """Close shards of the windows (default: all) and fill them again from the store.
 
-        A few at a time, while the others serve. Return the shards that were rebuilt; those missing
-        are being rebuilt by another process. One that dies here leaves its shards closed, until
-        reconcile takes them over. Raises InvalidValue, ReservationsUnavailable, StoreUnavailable.
+        A few at a time, while the others serve; together where there is little to read. Return the
+        shards that were rebuilt; those missing are being rebuilt by another process. One that dies
+        here leaves its shards closed, until reconcile takes them over. Raises InvalidValue,
+        ReservationsUnavailable, StoreUnavailable.
         """
         chosen = self._chosen(shards)
+        rows = self._store.count_places(memory=self._windows.memory)
+        # Each group waits for the settle time, which is longer than few rows take.
+        at_once = len(chosen) if rows <= _FEW_ROWS else _SHARDS_AT_ONCE
         groups = [
-            chosen[start : start + _SHARDS_AT_ONCE]
-            for start in range(0, len(chosen), _SHARDS_AT_ONCE)
+            chosen[start : start + at_once] for start in range(0, len(chosen), max(1, at_once))
         ]
-        total = self._store.count_places(memory=self._windows.memory) * len(groups)
+        total = rows * len(groups)
         read = 0
         rebuilt: list[int] = []
 
@@ -244,8 +311,7 @@ class Sweep:
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
             for page in self._store.places(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
-                self._windows.restore(windows, self._reserved(page))
-                self._windows.hold(rebuild)
+                self._windows.restore(rebuild, self._reserved(page))
                 if tell is not None:
                     tell(len(page))
         fault("rebuild.after_restore")
@@ -253,13 +319,54 @@ class Sweep:
         fault("rebuild.after_windows")
         if permits.parts:
             life = self._settings.settle + MARKER_SPARE
-            for taken in self._store.permits(memory=self._permits.memory, batch=_BATCH):
+            under_way: list[Permit] = []
+            for taken in self._store.permits(memory=self._permits.memory, batch=_ROWS_AT_ONCE):
                 known = [(Permit(*each[:4]), each.age) for each in taken]
                 self._permits.restore(known, marker=rebuild.marker, marker_life=life)
-                self._windows.hold(permits)
-        opened += self._windows.open(permits)
+                under_way += [
+                    permit
+                    for (permit, _), each in zip(known, taken, strict=True)
+                    if each.is_under_way
+                ]
+            self._correct(under_way, permits)
+        opened_logs = self._windows.open(permits)
+        opened += opened_logs
         log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
+        if opened_logs:
+            self._bring_all_forward()
         return opened
+
+    def _correct(self, under_way: Sequence[Permit], permits: Rebuild) -> None:
+        """Look again at claims whose permits were restored, before the logs open.
+
+        What was put back or recorded after it was read told a log that had no permit of it. What is
+        so after this look finds the permit there.
+        """
+        for start in range(0, len(under_way), _BATCH):
+            some = under_way[start : start + _BATCH]
+            ages = self._store.ages([(each.message_id, each.token) for each in some])
+            gone = [each for each in some if (each.message_id, each.token) not in ages]
+            ended = [
+                (each, age)
+                for each in some
+                if (age := ages.get((each.message_id, each.token))) is not None
+            ]
+            if gone:
+                self._permits.give_back(gone)
+            if ended:
+                self._permits.settle(ended)
+            self._windows.hold(permits)
+
+    def _bring_all_forward(self) -> None:
+        """Let all snoozed messages be due: the new logs judge them once more.
+
+        Their turns were told by logs and lines that are gone, and the new logs may have room.
+        """
+        count = 0
+        for snoozed in self._store.snoozed(batch=_BATCH):
+            count += len(self._store.bring_forward(snoozed))
+        if count:
+            log.info("%d snoozed messages are due now: the permit logs were rebuilt", count)
 
     def _restore_stragglers(self) -> int:
         """Look, once after each rebuild, for messages stored while it read the store."""
@@ -344,6 +451,32 @@ class Sweep:
     def _reserved(self, places: Iterable[Place]) -> list[Reserved]:
         kinds = self._settings.quotas_of
         return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in places]
+
+    def _bring_forward(self) -> None:
+        """Let messages that wait for a limit be due now where room was made for them.
+
+        As many as permits were given back, so that a herd stays where it is.
+        """
+        try:
+            waiting = self._permits.waiting(logs=_ROOMS_AT_ONCE, each=_BATCH)
+            if not waiting:
+                return
+            ids = [id_ for some in waiting.values() for id_ in some][:_BATCH]
+            chosen = set(ids)
+            come = self._store.bring_forward(ids) if ids else set[UUID]()
+            self._permits.called(
+                {
+                    log: [each for each in some if each in chosen]
+                    for log, some in waiting.items()
+                    if not some or chosen & {*some}
+                },
+                come,
+            )
+        except LimitersUnavailable as error:
+            log.warning("snoozed messages wait for their turns: %s", error)
+            return
+        if come:
+            log.info("%d snoozed messages are due now: permits were given back", len(come))
 
     def _release_unneeded(self) -> int:
         places = self._store.unreleased(at_most=_BATCH)

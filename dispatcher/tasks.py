@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from socket import gethostname
 from typing import Any, cast
@@ -22,6 +24,7 @@ from celery.signals import (
 from dispatcher.bootstrap import close_here, finish_here, here, stop_here
 from dispatcher.celery_app import tasks_dropped
 from dispatcher.errors import DispatcherError, Unavailable
+from dispatcher.items import item_rejected
 from dispatcher.liveness import Kind
 from dispatcher.submission import CaughtUp
 from dispatcher.sweep import Reconciled
@@ -53,8 +56,18 @@ def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) ->
 
 @worker_shutting_down.connect
 def stop(**_: object) -> None:
-    """Put back what is not on its way yet."""
-    stop_here()
+    """Put back what is not on its way yet, and tell how long the rest may take.
+
+    This is called in the handler of a signal, where no logger may be: it could wait for itself.
+    """
+    grace = stop_here()
+    if grace is not None:
+        told = (
+            f"worker: sends that have begun end within {grace.total_seconds():g} s "
+            "(transport_timeout and 10 s to record); killed sooner, their outcome is unknown\n"
+        )
+        with suppress(OSError):
+            os.write(1, told.encode())
 
 
 @worker_process_shutdown.connect
@@ -69,6 +82,13 @@ def finish(**_: object) -> None:
 def hand_over_again(message_ids: list[UUID], **_: object) -> None:
     """Let the sweep hand over at its next turn what this worker had to drop."""
     here().sweep.hand_over_again(message_ids)
+
+
+@item_rejected.connect
+def count_rejected(**_: object) -> None:
+    """Count an item of the broker that this worker has deleted."""
+    here().journal.item_rejected()
+    here().pulse.item_rejected()
 
 
 def _do(duty: str, work: Callable[[], object]) -> None:

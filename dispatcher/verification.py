@@ -39,6 +39,8 @@ class Fault(StrEnum):
     """The window has a place for which the store has no message that counts there."""
     UNDER_WAY = "under way"
     """An orphan that a submit or a move may still need, or that the sweep is about to free."""
+    FOREIGN = "foreign"
+    """What stands there is no window, or a member of it no id: not written by the dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,12 @@ class Difference:
     """One place at which a window differs from the store; instants are aware UTC.
 
     ``send_at`` is the time in the store and ``booked_at`` that in the window, None where there is
-    no such place.
+    no such place. ``message_id`` is None where what stands there is foreign.
     """
 
     fault: Fault
     scope: str
-    message_id: UUID
+    message_id: UUID | None
     send_at: datetime | None
     booked_at: datetime | None
 
@@ -95,6 +97,7 @@ class _Found:
 
     named: dict[_At, Difference] = field(default_factory=dict)
     more: Counter[tuple[ShardKeys | None, Fault]] = field(default_factory=Counter)
+    foreign: dict[bytes, Difference] = field(default_factory=dict)
     messages: int = 0
     reservations: int = 0
 
@@ -129,6 +132,8 @@ class Verification:
         """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
         opened = self._contents.opened()
         found = _Found()
+        for window in self._contents.foreign():
+            self._note_foreign(found, window)
         self._look_for_missing(opened, found)
         self._look_for_more(opened, found)
         for _ in range(_LOOKS):
@@ -146,7 +151,7 @@ class Verification:
                 at: to_ms(place.send_at)
                 for place in page
                 for at, keys in self._places_of(place)
-                if keys in opened
+                if keys in opened and at.window not in found.foreign
             }
             for some in _batches(expected):
                 seen = self._contents.look(some)
@@ -155,9 +160,23 @@ class Verification:
 
     def _look_for_more(self, opened: Collection[ShardKeys], found: _Found) -> None:
         for page in self._contents.everything():
-            for some in _batches(page):
+            ours = []
+            for each in page:
+                if len(each.member) < _ID_BYTES:
+                    self._note_foreign(found, each.window)
+                else:
+                    ours.append(each)
+            for some in _batches(ours):
                 found.reservations += len(some)
                 self._keep(found, self._unknown(some, opened))
+
+    @staticmethod
+    def _note_foreign(found: _Found, window: bytes) -> None:
+        kind, name = scope_of(window) or ("", "")
+        if len(found.foreign) < _MOST_NAMED:
+            found.foreign[window] = Difference(
+                Fault.FOREIGN, str(Scope(kind, name, "")), None, None, None
+            )
 
     def _unknown(self, held: Sequence[Held], opened: Collection[ShardKeys]) -> list[_At]:
         judged = []
@@ -243,7 +262,11 @@ class Verification:
         for (keys, fault), many in found.more.items():
             if keys not in closed:
                 counts[fault] += many
-        ordered = sorted(named.values(), key=lambda each: (each.scope, each.message_id))
+        counts[Fault.FOREIGN] = len(found.foreign)
+        ordered = sorted(
+            (*named.values(), *found.foreign.values()),
+            key=lambda each: (each.scope, str(each.message_id)),
+        )
         return Verified(
             messages=found.messages,
             reservations=found.reservations,

@@ -18,12 +18,16 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 
 DAY_MS = 86_400_000
+MAX_ZONE = 63
+"""The most characters of a name of a zone; the longest of the tz database has 32."""
 
 _DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
+_NO_ZONES = re.compile(r"(localtime|posixrules|Factory)|(posix|right)/.*")
+"""What lies among the files of the tz database and is no zone, or one of another time scale."""
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 
@@ -31,12 +35,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 def rules(name: str, *, field: str = "zone") -> ZoneInfo:
     """Return the rules of the zone of that name. Raises InvalidValue, naming ``field``."""
     accepted = "a name of the tz database, such as Europe/Berlin"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidValue(field, f"{name!r} is no name of a zone", accepted)
+    if not isinstance(name, str) or len(name) > MAX_ZONE or not _NAME.fullmatch(name):
+        raise InvalidValue(field, f"{quoted(name)} is no name of a zone", accepted)
+    if _NO_ZONES.fullmatch(name):
+        raise InvalidValue(field, f"{quoted(name)} is no zone", accepted)
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
-        raise InvalidValue(field, f"there is no zone {name!r}", accepted) from None
+        raise InvalidValue(field, f"there is no zone {quoted(name)}", accepted) from None
 
 
 def wall_at(instant_ms: int, zone: ZoneInfo) -> datetime:

@@ -17,10 +17,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
-from dispatcher.cli import app
+from dispatcher.cli import every_command
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
+_DOCS_LINK = re.compile(r"\]\(((?:\.\./)*docs/[^)#\s]+)")
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(<code>)~?(?:[\w.]+\.)?(\w+(?:</code>))")
 _LANGUAGES = {".py": "python", ".lua": "lua"}
 
@@ -35,7 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Make the page of the command line, and one for each file that the pages lead to outside."""
-    command = typer.main.get_command(app)
+    command = every_command()
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="dispatcher")
     files.append(File.generated(config, "reference/command-line.md", content=text))
     for file in [each for each in files.documentation_pages() if each.abs_src_path]:
@@ -84,6 +85,12 @@ def _shown(path: str, page: str) -> str:
     if not file.is_file():
         raise PluginError(f"{page} leads to {path}, which does not exist")
     if file.suffix == ".md":
-        return file.read_text()
+        return _DOCS_LINK.sub(lambda match: _led_back(path, match), file.read_text())
     language = _LANGUAGES.get(file.suffix, "text")
     return f"# {path}\n\n````{language}\n{file.read_text()}````\n"
+
+
+def _led_back(path: str, match: re.Match[str]) -> str:
+    """Return a link of a file outside of ``docs`` to a page in it, as the file's page needs it."""
+    target = normpath(str(PurePosixPath(path).parent / match[1]))
+    return f"]({relpath(target, str(PurePosixPath('docs', _page_of(path)).parent))}"

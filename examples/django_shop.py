@@ -1,7 +1,12 @@
 """A Django project in one file: it takes orders, and reminds whoever ordered an hour before.
 
 Settings and tables are Django's: the dispatcher lives in the database of ``DATABASES``, and
-``migrate`` makes its tables, too. ``celery -A examples.django_shop worker`` and ``… beat`` send.
+``migrate`` makes its tables, too::
+
+    pip install django
+    python -m examples.django_shop migrate --run-syncdb
+    python -m examples.django_shop runserver
+    celery -A examples.django_shop worker    # and another one with: beat
 
 A submit cannot join a transaction of Django's (docs/existing-project.md tells why). It comes after
 the commit, under the order's own idempotency key, and what a dead process or a Redis that was away
@@ -23,6 +28,7 @@ import django
 from celery import Celery
 from django.apps import AppConfig, apps
 from django.conf import settings
+from django.core.management import execute_from_command_line
 from django.core.wsgi import get_wsgi_application
 from django.db import models, transaction
 from django.db.models.signals import post_migrate
@@ -70,7 +76,7 @@ class ShopConfig(AppConfig):
 
     def make_tables(self, **_: object) -> None:
         """Bring the dispatcher's tables along with Django's."""
-        database = Database(self.settings.database_url)
+        database = Database.of(self.settings)
         migrate(database)
         database.close()
 
@@ -85,6 +91,7 @@ settings.configure(
     INSTALLED_APPS=[f"{__name__}.ShopConfig"],
     ROOT_URLCONF=__name__,
     ALLOWED_HOSTS=["*"],
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     USE_TZ=True,
 )
 django.setup()
@@ -139,3 +146,6 @@ def take_order(request: HttpRequest) -> JsonResponse:
 
 urlpatterns = [path("orders", take_order)]
 application = get_wsgi_application()
+
+if __name__ == "__main__":
+    execute_from_command_line(sys.argv)

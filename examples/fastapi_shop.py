@@ -1,4 +1,9 @@
-"""A FastAPI program that reminds its customers: ``uvicorn examples.fastapi_shop:app``.
+"""A FastAPI program that reminds its customers.
+
+::
+
+    pip install fastapi uvicorn
+    uvicorn examples.fastapi_shop:app
 
 Its loop never waits for Redis or the database: it awaits a thread that does. Each request brings an
 idempotency key, so one that was cancelled is simply sent again.

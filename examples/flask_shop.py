@@ -1,6 +1,11 @@
-"""A Flask program that reminds its customers: ``flask --app examples.flask_shop run``.
+"""A Flask program that reminds its customers.
 
-``celery -A dispatcher.celery_app worker`` and ``… beat`` send what it submits.
+::
+
+    pip install flask
+    flask --app examples.flask_shop run
+
+``dispatcher up`` sends what it submits.
 """
 
 from __future__ import annotations

@@ -2,49 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from alembic import context
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
+from sqlalchemy.schema import CreateSchema
 
 from dispatcher.settings import Settings
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
-from dispatcher.store.schema import described
+from dispatcher.store.migrate import options, refuse_what_is_in_the_way
+from dispatcher.store.schema import Tables
 
 _LOCK = 0x64697370  # "disp": two migrations at a time take turns
 
 
-def run(connection: Connection) -> None:
-    sqlite = connection.dialect.name == "sqlite"
-    if connection.dialect.name in MYSQL:
-        from dispatcher.store.mariadb import finish_what_was_begun, taking_turns  # noqa: PLC0415 - its driver is an extra
+def run(connection: Connection, tables: Tables) -> None:
+    is_mysql = connection.dialect.name in MYSQL
+    with _alone_on_mysql(connection) if is_mysql else _in_transaction(connection):
+        refuse_what_is_in_the_way(connection, tables)
+        if tables.schema and not inspect(connection).has_schema(tables.schema):
+            connection.execute(CreateSchema(tables.schema))
+        context.configure(
+            connection=connection,
+            target_metadata=tables.described(connection.dialect.name),
+            render_as_batch=connection.dialect.name == "sqlite",
+            transactional_ddl=False,
+            **options(tables),
+        )
+        if is_mysql:
+            from dispatcher.store.mariadb import finish_what_was_begun  # noqa: PLC0415 - its driver is an extra
 
-        with taking_turns(connection):
-            context.configure(
-                connection=connection,
-                target_metadata=described(connection.dialect.name),
-                transactional_ddl=False,
-            )
-            finish_what_was_begun(context.get_context().impl)
-            context.run_migrations()
-        return
-    if not sqlite:
+            finish_what_was_begun(context.get_context().impl, tables)
+        context.run_migrations()
+
+
+@contextmanager
+def _alone_on_mysql(connection: Connection) -> Iterator[None]:
+    from dispatcher.store.mariadb import taking_turns  # noqa: PLC0415 - its driver is an extra
+
+    with taking_turns(connection):
+        yield
+
+
+@contextmanager
+def _in_transaction(connection: Connection) -> Iterator[None]:
+    sqlite = connection.dialect.name == "sqlite"
+    if sqlite:
+        # A table is changed by making it anew; dropping the old one would take the attempts along.
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+    else:
         from dispatcher.store.postgres import be_patient  # noqa: PLC0415 - its driver is an extra
 
         be_patient(connection)
-    else:
-        # A table is changed by making it anew; dropping the old one would take the attempts along.
-        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else "BEGIN")
     try:
         if not sqlite:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-        context.configure(
-            connection=connection,
-            target_metadata=described(connection.dialect.name),
-            render_as_batch=sqlite,
-            transactional_ddl=False,
-        )
-        context.run_migrations()
+        yield
         connection.exec_driver_sql("COMMIT")
     except BaseException:
         connection.exec_driver_sql("ROLLBACK")
@@ -56,9 +72,9 @@ def run(connection: Connection) -> None:
 
 handed_in = context.config.attributes.get("connection")
 if handed_in is not None:
-    run(handed_in)
+    run(handed_in, context.config.attributes["tables"])
 else:
-    database = Database(Settings.load().database_url)
+    database = Database.of(Settings.load())
     with database.engine.connect() as own:
-        run(own)
+        run(own, database.tables)
     database.close()

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
 from threading import RLock
-from typing import Self, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
 
-_building = RLock()
+
+class Built:
+    """Base of classes with :class:`built_once` properties; subclasses call ``super().__init__()``.
+
+    The lock belongs to the object, not to the module: a child forked while another thread of its
+    parent builds would find a module's lock taken for ever. The child makes an object of its own.
+    """
+
+    def __init__(self) -> None:
+        self._building = RLock()
 
 
-class built_once(cached_property[T]):  # noqa: N801 - used as a decorator
-    """A cached property that two threads do not build twice."""
+class built_once(Generic[T]):  # noqa: N801 - used as a decorator
+    """A property of a :class:`Built` that is kept, and that two threads do not build twice."""
+
+    def __init__(self, build: Callable[[Any], T]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> T: ...
-    def __get__(self, instance: object | None, owner: type | None = None) -> Self | T:
+    def __get__(self, instance: Built, owner: type | None = None) -> T: ...
+    def __get__(self, instance: Built | None, owner: type | None = None) -> Self | T:
         if instance is None:
             return self
-        with _building:
-            # Who waited finds what was built meanwhile: cached_property of Python 3.12 and later
-            # does not look again.
-            built = vars(instance).get(self.func.__name__)
-            return super().__get__(instance, owner) if built is None else cast("T", built)
+        name, built = self._build.__name__, vars(instance)
+        with instance._building:
+            if name not in built:  # else another thread has built it meanwhile
+                built[name] = self._build(instance)
+            part: T = built[name]
+            return part

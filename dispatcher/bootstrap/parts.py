@@ -101,6 +101,11 @@ class Parts(Working):
         if "hooks" in vars(self) and self.hooks is not None:
             self.hooks.close()
 
+    def close_send_logs(self) -> None:
+        """Delete the folder of the send logs, where no send is under way."""
+        if "send_logs" in vars(self):
+            self.send_logs.close()
+
     def close(self) -> None:
         """Close what was opened."""
         built = vars(self)
@@ -112,6 +117,7 @@ class Parts(Working):
             self.delivery.close()
         self.close_transports()
         self.close_hooks()
+        self.close_send_logs()
         if "redis" in built:
             self.redis.close()
         if "_plain_redis" in built:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from threading import RLock
+from datetime import timedelta
 
 from celery.app import app_or_default
 
 from dispatcher.bootstrap.parts import Parts
 from dispatcher.celery_app import settings_of
 
-
-@dataclass(slots=True)
-class _Here:
-    pid: int = 0
-    parts: Parts | None = None
-
-
-_here = _Here()
-_lock = RLock()
+_parts: dict[int, Parts] = {}
+"""By process id. A forked child inherits its parent's entry and never touches it. There is no lock:
+one that a thread of the parent held at the fork would stay taken in the child."""
 
 
 def here() -> Parts:
@@ -28,24 +21,30 @@ def here() -> Parts:
     Those are the environment's, unless the app was installed with others. A forked child builds
     its own. Raises InvalidSettings.
     """
-    with _lock:
-        if _here.parts is None or _here.pid != os.getpid():
-            _here.parts = Parts(settings_of(app_or_default()))
-            _here.pid = os.getpid()
-        return _here.parts
+    pid = os.getpid()
+    if pid not in _parts:
+        # Parts are empty until asked for, so a second thread may make one in vain: the first stays.
+        _parts.setdefault(pid, Parts(settings_of(app_or_default())))
+    return _parts[pid]
 
 
-def stop_here() -> None:
-    """Begin no further hand-over in this process. May be called in the handler of a signal."""
-    parts = _here.parts
-    if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
+def stop_here() -> timedelta | None:
+    """Begin no further send in this process. May be called in the handler of a signal.
+
+    Return how long it may last until all that has begun is recorded, None where nothing was built.
+    """
+    parts = _parts.get(os.getpid())
+    if parts is None:
+        return None
+    if "lanes" in vars(parts):
         parts.lanes.stop()
+    return parts.settings.stop_grace
 
 
 def finish_here() -> bool:
     """Wait for the hand-overs of this process that no task waits for; tell whether all ended."""
-    parts = _here.parts
-    if parts is not None and _here.pid == os.getpid() and "lanes" in vars(parts):
+    parts = _parts.get(os.getpid())
+    if parts is not None and "lanes" in vars(parts):
         return parts.lanes.finish()
     return True
 
@@ -53,9 +52,10 @@ def finish_here() -> bool:
 def close_here() -> None:
     """Close the lines of this process to the providers, once it hands nothing over any more.
 
-    The hooks are told what waits for them.
+    Pending hooks are called; the folder of send logs is deleted if it is empty.
     """
-    parts = _here.parts
-    if parts is not None and _here.pid == os.getpid():
+    parts = _parts.get(os.getpid())
+    if parts is not None:
         parts.close_transports()
         parts.close_hooks()
+        parts.close_send_logs()

@@ -9,7 +9,8 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from dispatcher.bootstrap.built import built_once
+from dispatcher.bootstrap.built import Built, built_once
+from dispatcher.broker import check_url
 from dispatcher.celery_app import create_app
 from dispatcher.clock import Clock, SystemClock
 from dispatcher.errors import InvalidSettings
@@ -32,10 +33,11 @@ _REDIS_SECONDS = 1.0
 _REDIS_RETRIES = 1
 
 
-class Servers:
+class Servers(Built):
     """Settings, clock, and the parts that every use case stands on."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        super().__init__()
         arm_by_environment()
         self.settings = settings
         self.clock = clock or SystemClock()
@@ -68,11 +70,12 @@ class Servers:
     @built_once
     def database(self) -> Database:
         """The store's engine."""
-        return Database(self.settings.database_url)
+        return Database.of(self.settings)
 
     @built_once
     def queue(self) -> Queue:
-        """What hands ids to Celery."""
+        """What hands ids to Celery. Raises InvalidSettings for a broker that kombu cannot use."""
+        check_url(self.settings.broker_url)
         return Queue(
             create_app(self.settings, submitting=True),
             queue_of=self.settings.queue_of,

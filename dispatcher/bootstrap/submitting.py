@@ -14,6 +14,7 @@ from dispatcher.submission import (
     Handover,
     Held,
     JoinedSubmission,
+    Moves,
     Outlook,
     Planning,
     Submission,
@@ -48,6 +49,7 @@ class Submitting(Servers):
             clock=self.clock,
             windows=self.windows,
             messages=self.messages,
+            suppressions=self.suppressions,
             handover=self.handover,
             check=self.checks,
             fill=self.templates.fill,
@@ -121,13 +123,25 @@ class Submitting(Servers):
         )
 
     @built_once
+    def moves(self) -> Moves:
+        """What gives messages other times."""
+        return Moves(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            messages=self.messages,
+            handover=self.handover,
+        )
+
+    @built_once
     def changes(self) -> Changes:
         """The use cases of those who change what was accepted."""
         return Changes(
             settings=self.settings,
             clock=self.clock,
-            windows=self.windows,
             messages=self.messages,
+            suppressions=self.suppressions,
+            moves=self.moves,
             handover=self.handover,
             check=self.checks,
             fill=self.templates.fill,

@@ -11,6 +11,7 @@ from dispatcher.bootstrap.submitting import Submitting
 from dispatcher.celery_app import sweeps_every
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.liveness import Pulse
+from dispatcher.send_log import SendLogs
 from dispatcher.status_messages import StatusMessages
 from dispatcher.store import Claims, Overdue, StoreUpkeep, Untold, overdue
 from dispatcher.submission import CatchUp
@@ -41,6 +42,7 @@ class Working(Submitting):
             transports=self.transports,
             queue=self.queue,
             journal=self.journal,
+            send_logs=self.send_logs,
             tracing=self.tracing,
         )
 
@@ -66,7 +68,13 @@ class Working(Submitting):
             permits=self.permits,
             queue=self.queue,
             journal=self.journal,
+            send_logs=self.send_logs,
         )
+
+    @built_once
+    def send_logs(self) -> SendLogs:
+        """What tells which sends of a worker that died had begun."""
+        return SendLogs(self.settings.data_dir.resolve() / f"sends.{self.settings.namespace}")
 
     @built_once
     def catch_up(self) -> CatchUp:
@@ -80,7 +88,7 @@ class Working(Submitting):
         return CatchUp(
             settings=self.settings,
             store=store,
-            changes=self.changes,
+            moves=self.moves,
             handover=self.handover,
             journal=self.journal,
         )
@@ -92,7 +100,12 @@ class Working(Submitting):
         untold = None
         if name:
             tries = self.settings.channels[name].max_attempts
-            untold = Untold(self.database, channel=name, max_attempts=tries)
+            untold = Untold(
+                self.database,
+                channel=name,
+                max_attempts=tries,
+                tells_errors=self.settings.status_errors,
+            )
         return StatusMessages(untold=untold, channel=name, journal=self.journal)
 
     @built_once
@@ -104,4 +117,4 @@ class Working(Submitting):
     def _left(self) -> ColumnElement[bool] | None:
         """What is overdue and not to be sent late is left to the one who catches up."""
         ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
-        return overdue(ways, self.settings.overdue_after) if ways else None
+        return overdue(self.database.tables, ways, self.settings.overdue_after) if ways else None

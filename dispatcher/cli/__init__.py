@@ -8,62 +8,23 @@ from __future__ import annotations
 
 import sys
 
-from dispatcher.cli import (
-    bulk,
-    changing,
-    demo,
-    doctor,
-    export,
-    messages,
-    services,
-    show,
-    status,
-    suppressing,
-    timeline,
-    windows,
-)
-from dispatcher.cli.app import app, exit_code, say_error
+from typer.main import get_group
+
+from dispatcher.cli import show
+from dispatcher.cli.app import app, exit_code, name_options, say_error
+from dispatcher.cli.commands import Commands
 from dispatcher.errors import DispatcherError
 
-__all__ = ["app", "main"]
-
-services.register(app)
-messages.register(app)
-changing.register(app)
-suppressing.register(app)
-status.register(app)
-bulk.register(app)
-export.register(app)
-timeline.register(app)
-windows.register(app)
-doctor.register(app)
-demo.register(app)
-
-_PANELS = {
-    "Submit": ("submit", "import", "next-slot"),
-    "Look": ("status", "top", "list", "show", "held", "timeline", "export", "suppressed", "doctor"),
-    "Change": (
-        "cancel",
-        "reschedule",
-        "update",
-        "retry",
-        "release",
-        "drop",
-        "suppress",
-        "unsuppress",
-    ),
-}
+__all__ = ["app", "every_command", "main"]
 
 
-def _panel_of(name: str) -> str:
-    return next((panel for panel, names in _PANELS.items() if name in names), "Run")
-
-
-for _command in app.registered_commands:
-    _name = str(_command.name or getattr(_command.callback, "__name__", ""))
-    _command.rich_help_panel = _panel_of(_name)
-for _group in app.registered_groups:
-    _group.rich_help_panel = _panel_of(str(_group.name))
+def every_command() -> Commands:
+    """Return the group of the commands with the modules of all of them imported."""
+    group = get_group(app)
+    if not isinstance(group, Commands):
+        raise TypeError(f"the group is a {type(group).__name__}")
+    group.load()
+    return group
 
 
 def main() -> None:
@@ -72,6 +33,7 @@ def main() -> None:
     try:
         app()
     except DispatcherError as error:
+        name_options(error)
         if "--json" in sys.argv and not show.written:
             show.as_line(show.error_data(error))
         say_error(error)

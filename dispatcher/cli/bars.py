@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,13 +15,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from dispatcher.cli.show import Terminal
+
 INTERRUPTED = 130
 """The exit code of work that was interrupted."""
 
 
 def bar() -> Progress:
     """Return a progress bar on standard error, which shows nothing where that is no terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

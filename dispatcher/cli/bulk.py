@@ -13,12 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.cli import show
-from dispatcher.cli.app import exit_code, say_error
+from dispatcher.cli.app import AsJson, examples, exit_code, say_error
 from dispatcher.cli.bars import INTERRUPTED, terminated_like_interrupted
 from dispatcher.cli.files import STANDARD_INPUT, RefusedRows, Source
-from dispatcher.cli.filters import examples
 from dispatcher.cli.intake import Intake
-from dispatcher.cli.messages import AsJson
 from dispatcher.cli.rows import Format, read
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
@@ -50,7 +48,8 @@ def import_file(
         OnConflict | None, typer.Option(help="For all rows, instead of their own.")
     ] = None,
     rejected: Annotated[
-        Path | None, typer.Option(help="Takes the refused rows; default: FILE.rejected.jsonl.")
+        Path | None,
+        typer.Option(help="Takes the refused rows; of in.csv by default: in.rejected.jsonl."),
     ] = None,
     atomic: Annotated[bool, typer.Option("--atomic", help="Accept all rows or none.")] = False,
     channel: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
@@ -62,9 +61,9 @@ def import_file(
     """Accept the messages of a file; say which rows were refused and why.
 
     The columns are channel, recipient, text or body, send_at or send_in, and whatever else a
-    submit takes. Refused rows do not stop the rest; they are written to FILE.rejected.jsonl, to be
-    mended and imported again. After an interruption run it again: rows with an idempotency_key are
-    accepted once.
+    submit takes. Refused rows do not stop the rest; those of in.csv are written to
+    in.rejected.jsonl, to be mended and imported again. After an interruption run it again: rows
+    with an idempotency_key are accepted once.
 
     Exit codes: 0 all accepted, 2 bad rows, 3 rows refused by quotas or quiet hours, 6 something
     outside is unavailable, 130 interrupted.
@@ -83,6 +82,8 @@ def import_file(
         intake = Intake(dispatcher, rows, refused, on_conflict=on_conflict, lines=source.total)
         work = intake.plan if plan else intake.submit_all if atomic else intake.submit_each
         failed = _run(intake, work)
+        if refused is not None and not failed:
+            refused.finish()
     if as_json:
         show.as_json(intake.data() | {"complete": failed == 0})
     else:
@@ -119,6 +120,8 @@ def _report(intake: Intake) -> None:
         f"{data['accepted']:,} {would}accepted ({data['known']:,} known before, "
         f"{data['shifted']:,} shifted), {data['refused']:,} {would}refused"
     )
+    if intake.planned:
+        show.out.print("nothing was booked")
     if intake.planned and intake.planned.first_send_at:
         show.out.print(f"the first goes at {data['first_send_at']}, the last at "
                        f"{data['last_send_at']}")  # fmt: skip

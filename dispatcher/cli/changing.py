@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from dispatcher import sendtime
 from dispatcher.cli import show
-from dispatcher.cli.filters import NOTHING, examples, filtered
-from dispatcher.cli.messages import AsJson, ExpireAfter, Fold, Latest, SendAt, SendIn, Shift, Zone
+from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.filters import NOTHING, filtered
+from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
 from dispatcher.cli.work import Work
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
@@ -23,6 +24,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Every = Annotated[bool, typer.Option("--all", help="Where no filter is given: every message.")]
 
 
+_ONE_TIME = "one of --send-at, --send-in and --later"
 _EXAMPLES = {
     "cancel": (
         "dispatcher cancel 0199…",
@@ -73,7 +75,12 @@ def reschedule(
     later: Annotated[
         str | None, typer.Option(help='Later than now promised, by: "2 hours".')
     ] = None,
-    zone: Zone = None,
+    zone: Annotated[
+        str | None, typer.Option(help="Zone of local times given here; default: each message's.")
+    ] = None,
+    set_zone: Annotated[
+        str | None, typer.Option(help="Another zone for the messages: quiet hours go by it.")
+    ] = None,
     fold: Fold = None,
     on_conflict: Shift = "reject",
     latest: Latest = None,
@@ -85,38 +92,44 @@ def reschedule(
 ) -> None:
     """Move scheduled messages to another time, by id or by filter; old places are free at once.
 
-    Each is judged as if it had no place yet. A zone that is given becomes the message's.
+    Each is judged as if it had no place yet. It keeps its zone unless --set-zone gives it another.
     """
+    if set_zone is not None:
+        sendtime.check_zone(set_zone)
+    read_by = set_zone if zone is None else zone
     for field, given in (("send_at", send_at), ("latest", latest), ("expires_at", expires_at)):
-        if given is not None and zone is not None:
-            sendtime.parse(given, zone=zone, fold=fold, field=field)
-    if later is not None and (send_at is not None or send_in is not None):
-        raise InvalidDraft("later", "given together with another time", "one of them")
-    by = parse_length(later, "later") if later is not None else None
-    after = parse_length(send_in, "send_in") if send_in is not None else None
-    length = parse_length(expire_after, "expire_after") if expire_after is not None else None
+        if given is not None and read_by is not None:
+            sendtime.parse(given, zone=read_by, fold=fold, field=field)
+    if [send_at, send_in, later].count(None) != 2:  # noqa: PLR2004 - one of three
+        raise InvalidDraft("send_at", "none or several of the times given", _ONE_TIME)
+    length = None if expire_after is None else parse_length(expire_after, "expire_after")
+    wish: dict[str, Any] = {
+        "send_at": send_at,
+        "send_in": None if send_in is None else parse_length(send_in, "send_in"),
+        "later": None if later is None else parse_length(later, "later"),
+        "zone": zone,
+        "set_zone": set_zone,
+        "fold": fold,
+        "on_conflict": on_conflict,
+        "latest": latest,
+        "expires_at": expires_at,
+        "expire_after": length,
+    }
     with Dispatcher() as dispatcher:
 
         def move(message_id: UUID | str) -> Message:
-            at = send_at
-            if by is not None:
-                at = (dispatcher.get(message_id).send_at + by).isoformat()
-            with show.refused_in(zone):
-                return dispatcher.reschedule(
-                    message_id,
-                    send_at=at,
-                    send_in=after,
-                    zone=zone,
-                    fold=fold,
-                    on_conflict=on_conflict,
-                    latest=latest,
-                    expires_at=expires_at,
-                    expire_after=length,
-                )
+            with show.refused_in(read_by):
+                return dispatcher.reschedule(message_id, **wish)
 
-        Work(dispatcher, "reschedule", Status.SCHEDULED, move, still_matches=True).do(
-            message_ids, wanted, yes=yes, every=every, as_json=as_json
-        )
+        Work(
+            dispatcher,
+            "reschedule",
+            Status.SCHEDULED,
+            move,
+            many=lambda some: dispatcher.reschedule_many([each.id for each in some], **wish),
+            still_matches=True,
+            also=None if set_zone is None else f"set the zone to {set_zone}",
+        ).do(message_ids, wanted, yes=yes, every=every, as_json=as_json)
 
 
 def retry(
@@ -139,9 +152,15 @@ def retry(
         def again(message_id: UUID | str) -> Message:
             return dispatcher.retry(message_id, perhaps_sent=perhaps_sent)
 
-        Work(dispatcher, "retry", Status.FAILED, again).do(
-            message_ids, wanted, yes=yes, every=every, as_json=as_json
-        )
+        Work(
+            dispatcher,
+            "retry",
+            Status.FAILED,
+            again,
+            many=lambda some: dispatcher.retry_many(
+                [each.id for each in some], perhaps_sent=perhaps_sent
+            ),
+        ).do(message_ids, wanted, yes=yes, every=every, as_json=as_json)
 
 
 def release(

@@ -17,8 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dispatcher.cli import show
-from dispatcher.cli.app import say_error
-from dispatcher.cli.filters import examples
+from dispatcher.cli.app import examples, say_error
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.clock import SystemClock

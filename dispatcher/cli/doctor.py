@@ -13,8 +13,7 @@ from dispatcher.broker import load_app
 from dispatcher.celery_app import settings_of
 from dispatcher.checkup import doctor_for
 from dispatcher.cli import show
-from dispatcher.cli.app import say_error
-from dispatcher.cli.filters import examples
+from dispatcher.cli.app import examples, say_error
 from dispatcher.doctor import Examined, Finding, Level
 from dispatcher.settings import Settings
 

@@ -97,20 +97,29 @@ class Source(AbstractContextManager["Source"]):
 class RefusedRows(AbstractContextManager["RefusedRows"]):
     """A JSONL file of refused rows. When none was refused, no file is made.
 
-    Raises InvalidValue where something is in the file already, or it cannot be written.
+    Until :meth:`finish` they are in a file beside it, which a later import begins anew: one that
+    was interrupted can be run again as it was typed. Raises InvalidValue where something is in the
+    file already, or it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.count = 0
-        self._is_new = not path.exists()
+        self._final = path
+        self.path = path.with_name(f"{path.name}.part")
         try:
             if path.exists() and (not path.is_file() or path.stat().st_size > 0):
                 raise InvalidValue(str(path), "exists", "another file with --rejected")
-            self._stream = path.open("a", encoding="utf-8")
+            self._stream = self.path.open("w", encoding="utf-8")
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
             raise InvalidValue(str(path), problem, "another file with --rejected") from None
+
+    def finish(self) -> None:
+        """Give the file its name, because the import is done."""
+        self._stream.flush()
+        if self.count:
+            self.path.replace(self._final)
+            self.path = self._final
 
     def write(self, refused: dict[str, Any]) -> None:
         """Add one row."""
@@ -127,5 +136,5 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
-        if self.count == 0 and self._is_new:
+        if self.count == 0:
             self.path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidDraft, InvalidValue
 from dispatcher.message import Status
 from dispatcher.selection import Selection, Wanted
 from dispatcher.settings import Settings
@@ -41,17 +41,32 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     ),
     "recipient": ("recipient", Annotated[str | None, _option(help="To this recipient.")]),
     "scope": ("scope", Annotated[str | None, _option(help="Of this scope.")]),
+    "counts": (
+        "scopes",
+        Annotated[
+            list[str] | None,
+            _option(
+                "--count",
+                metavar="KIND=NAME",
+                help="That count against this scope, too: tenant=acme, recipient.sms=ada.",
+            ),
+        ],
+    ),
     "key": (
         "idempotency_key",
         Annotated[str | None, _option("--key", help="With this idempotency key.")],
     ),
+    "key_prefix": (
+        "key_prefix",
+        Annotated[str | None, _option(help="With a key that begins so.")],
+    ),
     "from_at": (
         "from_at",
-        Annotated[str | None, _option("--from", help="Promised for this time or later.")],
+        Annotated[str | None, _option("--from", help="Promised for this time, or date, or later.")],
     ),
     "to_at": (
         "until_at",
-        Annotated[str | None, _option("--to", help="Promised for before this time.")],
+        Annotated[str | None, _option("--to", help="Promised for before this time, or this date.")],
     ),
     "zone": ("zone", Annotated[str | None, _option(help="Zone of --from and --to.")]),
     "made_after": (
@@ -64,15 +79,24 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     ),
 }
 """The parameter of a command: what it is called in :class:`Wanted`, and its type."""
+_FILTER_ZONE = "filter_zone"
+_FilterZone = Annotated[
+    str | None, _option(help="Zone of --from and --to, where it is not that of --zone.")
+]
+"""The zone of the filters for a command whose own times have one."""
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command these options in the place of its parameter ``wanted``.
 
-    One that the command has itself, such as ``zone``, is passed to both.
+    A command that has a ``zone`` of its own gets ``--filter-zone``, which is that one by default.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [each for each in signature.parameters.values() if each.name != _WANTED]
+    options = {name: annotation for name, (_, annotation) in _OPTIONS.items()}
+    if "zone" in signature.parameters:
+        del options["zone"]
+        options[_FILTER_ZONE] = _FilterZone
     added = [
         Parameter(
             name,
@@ -80,14 +104,16 @@ def filtered(command: Callable[..., None]) -> Callable[..., None]:
             default=False if name == "overdue" else None,
             annotation=annotation,
         )
-        for name, (_, annotation) in _OPTIONS.items()
-        if name not in signature.parameters
+        for name, annotation in options.items()
     ]
     every = [*(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own), *added]
 
     @wraps(command)
     def call(**given: Any) -> None:
-        wanted = {field: given[name] for name, (field, _) in _OPTIONS.items()}
+        wanted = {field: given.get(name) for name, (field, _) in _OPTIONS.items()}
+        wanted["scopes"] = scopes_of(given["counts"])
+        if given.get(_FILTER_ZONE) is not None:
+            wanted["zone"] = given[_FILTER_ZONE]
         mine = {each.name: given[each.name] for each in own}
         command(wanted=wanted, **mine)
 
@@ -95,6 +121,17 @@ def filtered(command: Callable[..., None]) -> Callable[..., None]:
     told.__signature__ = signature.replace(parameters=every)
     told.__annotations__ = {each.name: each.annotation for each in every}
     return call
+
+
+def scopes_of(counts: list[str] | None) -> dict[str, str] | None:
+    """Return names by kind of what was given as KIND=NAME. Raises InvalidDraft."""
+    if not counts:
+        return None
+    pairs = [each.partition("=") for each in counts]
+    for kind, sign, name in pairs:
+        if not (kind and sign and name):
+            raise InvalidDraft("scopes", f"cannot read {(kind + sign + name)[:80]!r}", "KIND=NAME")
+    return {kind: name for kind, _, name in pairs}
 
 
 def narrowed(wanted: Wanted, status: Status, *, every: bool) -> Wanted:
@@ -110,8 +147,3 @@ def narrowed(wanted: Wanted, status: Status, *, every: bool) -> Wanted:
     if said.is_everything and not every:
         raise InvalidValue("ID", "no message is named", "ids, a filter such as --channel, or --all")
     return cast("Wanted", {**wanted, "status": status})
-
-
-def examples(*lines: str) -> str:
-    """Return the end of a help text: commands to try, one a line."""
-    return "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in lines)])

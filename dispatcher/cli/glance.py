@@ -7,8 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from dispatcher.celery_app import ON_REQUEST, SWEEPS
@@ -55,25 +53,21 @@ def sparkline(numbers: Sequence[int]) -> str:
     )
 
 
-def _counts(found: Overview) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("channel", footer="all")
-    many = len(found.counts.by_channel) > 1
-    table.show_footer = many
-    for status in (*_LIVE, *_ENDED):
-        total = found.total(status)
-        table.add_column(status.value, justify="right", footer=_number(status, total), no_wrap=True)
-    for channel, counts in found.counts.by_channel.items():
-        table.add_row(
-            escape(channel), *(_number(each, counts.get(each, 0)) for each in (*_LIVE, *_ENDED))
-        )
-    if not found.counts.by_channel:
-        table.add_row("[dim]no messages[/]")
-    length = _length(found.counts.since)
+def _counts(found: Overview) -> RenderableType:
+    statuses = (*_LIVE, *_ENDED)
+    names = [each.value for each in statuses]
+    rows = [
+        (show.as_it_is(channel), *(_number(each, counts.get(each, 0)) for each in statuses))
+        for channel, counts in found.counts.by_channel.items()
+    ]
+    if len(rows) > 1:
+        rows.append(("all", *(_number(each, found.total(each)) for each in statuses)))
+    table: RenderableType = Text("no messages", style="dim")
+    if rows:
+        table = show.listed(("channel", *names), rows, right=names)
     more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
-    table.caption = f"what has ended: within {length}{more}"
-    table.caption_justify = "left"
-    return table
+    ended = f"what has ended: within {_length(found.counts.since)}{more}"
+    return Group(table, Text(ended, style="dim italic"))
 
 
 def _load(found: Overview, width: int) -> list[RenderableType]:
@@ -90,7 +84,7 @@ def _load(found: Overview, width: int) -> list[RenderableType]:
     return [head, Text(sparkline(minutes), style="cyan"), Text(axis, style="dim")]
 
 
-def _troubles(found: Overview) -> list[RenderableType]:
+def _troubles(found: Overview) -> list[Text]:
     overdue = found.overdue
     late = Text("overdue  ", style="bold")
     if overdue.many:
@@ -106,13 +100,19 @@ def _troubles(found: Overview) -> list[RenderableType]:
         held.append(f"{found.held:,} wait for a person: dispatcher held", style="magenta")
     else:
         held.append("none", style="green")
-    return [late, held]
+    troubles = [late, held]
+    if found.items_rejected:
+        rejected = Text("rejected ", style="bold")
+        rejected.append(
+            f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs",
+            style="red",
+        )
+        troubles.append(rejected)
+    return troubles
 
 
-def _limits(channels: Iterable[ChannelFill]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in ("limits", "", "", ""):
-        table.add_column(heading, no_wrap=True)
+def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
+    rows: list[tuple[str, str, Text, str]] = []
     for channel in channels:
         for number, each in enumerate(channel.limits):
             told = []
@@ -120,13 +120,9 @@ def _limits(channels: Iterable[ChannelFill]) -> Table:
                 told.append(f"{channel.waiting:,} wait")
             if number == 0 and channel.closed_until is not None:
                 told.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
-            table.add_row(
-                escape(channel.channel) if number == 0 else "",
-                each.limit,
-                _bar(each.used, each.most),
-                ", ".join(told),
-            )
-    return table
+            name = show.as_it_is(channel.channel) if number == 0 else ""
+            rows.append((name, each.limit, _bar(each.used, each.most), ", ".join(told)))
+    return show.listed(("limits", "", "", ""), rows)
 
 
 def _people(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
@@ -160,19 +156,19 @@ def _duties(found: Overview) -> Text:
 
 def tops_picture(found: Tops) -> RenderableType:
     """Return a ranking for a terminal."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(found.of, overflow="fold")
-    table.add_column("messages", justify="right")
-    table.add_column("next (UTC)", no_wrap=True)
-    table.add_column("fullest quota", no_wrap=True)
-    table.add_column("from (UTC)", no_wrap=True)
-    for each in found.tops:
-        table.add_row(
-            escape(each.name),
-            f"{each.messages:,}",
-            show.minute_text(each.next_at),
-            *_fullest(each.fullest),
-        )
+    table = show.listed(
+        (found.of, "messages", "next (UTC)", "fullest quota", "from (UTC)"),
+        [
+            (
+                show.as_it_is(each.name),
+                f"{each.messages:,}",
+                show.second_text(each.next_at),
+                *_fullest(each.fullest),
+            )
+            for each in found.tops
+        ],
+        right=("messages",),
+    )
     told: list[RenderableType] = [table] if found.tops else []
     if not found.tops:
         told.append(Text(f"nothing is due within {_length(found.within)}"))
@@ -187,7 +183,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
     """Return an overview as plain JSON values; lengths are seconds."""
     counts, load = found.counts, found.load
     return {
-        "now": found.now.isoformat(),
+        "now": show.iso(found.now),
         "since": counts.since.total_seconds(),
         "counts": {
             channel: {status.value: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
@@ -201,7 +197,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
         },
         "held": found.held,
         "load": {
-            "start": load.start.isoformat(),
+            "start": show.iso(load.start),
             "minutes": list(load.minutes),
             "complete": load.complete,
         },
@@ -223,6 +219,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
         "duties": None
         if found.duties is None
         else {each.name: each.age.total_seconds() for each in found.duties},
+        "items_rejected": found.items_rejected,
         "silence": found.silence,
     }
 
@@ -238,14 +235,14 @@ def tops_data(found: Tops) -> dict[str, Any]:
             {
                 "name": each.name,
                 "messages": each.messages,
-                "next_at": each.next_at.isoformat(),
+                "next_at": show.iso(each.next_at),
                 "fullest": None
                 if each.fullest is None
                 else {
                     "quota": each.fullest.quota,
                     "booked": each.fullest.booked,
                     "most": each.fullest.most,
-                    "at": each.fullest.at.isoformat(),
+                    "at": show.iso(each.fullest.at),
                 },
             }
             for each in found.tops
@@ -267,7 +264,7 @@ def _fullest(fullest: FullestQuota | None) -> tuple[Text, str]:
         return Text("–", style="dim"), ""
     text = _bar(fullest.booked, fullest.most, cells=_BAR // 2)
     length = fullest.quota.partition("/")[2]
-    return text.append(f" per {length}"), show.minute_text(fullest.at)
+    return text.append(f" per {length}"), show.second_text(fullest.at)
 
 
 def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:

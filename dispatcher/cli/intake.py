@@ -6,13 +6,14 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from dispatcher.cli import show
 from dispatcher.cli.files import RefusedRows
 from dispatcher.cli.rows import BadRow, Row
+from dispatcher.cli.show import Terminal
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, NoPlace
 from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, reason_of
@@ -117,8 +118,6 @@ class Intake:
         text += "Run it again: rows with an idempotency_key are accepted once"
         if self._keyless:
             text += f"; {self._keyless} accepted rows have none, so take them out first"
-        if self.refused is not None and self.refused.count:
-            text += "; name another file with --rejected"
         return f"{text}."
 
     def data(self) -> dict[str, Any]:
@@ -137,7 +136,7 @@ class Intake:
         if self.planned is not None:
             for name in ("first_send_at", "last_send_at"):
                 instant = getattr(self.planned, name)
-                found[name] = instant.isoformat() if instant else None
+                found[name] = show.iso(instant)
             found["rejections"] = sorted(self._kept, key=lambda each: int(each["line"]))
         return found
 
@@ -158,7 +157,7 @@ class Intake:
         self.reasons[reason] += 1
         refused = {"line": line, "error": text or str(error), "reason": reason}
         if isinstance(error, NoPlace):
-            refused["next_slot"] = error.next_slot.isoformat()
+            refused["next_slot"] = show.iso(error.next_slot)
         if self.refused is not None:
             self.refused.write(refused | {"row": row})
         if self._keeps:
@@ -183,7 +182,7 @@ class _Rate(ProgressColumn):
 
 
 def _bar() -> Bar:
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     return Bar(
         BarColumn(),
         TextColumn("{task.fields[accepted]:,} accepted, {task.fields[refused]:,} refused"),

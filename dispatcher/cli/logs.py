@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from celery.signals import after_setup_logger, after_setup_task_logger
 
 from dispatcher.journal import FIELDS
+from dispatcher.sendtime import as_text
 from dispatcher.settings import LogFormat
 
 
@@ -24,7 +25,7 @@ class JsonFormatter(logging.Formatter):
         """Return the line, without its end."""
         at = datetime.fromtimestamp(record.created, UTC)
         line = {
-            "at": at.isoformat(timespec="milliseconds"),
+            "at": as_text(at),
             "level": record.levelname,
             "logger": record.name,
             "process": record.process,

@@ -9,14 +9,14 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import show, story
-from dispatcher.cli.filters import NOTHING, complete_channel, examples, filtered
+from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.filters import NOTHING, complete_channel, filtered, scopes_of
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Message, OnConflict, OnUnknown
 from dispatcher.quota import parse_length
 from dispatcher.selection import Wanted
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
 SendAt = Annotated[
     str | None, typer.Option(help="ISO 8601 with offset, or local time with --zone.")
@@ -127,7 +127,7 @@ def submit(
             expires_at=expires_at,
             on_conflict=on_conflict,
             latest=latest,
-            scopes=_scopes(counts),
+            scopes=scopes_of(counts),
             quiet_hours=quiet_hours,
             send_window=send_window,
             on_unknown=on_unknown,
@@ -183,7 +183,7 @@ def list_messages(
         for message in page.messages:
             show.as_line(show.message_data(message))
     elif page.messages:
-        show.out.print(show.message_table(page.messages))
+        show.out.print(show.message_table(page.messages, wanted.get("zone")))
         if page.after is not None:
             show.out.print(f"[dim]there are more: --after {page.after}[/]")
     else:
@@ -224,7 +224,7 @@ def next_slot(
             recipient=recipient,
             scope=scope,
             channel=channel,
-            scopes=_scopes(counts),
+            scopes=scopes_of(counts),
             quiet_hours=quiet_hours,
             send_window=send_window,
             after=after,
@@ -232,7 +232,7 @@ def next_slot(
             fold=fold,
         )
     if as_json:
-        show.as_json({"next_slot": slot.isoformat()})
+        show.as_json({"next_slot": show.iso(slot)})
     else:
         show.out.print(escape(show.local_text(slot, zone)))
 
@@ -242,16 +242,6 @@ def _say(message: Message, *, as_json: bool) -> None:
         show.as_json(show.message_data(message))
     else:
         show.out.print(show.outcome_text(message, with_time=True), soft_wrap=True)
-
-
-def _scopes(counts: list[str] | None) -> dict[str, str] | None:
-    if not counts:
-        return None
-    pairs = [each.partition("=") for each in counts]
-    for kind, sign, name in pairs:
-        if not (kind and sign and name):
-            raise InvalidDraft("count", f"cannot read {(kind + sign + name)[:80]!r}", "KIND=NAME")
-    return {kind: name for kind, _, name in pairs}
 
 
 def _body(text: str | None, body: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from dispatcher.errors import InvalidDraft, InvalidValue, kind_of
+from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
 from dispatcher.message import Draft
 from dispatcher.quota import parse_length
 
@@ -191,7 +191,7 @@ def _length(name: str, value: object) -> timedelta:
 
 def _fold(value: object) -> int:
     readable = isinstance(value, str | int) and value in _FOLDS
-    problem = f"cannot read {str(value)[:40]!r}"
+    problem = f"cannot read {quoted(value)}"
     _require(readable, "fold", problem, "0 for the first, 1 for the second time")
     return _FOLDS[value]
 
@@ -210,9 +210,9 @@ def _check_columns(names: Iterable[str]) -> None:
     for name in names:
         known = f"some of {', '.join(COLUMNS)}"
         if name not in COLUMNS:
-            raise InvalidDraft("columns", f"there is no column {name[:80]!r}", known)
+            raise InvalidDraft("columns", f"there is no column {quoted(name)}", known)
         if name in seen:
-            raise InvalidDraft("columns", f"there are two named {name!r}", "each once")
+            raise InvalidDraft("columns", f"there are two named {quoted(name)}", "each once")
         seen.add(name)
 
 

@@ -1,4 +1,4 @@
-"""Commands that run something: up, worker, beat, migrate, version."""
+"""Commands that run something: up, worker, beat, migrate."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version as installed_version
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 from celery.signals import worker_ready
+from typer.core import TyperCommand
 
 from dispatcher.bootstrap import Parts
 from dispatcher.broker import check_url
 from dispatcher.cli import show
-from dispatcher.cli.app import say_error
+from dispatcher.cli.app import AsJson, examples, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
-from dispatcher.cli.filters import examples
 from dispatcher.cli.logs import write_logs
+from dispatcher.errors import InvalidSettings
 from dispatcher.settings import PARENT_VARIABLE, PREFIX, Settings, embedded_addresses
 from dispatcher.store import migrate as migrate_store
 
@@ -32,18 +32,31 @@ _LOOK_SECONDS = 0.2
 """A signal that the system hands to another thread does not wake the one that has to act on it."""
 _COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
+
+
+class _Worker(TyperCommand):
+    """A command whose help tells how long it may take to end, by the settings."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        with suppress(InvalidSettings):
+            grace = Settings.load().stop_grace.total_seconds()
+            self.help = (
+                f"{self.help}\n\nTold to end (SIGTERM), it finishes what it is sending: leave it "
+                f"{grace:g} seconds (transport_timeout and 10 s) before it is killed, or the "
+                "outcome of each send in flight is unknown."
+            )
+        super().format_help(ctx, formatter)
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
     app.command(epilog=examples("dispatcher up"))(up)
     lines = ("dispatcher worker -c 8", "dispatcher worker --queues=dispatcher.sms")
-    app.command(context_settings=_PASS_ON, epilog=examples(*lines))(worker)
+    app.command(cls=_Worker, context_settings=_PASS_ON, epilog=examples(*lines))(worker)
     app.command(context_settings=_PASS_ON, epilog=examples("dispatcher beat"))(beat)
     app.command(epilog=examples("dispatcher migrate"))(migrate)
-    app.command(epilog=examples("dispatcher version"))(version)
 
 
 def up() -> None:
@@ -54,18 +67,60 @@ def up() -> None:
     """
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
-    given = _without_addresses(Settings.load())
+    settings = Settings.load()
+    given = _without_addresses(settings)
     with until_stopped() as stopped, environment(**given, tell=say_error) as running:
         show.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
-        show.out.print(
-            "try, from a second shell here: "
-            f"dispatcher submit --channel {next(iter(running.channels))} "
-            '--recipient ada@example.org --text hello --send-in "5 seconds"',
-            soft_wrap=True,
-        )
-        while not stopped.wait(_LOOK_SECONDS):
-            continue
+        if elsewhere := _addresses_elsewhere(settings):
+            say_warning(
+                f"the settings name servers of their own ({', '.join(elsewhere)}): what a second "
+                "shell submits goes there and is not sent from here; leave these settings out, or "
+                "run `dispatcher worker` and `dispatcher beat` instead"
+            )
+        else:
+            show.out.print(
+                "try, from a second shell here: "
+                f"dispatcher submit --channel {next(iter(running.channels))} "
+                '--recipient ada@example.org --text hello --send-in "5 seconds"',
+                soft_wrap=True,
+            )
+        with _shown(running) as show_more:
+            while not stopped.wait(_LOOK_SECONDS):
+                show_more()
         show.out.print("stopping …")
+
+
+@contextmanager
+def _shown(running: Settings) -> Iterator[Callable[[], None]]:
+    """Give a call that prints what console channels have sent since the last one.
+
+    Their transport prints it in the worker, whose output goes to its log.
+    """
+    names = [name for name, each in running.channels.items() if each.transport == "console"]
+    path = running.data_dir / "logs" / "worker.log"
+    if not names:
+        yield lambda: None
+        return
+    show.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {path}")
+    starts = tuple(f"[{name}] to " for name in names)
+    with path.open(errors="replace") as log:
+        log.seek(0, os.SEEK_END)
+        rest = ""
+
+        def show_more() -> None:
+            nonlocal rest
+            *lines, rest = (rest + log.read()).split("\n")
+            for line in lines:
+                if line.startswith(starts):
+                    show.out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        yield show_more
+
+
+def _addresses_elsewhere(settings: Settings) -> list[str]:
+    """Return the settings that lead to other servers than those of ``up``."""
+    own = embedded_addresses(settings.data_dir)
+    return [name for name, address in own.items() if getattr(settings, name) != address]
 
 
 def _without_addresses(settings: Settings) -> dict[str, Any]:
@@ -131,15 +186,6 @@ def migrate(as_json: AsJson = False) -> None:
         show.as_json({"revision": revision})
     else:
         show.out.print(f"the database is at revision {revision}")
-
-
-def version(as_json: AsJson = False) -> None:
-    """Print the version."""
-    number = installed_version("dispatcher")
-    if as_json:
-        show.as_json({"version": number})
-    else:
-        show.out.print(number)
 
 
 def _celery(*arguments: str) -> None:

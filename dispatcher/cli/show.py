@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from dispatcher.errors import DispatcherError, NoPlace
-from dispatcher.message import Attempt, Message, Status
+from dispatcher.message import Attempt, Message, Status, visible_text
+from dispatcher.sendtime import as_text
 from dispatcher.zones import rules
 
 _STYLES = {
@@ -29,6 +31,7 @@ _STYLES = {
     Status.HELD: "magenta",
 }
 
+_WIDEST = 10_000
 _PIPED_WIDTH = 160
 """Columns where no terminal says how many there are: enough that no word is cut in two."""
 
@@ -38,21 +41,22 @@ def _width() -> int | None:
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
 
 
-out = Console(highlight=False, width=_width())
+class Terminal(Console):
+    """Where commands write. No terminal obeys what it is given to show, whoever it comes from."""
+
+    def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
+        """Yield what is shown, lines apart, as :func:`visible_text` writes it."""
+        for text, style, control in super().render(*given, **more):
+            shown = text if control else "\n".join(map(visible_text, text.split("\n")))
+            yield Segment(shown, style, control)
 
 
-_OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What a terminal may obey instead of showing it: control characters, and what turns the text."""
+out = Terminal(highlight=False, width=_width())
 
 
 def as_it_is(text: str) -> str:
-    """Return text of others for a table: no markup is read in it, and no terminal obeys it."""
-    return escape(_OBEYED.sub(_visible, text))
-
-
-def _visible(found: re.Match[str]) -> str:
-    """Write a character as JSON does."""
-    return f"\\u{ord(found[0]):04x}"
+    """Return text of others for a table: no markup is read in it."""
+    return escape(visible_text(text))
 
 
 written: list[str] = []
@@ -77,7 +81,7 @@ def _write(text: str) -> None:
 
 def plain_json(text: str) -> str:
     """Return JSON that says the same, and in which no terminal finds anything to obey."""
-    return "\n".join(_OBEYED.sub(_visible, line) for line in text.split("\n"))
+    return "\n".join(map(visible_text, text.split("\n")))
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def error_data(error: DispatcherError) -> dict[str, Any]:
 
 def _plain(value: object) -> Any:
     if isinstance(value, datetime):
-        return value.isoformat()
+        return iso(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, list | tuple):
@@ -109,8 +113,10 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
 
 
 def local_text(instant: datetime, zone: str | None) -> str:
-    """Return an instant by the clocks of a zone, where there is one."""
-    return (instant if zone is None else instant.astimezone(rules(zone))).isoformat()
+    """Return an instant to the millisecond, by the clocks of a zone, or in UTC."""
+    if zone is None:
+        return as_text(instant)
+    return instant.astimezone(rules(zone)).isoformat(timespec="milliseconds")
 
 
 @contextmanager
@@ -134,13 +140,13 @@ def message_data(message: Message) -> dict[str, Any]:
         "recipient": message.recipient,
         "scope": message.scope,
         "body": dict(message.body),
-        "send_at": message.send_at.isoformat(),
-        "next_attempt_at": message.next_attempt_at.isoformat(),
+        "send_at": iso(message.send_at),
+        "next_attempt_at": iso(message.next_attempt_at),
         "expires_at": iso(message.expires_at),
         "attempt_count": message.attempt_count,
         "max_attempts": message.max_attempts,
         "idempotency_key": message.idempotency_key,
-        "created_at": message.created_at.isoformat(),
+        "created_at": iso(message.created_at),
         "finished_at": iso(message.finished_at),
         "last_error": message.last_error,
         "scopes": dict(message.scopes) or None,
@@ -158,7 +164,7 @@ def attempt_data(attempt: Attempt) -> dict[str, Any]:
     """Return an attempt as plain JSON values."""
     return {
         "token": attempt.token,
-        "started_at": attempt.started_at.isoformat(),
+        "started_at": iso(attempt.started_at),
         "finished_at": iso(attempt.finished_at),
         "outcome": attempt.outcome.value if attempt.outcome else None,
         "error": attempt.error,
@@ -166,36 +172,74 @@ def attempt_data(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def message_table(messages: Sequence[Message]) -> Table:
-    """Return a table of messages, one a row, without their bodies."""
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for heading in ("id", "status", "channel", "recipient", "send at (UTC)"):
-        table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
-    for message in messages:
-        table.add_row(
-            str(message.id),
-            status_text(message.status),
-            escape(message.channel),
-            escape(message.recipient),
-            minute_text(message.send_at),
-        )
-    return table
+Cell = str | Text
+"""What stands in a table: markup, or text that has its styles."""
 
 
-def held_table(messages: Sequence[Message]) -> Table:
-    """Return a table of held messages, one a row, without their bodies."""
+def listed(
+    headings: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()
+) -> RenderableType:
+    """Return rows as a table, or their cells below each other where the terminal is too narrow.
+
+    So no id, number or recipient is broken over lines. Those headings ``right`` are of numbers.
+    """
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for heading in ("id", "channel", "recipient", "tries", "held since (UTC)"):
-        table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
-    for message in messages:
-        table.add_row(
-            str(message.id),
-            escape(message.channel),
-            escape(message.recipient),
-            f"{message.attempt_count} of {message.max_attempts}",
-            minute_text(message.next_attempt_at),
-        )
-    return table
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
+    for row in rows:
+        table.add_row(*row)
+    if out.measure(table, options=out.options.update(width=_WIDEST)).maximum <= out.width:
+        return table
+    lines: list[Text] = []
+    for row in rows:
+        first, *others = (Text.from_markup(each) if isinstance(each, str) else each for each in row)
+        lines += [first] if first else []
+        lines += [
+            Text.assemble("  ", (f"{heading.partition(' (')[0]} ", "dim") if heading else "", cell)
+            for heading, cell in zip(headings[1:], others, strict=True)
+            if cell
+        ]
+    zones = dict.fromkeys(each.partition(" (")[2].rstrip(")") for each in headings)
+    lines += [Text(f"times: {zone}", style="dim") for zone in zones if zone]
+    for line in lines:
+        line.overflow = "fold"
+    return Group(*lines)
+
+
+def message_table(messages: Sequence[Message], zone: str | None = None) -> RenderableType:
+    """Return messages, one a row, without their bodies; times by the clocks of ``zone``."""
+    headings = ("id", "status", "channel", "recipient", f"send at ({zone or 'UTC'})")
+    return listed(
+        headings,
+        [
+            (
+                str(message.id),
+                status_text(message.status),
+                as_it_is(message.channel),
+                as_it_is(message.recipient),
+                second_text(message.send_at, zone),
+            )
+            for message in messages
+        ],
+    )
+
+
+def held_table(messages: Sequence[Message]) -> RenderableType:
+    """Return held messages, one a row, without their bodies."""
+    headings = ("id", "channel", "recipient", "tries", "held since (UTC)")
+    return listed(
+        headings,
+        [
+            (
+                str(message.id),
+                as_it_is(message.channel),
+                as_it_is(message.recipient),
+                f"{message.attempt_count} of {message.max_attempts}",
+                second_text(message.next_attempt_at),
+            )
+            for message in messages
+        ],
+    )
 
 
 def status_text(status: Status, text: str | None = None) -> str:
@@ -203,11 +247,12 @@ def status_text(status: Status, text: str | None = None) -> str:
     return f"[{_STYLES[status]}]{text or status.value}[/]"
 
 
-def minute_text(instant: datetime) -> str:
-    """Return an instant to the minute: a row must fit a terminal of 80 columns."""
-    return instant.strftime("%Y-%m-%d %H:%M")
+def second_text(instant: datetime, zone: str | None = None) -> str:
+    """Return an instant to the second, by the clocks of a zone, or in UTC."""
+    local = instant.astimezone(UTC if zone is None else rules(zone))
+    return local.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso(instant: datetime | None) -> str | None:
-    """Return an instant as ISO 8601."""
-    return instant.isoformat() if instant else None
+    """Return an instant as programs read it: in UTC, to the millisecond."""
+    return None if instant is None else as_text(instant)

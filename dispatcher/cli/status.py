@@ -13,9 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from dispatcher.cli import show
-from dispatcher.cli.filters import examples
+from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.glance import overview_data, overview_picture, tops_data, tops_picture
-from dispatcher.cli.messages import AsJson
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.clock import SystemClock

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from dispatcher.cli import show
-from dispatcher.cli.filters import complete_channel, examples
-from dispatcher.cli.messages import AsJson
+from dispatcher.cli.app import AsJson, examples
+from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
 from dispatcher.store import Suppression
 
@@ -42,7 +41,8 @@ def register(app: typer.Typer) -> None:
 def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
     """Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.
 
-    Only what is being sent right now may still go out. The recipient is compared as it is written.
+    Only what is being sent right now may still go out. Every spelling that channels have for the
+    recipient opts out.
     """
     with Dispatcher() as dispatcher:
         cancelled = dispatcher.suppress(recipient, channel=channel)
@@ -86,19 +86,17 @@ def suppressed(
         for each in found:
             show.as_line(_data(each))
         return
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for heading in ("recipient", "channel", "since (UTC)"):
-        table.add_column(heading, no_wrap=heading != "recipient", overflow="fold")
-    for each in found:
-        table.add_row(
-            escape(each.recipient), escape(each.channel or "all"), show.minute_text(each.created_at)
-        )
-    show.out.print(table)
+    rows = [
+        (show.as_it_is(each.recipient), show.as_it_is(each.channel or "all"),
+         show.second_text(each.created_at))
+        for each in found
+    ]  # fmt: skip
+    show.out.print(show.listed(("recipient", "channel", "since (UTC)"), rows))
 
 
 def _data(each: Suppression) -> dict[str, Any]:
     return {
         "recipient": each.recipient,
         "channel": each.channel,
-        "created_at": each.created_at.isoformat(),
+        "created_at": show.iso(each.created_at),
     }

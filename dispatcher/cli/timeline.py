@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -13,13 +13,14 @@ from rich.text import Text
 
 from dispatcher import zones
 from dispatcher.cli import show
-from dispatcher.cli.filters import examples
+from dispatcher.cli.app import examples
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.reservation import QuotaTimeline, Span, Timeline
+from dispatcher.reservation import CELLS, QuotaTimeline, Span, Timeline
+from dispatcher.sendtime import as_text
 
-_CELLS = 12
 _BARS = (8, 6, 4, 3, 0)
+_MOST_EMPTY = 3
 _LABEL = len("Fri 20 14:00")
 _LEAST_WIDTH = 80
 _SEVERAL = 2
@@ -32,17 +33,23 @@ _LEGENDS = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    lines = ("dispatcher timeline ada", "dispatcher timeline ada --channel sms --days 7")
-    app.command("timeline", epilog=examples(*lines))(timeline)
+    lines = (
+        "dispatcher timeline ada",
+        "dispatcher timeline ada --channel sms --days 7",
+        "dispatcher timeline --channel sms",
+        "dispatcher timeline --tenant acme",
+    )
+    kinds = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("timeline", epilog=examples(*lines), context_settings=kinds)(timeline)
 
 
 def timeline(
-    scope: Annotated[str, typer.Argument(help="Whose capacity; by default the recipient.")],
+    context: typer.Context,
+    scope: Annotated[
+        str | None, typer.Argument(help="Whose capacity; by default the recipient.")
+    ] = None,
     channel: Annotated[
         str | None, typer.Option(help="Also count its quotas and quiet hours.")
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="The scope is one of this kind, such as tenant.")
     ] = None,
     zone: Annotated[str | None, typer.Option(help="Zone of the recipient's clocks.")] = None,
     start: Annotated[
@@ -52,35 +59,70 @@ def timeline(
     days: Annotated[int | None, typer.Option(min=1, help="How many days; default: 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is booked, how full each quota is, what is blocked, and the next free slots."""
+    """Show what is booked, how full each quota is, what is blocked, and the next free slots.
+
+    Without a scope: of a channel as a whole, or of a scope of a kind that the settings have, by an
+    option of the kind's name, such as --tenant acme.
+    """
     if hours is not None and days is not None:
         raise InvalidDraft("hours", "given together with days", "one of them")
     length = timedelta(hours=hours) if hours is not None else timedelta(days=days or 2)
     with Dispatcher() as dispatcher:
+        words = [*([] if scope is None else [scope]), *context.args]
+        scope, scopes = _scopes(words, dispatcher.settings.scopes)
         found = dispatcher.timeline(
-            scope, channel=channel, kind=kind, zone=zone, start=start, length=length
+            scope, channel=channel, scopes=scopes, zone=zone, start=start, length=length
         )
+        hint = None
+        if scope in dispatcher.settings.channels and not any(e.exists for e in found.windows):
+            hint = f"{scope} is a channel: dispatcher timeline --channel {scope}"
     if as_json:
         show.as_json(timeline_data(found))
         return
     for line in picture(found, width=max(_LEAST_WIDTH, show.out.width)):
         show.out.print(line, no_wrap=True, overflow="ignore", crop=False)
+    if hint is not None:
+        show.out.print(Text(hint, style="yellow"))
+
+
+def _scopes(
+    words: Sequence[str], kinds: Container[str]
+) -> tuple[str | None, dict[str, str] | None]:
+    """Read ``ada --tenant acme``: a scope, and options for all kinds that the settings have."""
+    scope, found, rest = None, {}, list(words)
+    while rest:
+        option, equals, name = rest.pop(0).partition("=")
+        if not option.startswith("--") and scope is None:
+            scope = option + equals + name
+            continue
+        kind = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or kind not in kinds:
+            raise InvalidDraft("timeline", f"there is no option {option[:80]!r}", "see --help")
+        if not equals and not rest:
+            raise InvalidDraft(kind, "given without a name", f"{option} NAME")
+        found[kind] = name if equals else rest.pop(0)
+    return scope, found or None
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
     """Return a timeline as plain JSON values."""
     return {
-        "start": timeline.start.isoformat(),
-        "end": timeline.end.isoformat(),
+        "start": as_text(timeline.start),
+        "end": as_text(timeline.end),
         "zone": timeline.zone,
         "complete": timeline.complete,
         "windows": [
             {
                 "scope": each.scope,
                 "complete": each.complete,
-                "read": _span_data(each.read),
+                "exists": each.exists,
+                "counts": [
+                    _span_data(Span(*count[:2])) | {"booked": count.booked}
+                    for count in each.counts
+                    if count.booked
+                ],
                 "booked": [
-                    {"id": str(place.message_id), "at": place.at.isoformat(), "held": place.held}
+                    {"id": str(place.message_id), "at": as_text(place.at), "held": place.held}
                     for place in each.booked
                 ],
                 "quotas": [
@@ -91,6 +133,7 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
                             for fill in quota.fills
                         ],
                         "blocked": [_span_data(span) for span in quota.blocked],
+                        "unknown": [_span_data(span) for span in quota.unknown],
                     }
                     for quota in each.quotas
                 ],
@@ -99,13 +142,13 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         ],
         "quiet": [_span_data(span) for span in timeline.quiet],
         "blocked": [_span_data(span) for span in timeline.blocked],
-        "next_slots": [slot.isoformat() for slot in timeline.slots],
+        "next_slots": [as_text(slot) for slot in timeline.slots],
     }
 
 
 def picture(timeline: Timeline, *, width: int) -> list[Text]:
     """Return a timeline line by line, for a terminal that many columns wide."""
-    columns, bar, hidden = _columns(timeline, width - _LABEL - _CELLS - 2)
+    columns, bar, hidden = _columns(timeline, width - _LABEL - CELLS - 2)
     headings = "".join(each.heading(bar) for each in columns)
     lines = [
         Text.assemble(
@@ -117,20 +160,29 @@ def picture(timeline: Timeline, *, width: int) -> list[Text]:
         *(Text(each, style="dim") for each in _LEGENDS),
         *(Text(each.legend, style="dim") for each in columns if each.legend),
         *(Text(f"{each} is not shown: too narrow", style="dim") for each in hidden),
-        Text((" " * (_LABEL + _CELLS + 1) + headings).rstrip()),
+        Text((" " * (_LABEL + CELLS + 1) + headings).rstrip()),
     ]
     before: datetime | None = None
-    for row in timeline.steps:
-        lines.append(_row(timeline, row, columns, bar, before))
-        before = row.begins_at
-    incomplete = [
-        f"{each.scope}: more than 10,000 booked times; only those from "
-        f"{_second(each.read.begins_at, timeline)} until "
-        f"{_second(each.read.ends_at, timeline)} are counted"
+    for is_empty, rows in groupby(timeline.steps, key=lambda row: _is_empty(timeline, row)):
+        many = list(rows)
+        shown = many[:1] if is_empty and len(many) > _MOST_EMPTY else many
+        for row in shown:
+            lines.append(_row(timeline, row, columns, bar, before))
+            before = row.begins_at
+        if len(shown) < len(many):
+            until = f"{_local(many[-1].ends_at, timeline):%a %d %H:%M}"
+            lines.append(Text(f"{'':{_LABEL + 1}}nothing booked until {until}", style="dim"))
+    lines += [
+        Text(f"{each.scope}: too many to read, so they are counted; ? may be blocked or free",
+             style="yellow")
         for each in timeline.windows
         if not each.complete
+    ]  # fmt: skip
+    lines += [
+        Text(f"{each.scope}: nothing is booked, at any time", style="yellow")
+        for each in timeline.windows
+        if not each.exists
     ]
-    lines += [Text(text, style="yellow") for text in incomplete]
     return [*lines, *_slots(timeline)]
 
 
@@ -205,8 +257,8 @@ def _row(
     refused, quiet = _covers(timeline.blocked, row), _covers(timeline.quiet, row)
     style = "red" if refused else "dim" if quiet else ""
     text = Text(f"{day:6} {begins:%H:%M} ", style=style)
-    length = (row.ends_at - row.begins_at) / _CELLS
-    edges = [row.begins_at + n * length for n in range(_CELLS)] + [row.ends_at]
+    length = (row.ends_at - row.begins_at) / CELLS
+    edges = [row.begins_at + n * length for n in range(CELLS)] + [row.ends_at]
     strip = Text()
     for cell in pairwise(edges):
         strip.append(*_cell(timeline, Span(*cell)))
@@ -217,11 +269,21 @@ def _row(
     return line
 
 
+def _is_empty(timeline: Timeline, row: Span) -> bool:
+    """Whether nothing is booked in a row, counts there or is in the way."""
+    spans = (timeline.refused, timeline.unknown)
+    return not any(_within(each, row) for each in spans) and not any(
+        _most_in(quota, row) for window in timeline.windows for quota in window.quotas
+    )
+
+
 def _cell(timeline: Timeline, cell: Span) -> tuple[str, str]:
     """Return the mark for a small stretch, and its style."""
-    booked = timeline.windows[0].booked
+    booked, counts = timeline.windows[0].booked, timeline.windows[0].counts
     first = bisect_left(booked, cell.begins_at, key=lambda each: each.at)
     many = bisect_left(booked, cell.ends_at, key=lambda each: each.at) - first
+    middle = cell.begins_at + (cell.ends_at - cell.begins_at) / 2
+    many += sum(each.booked for each in _within(counts, Span(middle, middle)))
     whole, partly = _covers(timeline.blocked, cell), bool(_within(timeline.blocked, cell))
     if many:
         mark = "●" if many < _SEVERAL else str(many) if many <= _MOST_COUNTED else "+"
@@ -230,6 +292,8 @@ def _cell(timeline: Timeline, cell: Span) -> tuple[str, str]:
         return "x", "red"
     if _covers(timeline.quiet, cell):
         return "z", "dim"
+    if _within(timeline.unknown, cell):
+        return "?", "yellow"
     if partly or _within(timeline.quiet, cell):
         return "-", "red" if partly else "dim"
     return ".", "dim"
@@ -278,4 +342,4 @@ def _second(instant: datetime, timeline: Timeline) -> str:
 
 
 def _span_data(span: Span) -> dict[str, Any]:
-    return {"from": span.begins_at.isoformat(), "until": span.ends_at.isoformat()}
+    return {"from": as_text(span.begins_at), "until": as_text(span.ends_at)}

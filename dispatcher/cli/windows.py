@@ -8,8 +8,8 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import show
+from dispatcher.cli.app import OptionNames, confirm, examples
 from dispatcher.cli.bars import bar
-from dispatcher.cli.filters import examples
 from dispatcher.client import Dispatcher
 from dispatcher.verification import Difference, Verified
 
@@ -21,7 +21,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
     windows = typer.Typer(
-        no_args_is_help=True, help="Compare the windows in Redis with SQL, or rebuild them."
+        cls=OptionNames,
+        no_args_is_help=True,
+        help="Compare the windows in Redis with SQL, or rebuild them.",
     )
     windows.command(epilog=examples("dispatcher windows verify"))(verify)
     lines = ("dispatcher windows rebuild", "dispatcher windows rebuild --shard 3 --yes")
@@ -59,8 +61,7 @@ def rebuild(
     with Dispatcher() as dispatcher:
         wanted = len(set(shard)) if shard else dispatcher.settings.shards
         if not yes:
-            question = f"Refuse submits to {wanted} shards while they are rebuilt?"
-            typer.confirm(question, abort=True, err=True)
+            confirm(f"Refuse submits to {wanted} shards while they are rebuilt?")
         with bar() as progress:
             task = progress.add_task("rows read")
             done = dispatcher.rebuild_windows(
@@ -89,9 +90,9 @@ def verified_data(verified: Verified) -> dict[str, Any]:
             {
                 "fault": each.fault.value,
                 "scope": each.scope,
-                "id": str(each.message_id),
-                "send_at": each.send_at.isoformat() if each.send_at else None,
-                "booked_at": each.booked_at.isoformat() if each.booked_at else None,
+                "id": None if each.message_id is None else str(each.message_id),
+                "send_at": show.iso(each.send_at),
+                "booked_at": show.iso(each.booked_at),
             }
             for each in verified.differences
         ],
@@ -114,7 +115,8 @@ def _say(found: Verified) -> None:
         if each.scope != scope:
             scope = each.scope
             show.out.print(f"[bold]{escape(scope)}[/]")
-        show.out.print(f"  {each.message_id} {_detail(each)}", soft_wrap=True)
+        named = "" if each.message_id is None else f"{each.message_id} "
+        show.out.print(f"  {named}{_detail(each)}", soft_wrap=True)
     unsaid = sum(found.counts.values()) - min(len(found.differences), _MOST_SHOWN)
     if unsaid > 0:
         show.out.print(f"and {unsaid} more; --json names up to 10,000")
@@ -122,8 +124,10 @@ def _say(found: Verified) -> None:
 
 def _detail(each: Difference) -> str:
     times = [
-        f"{name} {at.isoformat()}"
+        f"{name} {show.iso(at)}"
         for name, at in (("in SQL", each.send_at), ("in Redis", each.booked_at))
         if at is not None
     ]
+    if not times:
+        return f"{each.fault.value}: not written by the dispatcher; the sweep sets it aside"
     return f"{each.fault.value}: {', '.join(times)}"

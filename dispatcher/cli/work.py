@@ -12,11 +12,17 @@ import typer
 from rich.markup import escape
 
 from dispatcher.cli import show
-from dispatcher.cli.app import exit_code, say_error
+from dispatcher.cli.app import confirm, exit_code, say_error
 from dispatcher.cli.bars import INTERRUPTED, bar, terminated_like_interrupted
 from dispatcher.cli.filters import narrowed
 from dispatcher.client import Dispatcher
-from dispatcher.errors import DispatcherError, InvalidValue, TooLate, Unavailable
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidValue,
+    ReservationsUnavailable,
+    TooLate,
+    Unavailable,
+)
 from dispatcher.message import Message, Status, reason_of
 from dispatcher.selection import Selection, Wanted
 
@@ -33,6 +39,7 @@ class Work:
 
     ``many`` changes a batch where there is a quicker way than ``one`` by one. ``still_matches``
     tells that what was changed is in that status again, so that the same filters mean it again.
+    ``also`` is what else the change does, named before it is confirmed.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class Work:
         *,
         many: ChangeMany | None = None,
         still_matches: bool = False,
+        also: str | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._verb = verb
@@ -51,8 +59,9 @@ class Work:
         self._one = one
         self._many = many or self._each
         self._still_matches = still_matches
+        self._also = f" and {also}" if also else ""
         self._answered: UUID | None = None
-        self._unanswered: UUID | None = None
+        self._doubtful: Sequence[UUID] = ()
         self._done = 0
         self._refused: Counter[str] = Counter()
         self._told: list[tuple[UUID, DispatcherError]] = []
@@ -102,7 +111,7 @@ class Work:
         matched = self._dispatcher.count(**wanted)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
         if matched and not yes:
-            typer.confirm(f"{self._verb} {what}?", abort=True, err=True)
+            confirm(f"{self._verb} {what}{self._also}?")
         code = self._run(wanted, matched) if matched else 0
         first = next((exit_code(error) for _, error in self._told), 0)
         if as_json:
@@ -119,9 +128,16 @@ class Work:
             with terminated_like_interrupted(), bar() as shown:
                 task = shown.add_task(self._verb, total=matched)
                 while some := list(islice(meant, _AT_ONCE)):
-                    self._note(some, self._many(some))
+                    self._doubtful = [each.id for each in some]
+                    answers = self._many(some)
+                    self._note(some, answers)
                     shown.update(task, completed=self._done + self._refused.total())
+                    for answer in answers:
+                        if isinstance(answer, Unavailable):
+                            raise answer
         except Unavailable as error:
+            if isinstance(error, ReservationsUnavailable):  # nothing of it was changed
+                self._doubtful = ()
             say_error(f"{error}. {self._how_to_go_on}")
             return exit_code(error)
         except KeyboardInterrupt:
@@ -133,14 +149,12 @@ class Work:
         answers: list[Message | DispatcherError] = []
         try:
             for message in some:
-                self._unanswered = message.id
                 try:
                     answers.append(self._one(message.id))
                 except Unavailable:
                     raise
                 except DispatcherError as error:
                     answers.append(error)
-                self._answered, self._unanswered = message.id, None
         except (Unavailable, KeyboardInterrupt):
             self._note(some, answers)
             raise
@@ -148,22 +162,28 @@ class Work:
 
     def _note(self, some: Sequence[Message], answers: Sequence[Message | DispatcherError]) -> None:
         for message, answer in zip(some, answers, strict=False):
+            if isinstance(answer, Unavailable):
+                continue
             if isinstance(answer, Message):
                 self._done += 1
-                continue
-            self._refused[_reason(answer)] += 1
-            if len(self._told) < _MOST_TOLD:
-                self._told.append((message.id, answer))
+            else:
+                self._refused[_reason(answer)] += 1
+                if len(self._told) < _MOST_TOLD:
+                    self._told.append((message.id, answer))
+        if len(answers) == len(some) and not any(isinstance(each, Unavailable) for each in answers):
+            self._answered, self._doubtful = some[-1].id, ()
 
     @property
     def _how_to_go_on(self) -> str:
         if not self._still_matches:
             return f"Run it again: what was changed does not match {self._status} any more."
         rest = f"go on with --made-after {self._answered}" if self._answered else "run it again"
-        if self._unanswered is None:
+        if not self._doubtful:
             return f"What was changed matches still, so do not change it twice: {rest}."
-        behind = f"go on with --made-after {self._unanswered}"
-        return f"Look at {self._unanswered}: if it was changed, {behind}, else {rest}."
+        first, last = self._doubtful[0], self._doubtful[-1]
+        these = "it was" if first == last else f"they, up to {last}, were"
+        behind = f"go on with --made-after {last}"
+        return f"Look at {first}: if {these} changed, {behind}, else {rest}."
 
     def _tell(self, done: Sequence[Message], *, as_object: bool, as_json: bool) -> None:
         if as_json:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.clock import Clock
+from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.outcomes import Outcomes
 from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.round import LONGEST_HOLD_SECONDS, Hands, Round
@@ -18,6 +19,7 @@ from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permits
 from dispatcher.queue import EARLY, Queue
+from dispatcher.send_log import ClaimLog, SendLogs
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims
 from dispatcher.tracing import Tracing
@@ -35,7 +37,7 @@ class Delivery:
 
     A claim makes repeated tasks harmless, a permit guards the limits, the rest of the claim is
     checked right before each hand-over, and the record is fenced by the claim's token. When the
-    process dies, the sweep rescues what it held.
+    process dies, its send logs tell what it had not begun, and the sweep rescues the rest.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Delivery:
         transports: Mapping[str, Transport],
         queue: Queue,
         journal: Journal,
+        send_logs: SendLogs,
         tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._claims = claims
+        self._send_logs = send_logs
         self._permits = permits
         self._journal = journal
         self._tracing = tracing
@@ -68,8 +72,7 @@ class Delivery:
             journal=journal,
         )
         self._hands = {
-            name: Hands(name, transport, Senders(f"send {name}", most=self._senders_of(name)))
-            for name, transport in transports.items()
+            name: self._hands_of(name, transport) for name, transport in transports.items()
         }
         # Groups are due within this length; the task of one comes a little before the first.
         self._ahead = settings.coalesce + 2 * EARLY
@@ -88,10 +91,18 @@ class Delivery:
         waiting = list(message_ids)
         while waiting and not self.is_stopping:
             claimed_at = self._clock.monotonic()
-            claims = self._claims.claim(waiting, ahead=self._ahead)
-            fault("deliver.after_claim")
-            leave = None if to_the_end else self._stragglers.take
-            sent += self._deliver(claims, claimed_at, self._clock.monotonic(), leave)
+            send_log = self._send_logs.open(waiting)
+            try:
+                claims = self._claims.claim(waiting, ahead=self._ahead, mark=send_log.mark)
+                fault("deliver.after_claim")
+                received_at = self._clock.monotonic()
+                leave = None if to_the_end else self._stragglers.take
+                sent += self._deliver(claims, claimed_at, received_at, leave, send_log)
+            except BaseException:
+                send_log.keep()
+                raise
+            finally:
+                send_log.let_go()
             claimed = {claim.message.id for claim in claims}
             left = [message_id for message_id in waiting if message_id not in claimed]
             early = self._look_after(left) if left else {}
@@ -136,12 +147,13 @@ class Delivery:
         claimed_at: float,
         received_at: float,
         leave: Callable[[Round], bool] | None,
+        send_log: ClaimLog,
     ) -> int:
         sent = 0
         waiting: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             waiting[claim.message.channel].append(claim)
-        self._put_back_strange(waiting)
+        self._put_back_strange(waiting, send_log)
         try:
             while waiting:
                 name, group = waiting.popitem()
@@ -156,15 +168,17 @@ class Delivery:
                     permits=self._permits,
                     outcomes=self._outcomes,
                     returns=self._returns,
+                    send_log=send_log,
                     is_stopping=lambda: self.is_stopping,
                     tracing=self._tracing,
                 ).run(leave)
         finally:  # whatever escapes must not take the neighbours with it
             for group in waiting.values():
-                self._returns.put_back([(claim, _NO_WAIT) for claim in group])
+                if not self._returns.put_back([(claim, _NO_WAIT) for claim in group]):
+                    send_log.keep()
         return sent
 
-    def _put_back_strange(self, waiting: dict[str, list[Claim]]) -> None:
+    def _put_back_strange(self, waiting: dict[str, list[Claim]], send_log: ClaimLog) -> None:
         """Put back the messages of channels that these settings do not know.
 
         While settings are being rolled out another worker may know the channel.
@@ -172,8 +186,28 @@ class Delivery:
         for name in sorted(waiting.keys() - self._hands.keys()):
             strange = waiting.pop(name)
             log.error("%d messages wait for a worker with channel %s", len(strange), [name])
-            self._returns.put_back([(claim, self._settings.claim_ttl) for claim in strange])
+            wait = self._settings.claim_ttl
+            if not self._returns.put_back([(claim, wait) for claim in strange]):
+                send_log.keep()
 
-    def _senders_of(self, channel: str) -> int:
-        known = self._settings.channels.get(channel)
-        return known.senders if known else 1
+    def _hands_of(self, name: str, transport: Transport) -> Hands:
+        """Return what the groups of a channel share.
+
+        Where the transport names destinations, one of them leaves a quarter of the senders to the
+        others.
+        """
+        channel = self._settings.channels[name]
+        name_of = getattr(transport, "destination", None)
+        for_others = max(1, channel.senders // 4) if channel.senders > 1 else 0
+        return Hands(
+            name,
+            transport,
+            Senders(f"send {name}", most=channel.senders),
+            Destinations(
+                name_of if callable(name_of) else None,
+                share=channel.senders - for_others,
+                timeout=self._settings.transport_timeout.total_seconds(),
+                longest=channel.backoff_longest,
+                clock=self._clock,
+            ),
+        )

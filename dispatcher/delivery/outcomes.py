@@ -23,13 +23,15 @@ log = logging.getLogger(__name__)
 class Ended:
     """A hand-over that came to an end, at a time of the monotonic clock.
 
-    It began ``late_by`` seconds after the promised time of its message.
+    It began ``late_by`` seconds after the promised time of its message. ``answered`` is False where
+    it failed and took so long that its destination gave no answer in time.
     """
 
     claim: Claim
     outcome: Result | Failure
     at: float
     late_by: float = 0.0
+    answered: bool = True
 
 
 class Outcomes:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.clock import Clock
+from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.hand_overs import HandOvers
 from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
 from dispatcher.delivery.returns import Returns
@@ -18,6 +19,7 @@ from dispatcher.delivery.senders import Senders, Sending
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permits
+from dispatcher.send_log import ClaimLog
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Result
 from dispatcher.tracing import Tracing
@@ -36,6 +38,8 @@ _RECORD_FOR_SECONDS = 120.0
 _RENEW_AGAIN_SECONDS = 1.0
 LONGEST_HOLD_SECONDS = 600.0
 """After which a hand-over that does not end is left to the rescue of its message."""
+_IN_TIME = 0.5
+"""Share of the timeout after which a send that failed had no answer in time."""
 _NO_WAIT = timedelta(0)
 
 
@@ -62,6 +66,7 @@ class Hands:
     name: str
     transport: Transport
     senders: Senders
+    destinations: Destinations
 
 
 class Round:
@@ -85,6 +90,7 @@ class Round:
         permits: Permits,
         outcomes: Outcomes,
         returns: Returns,
+        send_log: ClaimLog,
         is_stopping: Callable[[], bool],
         tracing: Tracing | None = None,
     ) -> None:
@@ -104,6 +110,9 @@ class Round:
         self._permits = permits
         self._outcomes = outcomes
         self._returns = returns
+        self._send_log = send_log
+        self._has_log = True
+        send_log.hold()
         self._is_stopping = is_stopping
         self._ttl = settings.claim_ttl.total_seconds()
         self._timeout = settings.transport_timeout.total_seconds()
@@ -115,7 +124,9 @@ class Round:
         self._begun_at = claimed_at
         self._events: deque[Ended | Unsent | Escaped] = deque()
         self._changed = threading.Event()
-        self._sending = Sending(hands.senders, clock, self._hand_over, self._changed.set)
+        self._sending = Sending(
+            hands.senders, clock, self._hand_over, self._changed.set, hands.destinations
+        )
         self._with_senders: dict[UUID, Claim] = {}
         self._ended: list[Ended] = []
         self._record_at = claimed_at + _RECORD_EVERY_SECONDS
@@ -155,7 +166,11 @@ class Round:
             self._do()
         except BaseException as error:  # noqa: BLE001 - raised by who asks, or at once
             self._escape(error)
-        return bool(self._waiting or self._with_senders or self._ended)
+        goes_on = bool(self._waiting or self._with_senders or self._ended)
+        if self._has_log and not goes_on:
+            self._has_log = False
+            self._send_log.let_go()
+        return goes_on
 
     def _escape(self, error: BaseException) -> None:
         if self._is_ending:
@@ -172,6 +187,7 @@ class Round:
         if self._waiting and not self._is_stopping() and self._clock.monotonic() >= self._ask_at:
             self._ask()
         self._collect()
+        self._take_back(self._sending.withdraw_silent())
         if (self._escaped or self._is_stopping()) and not self._is_ending:
             self._break_off()
         self._keep_hold()
@@ -193,7 +209,7 @@ class Round:
         except LimitersUnavailable as error:
             log.warning("%d messages wait for the limiters: %s", len(claims), error)
             self._waiting = []
-            self._returns.put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
+            self._put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
             return
         fault("deliver.after_permits")
         granted, short, long = [], [], []
@@ -209,7 +225,8 @@ class Round:
         self._waiting = short
         self._with_senders |= {claim.message.id: claim for _, claim in granted}
         self._sending.add(granted)
-        self._returns.snooze(long)
+        if not self._returns.snooze(long):
+            self._send_log.keep()
 
     def _collect(self) -> None:
         """Take what the senders report, and record it where it is time."""
@@ -226,7 +243,8 @@ class Round:
                 unsent.append((event.claim, event.wait))
             else:
                 self._escaped = event.error
-        self._returns.put_back(unsent)
+                self._send_log.keep()
+        self._put_back(unsent)
         is_time = self._clock.monotonic() >= self._record_at
         is_last = not self._with_senders and not self._is_unrecorded
         if self._ended and (is_time or is_last):
@@ -297,27 +315,58 @@ class Round:
         """Put back what does not go any more."""
         self._is_ending = self._is_over = True
         waiting, self._waiting = self._waiting, []
-        self._returns.put_back([(claim, _NO_WAIT) for claim in waiting])
+        self._put_back([(claim, _NO_WAIT) for claim in waiting])
         self._withdraw()
 
     def _withdraw(self) -> None:
         """Put back what no sender has taken."""
-        claims = self._sending.withdraw()
-        for claim in claims:
-            del self._with_senders[claim.message.id]
-        self._returns.put_back([(claim, _NO_WAIT) for claim in claims])
+        self._take_back(self._sending.withdraw())
 
-    def _hand_over(self, claim: Claim) -> None:
-        """Report what came of one claim. The senders call this."""
+    def _take_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+        for claim, _ in unsent:
+            del self._with_senders[claim.message.id]
+        self._put_back(unsent)
+
+    def _put_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+        if not self._returns.put_back(unsent):
+            self._send_log.keep()
+
+    def _hand_over(self, claim: Claim) -> bool | None:
+        """Report what came of one claim. The senders call this.
+
+        Return whether its destination answered in time, None where nothing was sent.
+        """
+        event: Ended | Unsent | Escaped
         try:
-            self._events.append(self._tried(claim))
+            event = self._tried(claim)
         except BaseException as error:  # noqa: BLE001 - the leading thread raises it
             self._is_over = True
-            self._events.append(Escaped(claim, error))
+            event = Escaped(claim, error)
+        self._events.append(event)
+        return event.answered if isinstance(event, Ended) else None
 
     def _tried(self, claim: Claim) -> Ended | Unsent:
         fault("deliver.before_hand_over")
+        unsent = self._unsent(claim, self._clock.monotonic())
+        if unsent is not None:
+            return unsent
+        if not self._send_log.begin(claim.message.id):
+            return Unsent(claim)
+        fault("deliver.after_begin")
         now = self._clock.monotonic()
+        unsent = self._unsent(claim, now)  # the note may have waited for a slow disk
+        if unsent is not None:
+            return unsent
+        outcome = self._hand_overs.make(claim)
+        fault("deliver.after_hand_over")
+        # Counted at its end: a hand-over is never later than that, so never counted too early.
+        ended_at = self._clock.monotonic()
+        late_by = now - self._received_at + claim.late_by
+        in_time = ended_at - now < self._timeout * _IN_TIME
+        return Ended(claim, outcome, ended_at, late_by, isinstance(outcome, Result) or in_time)
+
+    def _unsent(self, claim: Claim, now: float) -> Unsent | None:
+        """Return what is reported of a message that must not be sent, None for the others."""
         is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout
         if self._is_over or self._is_stopping() or not is_ours:
             return Unsent(claim)
@@ -326,8 +375,4 @@ class Round:
         closed_until = self._hand_overs.closed_until
         if now < closed_until:
             return Unsent(claim, timedelta(seconds=closed_until - now))
-        outcome = self._hand_overs.make(claim)
-        fault("deliver.after_hand_over")
-        # Counted at its end: a hand-over is never later than that, so never counted too early.
-        late_by = now - self._received_at + claim.late_by
-        return Ended(claim, outcome, self._clock.monotonic(), late_by)
+        return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from queue import SimpleQueue
 
 from dispatcher.clock import Clock
+from dispatcher.delivery.destinations import Destinations
 from dispatcher.store import Claim
 
 _SPACING_SECONDS = 0.000_2
@@ -78,20 +80,22 @@ class Senders:
 class Sending:
     """The hand-overs of one group.
 
-    One thread waits for the instant of the next message while others hand over theirs; who takes a
-    message calls another thread. ``hand_over`` must not raise; ``idle`` is called when nothing is
-    left to begin.
+    One thread waits for the instant of the next message while others send theirs. A thread that
+    takes a message calls another one. ``hand_over`` must not raise; it returns the ``answered`` of
+    :meth:`Destinations.leave`. ``idle`` is called when no message is left to begin.
     """
 
     def __init__(
         self,
         senders: Senders,
         clock: Clock,
-        hand_over: Callable[[Claim], object],
+        hand_over: Callable[[Claim], bool | None],
         idle: Callable[[], object],
+        destinations: Destinations,
     ) -> None:
         self._senders = senders
         self._clock = clock
+        self._destinations = destinations
         self._hand_over = hand_over
         self._idle = idle
         self._left: deque[tuple[float, Claim]] = deque()
@@ -103,8 +107,18 @@ class Sending:
     def add(self, claims: Sequence[tuple[float, Claim]]) -> None:
         """Hand these over, none before its instant by the monotonic clock; soonest first."""
         self._left.extend(claims)
+        if claims:
+            self._go_on()
+
+    def resume(self, due_at: float, claim: Claim, *, by: object) -> None:
+        """Take a parked message back, to send it next. A thread of ``by`` is free for it."""
+        self._left.appendleft((due_at, claim))
+        if by is not self:
+            self._go_on()
+
+    def _go_on(self) -> None:
         with self._lock:
-            start = self._active == 0 and bool(claims)
+            start = self._active == 0
             self._active += start
         if start:
             self._senders.call(self._work)
@@ -114,16 +128,20 @@ class Sending:
     @property
     def has_left(self) -> bool:
         """Whether there is something that nobody has taken yet."""
-        return bool(self._left)
+        return bool(self._left) or self._destinations.has(self)
 
-    def withdraw(self) -> list[Claim]:
-        """Take back what nobody has taken yet."""
-        claims = []
+    def withdraw(self) -> list[tuple[Claim, timedelta]]:
+        """Return the claims that no thread has taken, each with its wait, and forget them."""
+        found = self._destinations.withdraw(self, only_silent=False)
         while True:
             try:
-                claims.append(self._left.popleft()[1])
+                found.append((self._left.popleft()[1], timedelta(0)))
             except IndexError:
-                return claims
+                return found
+
+    def withdraw_silent(self) -> list[tuple[Claim, timedelta]]:
+        """Return those that wait for silent destinations, as :meth:`withdraw` does."""
+        return self._destinations.withdraw(self, only_silent=True)
 
     def _work(self) -> None:
         while True:
@@ -131,7 +149,8 @@ class Sending:
                 claim = self._take()
             if claim is not None:
                 self._call_another()
-                self._hand_over(claim)
+                answered = self._hand_over(claim)
+                self._destinations.leave(self, claim, answered=answered)
                 continue
             with self._lock:
                 if not self._left:
@@ -140,14 +159,16 @@ class Sending:
         self._idle()
 
     def _take(self) -> Claim | None:
-        try:
-            due_at, claim = self._left.popleft()
-        except IndexError:
-            return None
-        wait = due_at - self._clock.monotonic()
-        if wait > 0:
-            self._clock.sleep(wait)
-        return claim
+        while True:
+            try:
+                due_at, claim = self._left.popleft()
+            except IndexError:
+                return None
+            wait = due_at - self._clock.monotonic()
+            if wait > 0:
+                self._clock.sleep(wait)
+            if self._destinations.admit(self, due_at, claim):
+                return claim
 
     def _call_another(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from dispatcher import hooks
@@ -15,8 +16,10 @@ from dispatcher.doctor import of_broker, of_clocks, of_redis, of_settings, of_st
 from dispatcher.doctor.finding import Check, Finding, Level
 from dispatcher.doctor.of_store import StoreFacts
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
+from dispatcher.liveness import Kind, Signs
+from dispatcher.modes import open_to_others
 from dispatcher.reservation import RedisFacts, RedisSurvey
-from dispatcher.settings import Settings
+from dispatcher.settings import Settings, config_file
 from dispatcher.store import Late, StoreSurvey
 from dispatcher.templating import Templates
 from dispatcher.transports import probe_all
@@ -24,13 +27,16 @@ from dispatcher.transports import probe_all
 F = TypeVar("F")
 
 _REMEDY_OF_SILENCE = {
-    "redis": "start Redis, or correct redis_url",
+    "redis": "start Redis (`dispatcher up` runs one here), or correct redis_url",
     "store": "start the database, or correct database_url",
     "broker": "start the broker, correct broker_url, or install the module that is missing",
     "app": "correct the options of the Celery app",
 }
 _SWEEPS = 3
 """How many turns of the sweep may be missed before something is late."""
+_LONG_WAIT = timedelta(hours=1)
+"""How long after its send time a message may be kept back. At defaults the waits between all tries
+take a quarter of an hour."""
 
 
 class _NotAsked(NamedTuple):
@@ -70,6 +76,7 @@ class Doctor:
         settings: Settings,
         clock: Clock,
         redis: RedisSurvey,
+        signs: Signs,
         store: StoreSurvey,
         broker: BrokerSurvey,
         templates: Templates,
@@ -77,6 +84,7 @@ class Doctor:
         self._settings = settings
         self._clock = clock
         self._redis = redis
+        self._signs = signs
         self._store = store
         self._broker = broker
         self._templates = templates
@@ -87,7 +95,9 @@ class Doctor:
         found = [
             *_of("redis", redis, of_redis.CHECKS),
             _judged(of_redis.complete, _asked(self._redis.readiness, after=redis)),
+            _judged(of_redis.foreign, _asked(self._redis.foreign, after=redis)),
             *_of("store", store, of_store.CHECKS),
+            _judged(of_store.writes, _asked(self._refused_write, after=_with_schema(store))),
             *self._of_broker(redis),
             *self._of_clocks(redis, store),
             *self._of_work(redis, store),
@@ -134,8 +144,18 @@ class Doctor:
     def _of_work(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
         given, ask = self._settings, self._store
         patience = _SWEEPS * given.sweep_interval
-        if isinstance(store, StoreFacts) and store.standing.missing:
-            store = StoreUnavailable("its schema is behind")
+        store = _with_schema(store)
+
+        def processes() -> of_work.ProcessFacts:
+            signs = self._signs.read()
+            late = (
+                ask.not_enqueued(older_than=patience) if isinstance(store, StoreFacts) else Late()
+            )
+            late = late if late.many or isinstance(store, Unavailable) else overdue()
+            workers, beats = (
+                sum(each.is_alive for each in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
+            )
+            return of_work.ProcessFacts(workers, beats, late)
 
         def overdue() -> Late:
             return ask.overdue(older_than=given.enqueue_grace + patience, grace=given.enqueue_grace)
@@ -149,10 +169,14 @@ class Doctor:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
         return [
+            _judged(of_work.processes, _asked(processes, after=redis)),
             _judged(
                 of_work.sweep, _asked(lambda: ask.not_enqueued(older_than=patience), after=store)
             ),
             _judged(of_work.overdue, _asked(overdue, after=store)),
+            _judged(
+                of_work.waiting, _asked(lambda: ask.waiting(older_than=_LONG_WAIT), after=store)
+            ),
             _judged(
                 of_work.claims, _asked(lambda: ask.not_rescued(older_than=patience), after=store)
             ),
@@ -165,11 +189,27 @@ class Doctor:
         ]
 
     def _of_settings(self) -> list[Finding]:
+        probed = probe_all(self._settings)
         return [
-            _judged(of_settings.servers, probe_all(self._settings)),
+            _judged(of_settings.transports, probed),
+            _judged(of_settings.servers, probed),
+            _judged(of_settings.files, self._open_files()),
             _judged(of_settings.hooks, self._hooks()),
             _judged(of_settings.templates, self._templates.judged()),
+            _judged(of_settings.recipients, self._settings.spellings.judged()),
         ]
+
+    def _open_files(self) -> tuple[Path, ...]:
+        """Return the files and folders of the settings that other users may read."""
+        named = (config_file(), self._settings.data_dir, self._store.file)
+        return tuple(each for each in named if each and open_to_others(each))
+
+    def _refused_write(self) -> str | None:
+        try:
+            self._store.try_write()
+        except StoreUnavailable as error:
+            return error.reason
+        return None
 
     def _hooks(self) -> of_settings.HooksFacts:
         setting = self._settings.hooks
@@ -188,6 +228,13 @@ class Doctor:
             missing_indexes=self._store.missing_indexes() if standing.revision else None,
             durability=self._store.durability(),
         )
+
+
+def _with_schema(store: Answer[StoreFacts]) -> Answer[StoreFacts]:
+    """Return the facts of a database that has the tables of this version, or why there are none."""
+    if isinstance(store, StoreFacts) and store.standing.missing:
+        return StoreUnavailable("its schema is behind")
+    return store
 
 
 def _asked(ask: Callable[[], F], *, after: object = None) -> Answer[F]:
@@ -209,7 +256,7 @@ def _of(room: str, answer: Answer[F], checks: Sequence[Check[F]]) -> list[Findin
         check=f"{room}.answers",
         level=Level.ERROR,
         found=answer.reason,
-        remedy=_REMEDY_OF_SILENCE[room],
+        remedy=answer.remedy or _REMEDY_OF_SILENCE[room],
     )
     return [silent, *(_judged(each, _NotAsked(answer.reason)) for each in checks)]
 
@@ -222,6 +269,6 @@ def _judged(check: Check[F], answer: Answer[F]) -> Finding:
             check=check.name,
             level=Level.ERROR,
             found=f"no answer: {answer.reason}",
-            remedy="look again; where it stays so, see the log of the server",
+            remedy=answer.remedy or "look again; where it stays so, see the log of the server",
         )
     return check(answer)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from dispatcher.doctor.finding import Check, Verdict, check, error, ok, warning
-from dispatcher.reservation import Readiness, RedisFacts
+from dispatcher.reservation import ForeignFacts, Readiness, RedisFacts
 
 _OLDEST = (6, 2)
 _NEARLY_FULL = 0.8
+_VULNERABILITIES = "CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819"
+_FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
+    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+}
+"""The first patch of each line in which they are mended. Later lines have never had them."""
 
 
 @check("redis.version")
@@ -22,6 +29,28 @@ def version(facts: RedisFacts) -> Verdict:
         f"Redis {facts.version or 'without a version'}",
         f"run Redis {floor} or newer, or Valkey",
         stops_worker=True,
+    )
+
+
+@check("redis.vulnerabilities")
+def vulnerabilities(facts: RedisFacts) -> Verdict:
+    """Warn of a server whose Lua lets a client that may run scripts run code of its own."""
+    name, version = ("Valkey", facts.valkey) if facts.valkey else ("Redis", facts.version)
+    numbers = [int(each) for each in re.findall(r"\d+", version)[:3]]
+    line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
+    fixed = _FIXED[name]
+    if line > max(fixed) or (line in fixed and patch >= fixed[line]):
+        return ok(
+            f"{name} {version} has no vulnerability that this version of the dispatcher knows"
+        )
+    told = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
+    if facts.is_private:
+        return ok(f"{told}; only the user of this process reaches it, by a socket")
+    versions = ", ".join(f"{'.'.join(map(str, each))}.{last}" for each, last in fixed.items())
+    return warning(
+        f"{told}: a client that may run scripts on it may run any code as its user",
+        f"run {name} {versions} or newer. Distributions mend older versions: look whether the "
+        "changelog of your package names them. Until then let nobody reach it but the dispatcher",
     )
 
 
@@ -127,15 +156,35 @@ def complete(seen: Readiness) -> Verdict:
         others = len(seen.closed) + len(seen.being_rebuilt) + len(seen.complete) - len(names)
         if names:
             words.append(f"{state}: {', '.join(names) if others else f'all {len(names)} parts'}")
-    return warning(
-        f"{'; '.join(words)}. Such shards take no submits, and without permits nothing is sent",
-        "the sweep rebuilds them within seconds of a worker and a beat running; a rebuild of many "
-        "messages takes longer. Look again",
+    return error(
+        f"{'; '.join(words)}. The windows are built from the database, also on a fresh "
+        "deployment; until then such shards refuse submits, and without permits nothing is sent",
+        "the sweep builds them within seconds of a worker and a beat running; of many messages it "
+        "takes longer. Look again",
     )
+
+
+@check("redis.foreign")
+def foreign(seen: ForeignFacts) -> Verdict:
+    """Tell of keys under the names of windows that the dispatcher did not write."""
+    remedy = "find out who writes into this Redis, and give the dispatcher one of its own"
+    if seen.there:
+        return error(
+            f"{seen.there} keys under the names of windows are no windows: submits to those scopes "
+            "are refused",
+            f"the sweep sets them aside and rebuilds their shards; {remedy}",
+        )
+    if seen.set_aside:
+        return warning(
+            f"{seen.set_aside} keys that were no windows are set aside",
+            f"look at them (redis-cli --scan --pattern '*}}:foreign:*'); {remedy}; delete them",
+        )
+    return ok("no key under the names of windows is another's")
 
 
 CHECKS: tuple[Check[RedisFacts], ...] = (
     version,
+    vulnerabilities,
     eviction,
     writes,
     persistence,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dispatcher.doctor.finding import Verdict, check, error, ok, warning
@@ -17,6 +18,30 @@ class HooksFacts(NamedTuple):
     error: InvalidSettings | None
 
 
+@check("settings.transports")
+def transports(found: Probed) -> Verdict:
+    """Tell of channels whose transport a worker cannot make."""
+    if not found.unmade:
+        return ok("a worker can make the transport of every channel")
+    return error(
+        f"a worker with these settings does not start: {_listed(found.unmade)}",
+        "correct what is named, or install what is missing",
+        stops_worker=True,
+    )
+
+
+@check("settings.files")
+def files(open_to_others: Sequence[Path]) -> Verdict:
+    """Tell of files with secrets or messages that other users of this machine may read."""
+    if not open_to_others:
+        return ok("no other user of this machine may read them")
+    named = ", ".join(str(each) for each in open_to_others)
+    return warning(
+        f"other users of this machine may read {named}: addresses, messages, secrets",
+        f"chmod o= {' '.join(str(each) for each in open_to_others)}",
+    )
+
+
 @check("settings.servers")
 def servers(found: Probed) -> Verdict:
     """Tell of mail servers, and others that can be asked, that would take nothing."""
@@ -25,12 +50,6 @@ def servers(found: Probed) -> Verdict:
             f"no message gets through: {_listed(found.refuse)}",
             "start the server, let this machine reach it, or correct the options of the channel: "
             "where it is, user and password",
-        )
-    if found.unmade:
-        return warning(
-            f"not asked, because their transports cannot be made: {_listed(found.unmade)}",
-            "correct what is named, or install what is missing; a worker with these settings does "
-            "not start",
         )
     if not found.answer:
         return ok("no channel has a server that could be asked")
@@ -59,6 +78,20 @@ def templates(found: Mapping[str, InvalidSettings | None]) -> Verdict:
             "correct the template, or take it out of the settings",
         )
     return ok(f"each of {len(found)} compiles" if found else "there are none")
+
+
+@check("settings.recipients")
+def recipients(found: Mapping[str, InvalidSettings | None]) -> Verdict:
+    """Tell of channels whose rule for the spelling of recipients cannot be loaded."""
+    wrong = [f"{place}: {each.problem}" for place, each in found.items() if each is not None]
+    if wrong:
+        return error(
+            f"submits to these channels are refused: {'; '.join(wrong)}",
+            "make it importable for submitting programs, or correct the setting: email, phone, or "
+            "package.module:function that takes and returns a str",
+        )
+    many = f"{len(found)} channel{'' if len(found) == 1 else 's'}"
+    return ok(f"the rules of {many} can be loaded" if found else "there are no rules")
 
 
 def _listed(found: Mapping[str, str]) -> str:

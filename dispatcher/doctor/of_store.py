@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dispatcher.doctor.finding import Check, Level, Verdict, check, error, ok, warning
 from dispatcher.store import SchemaStanding
 
-_UNIQUE = "uq_messages_idempotency_key"
+_UNIQUE = "messages_idempotency_key"
 _DURABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "postgresql": {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
     "mysql": {"innodb_flush_log_at_trx_commit": ("1",)},
@@ -30,6 +30,12 @@ class StoreFacts(NamedTuple):
 def migrations(facts: StoreFacts) -> Verdict:
     """Compare the schema with the one that this version needs."""
     standing = facts.standing
+    if standing.obstacle is not None:
+        return error(
+            f"the database cannot be migrated: {standing.obstacle.found}",
+            standing.obstacle.remedy,
+            stops_worker=True,
+        )
     if not standing.is_known:
         return warning(
             f"the database is at revision {standing.revision}, which this version does not know",
@@ -57,9 +63,10 @@ def indexes(facts: StoreFacts) -> Verdict:
     remedy = (
         f"create {'it' if len(missing) == 1 else 'them'} again as in dispatcher/store/schema.py"
     )
-    if _UNIQUE in missing:
+    unique = [name for name in missing if name.startswith("uq_") and name.endswith(_UNIQUE)]
+    if unique:
         return error(
-            f"missing: {names}. Without {_UNIQUE} one idempotency key may give several messages",
+            f"missing: {names}. Without {unique[0]} one idempotency key may give several messages",
             remedy,
             stops_worker=True,
         )
@@ -86,6 +93,18 @@ def durability(facts: StoreFacts) -> Verdict:
         remedy = "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL"
     return warning(
         f"{', '.join(wrong)}: messages that were accepted can be lost when the machine dies", remedy
+    )
+
+
+@check("store.writes")
+def writes(refusal: str | None) -> Verdict:
+    """Tell whether a row can be stored."""
+    if refusal is None:
+        return ok("a row was stored, and taken back")
+    return error(
+        f"a row cannot be stored: {refusal}. Every submit fails",
+        "free space on the database's disk, and let the user of database_url write; see the log of "
+        "the server",
     )
 
 

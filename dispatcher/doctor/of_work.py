@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-from dispatcher.doctor.finding import Verdict, check, ok, warning
+from dispatcher.doctor.finding import Verdict, check, error, ok, warning
 from dispatcher.store import Late
 
 
@@ -15,6 +15,36 @@ class UntoldFacts(NamedTuple):
 
     late: Late
     status_channel: str
+
+
+class ProcessFacts(NamedTuple):
+    """How many workers and beats are alive, and what should have been done by now."""
+
+    workers: int
+    beats: int
+    late: Late
+
+
+@check("work.processes")
+def processes(facts: ProcessFacts) -> Verdict:
+    """Tell whether anybody is at work."""
+    workers, beats, late = facts
+    if workers and beats:
+        return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
+    nobody = " and ".join(
+        f"no {name}" for name, many in (("worker", workers), ("beat", beats)) if not many
+    )
+    remedy = (
+        "start `dispatcher worker` and `dispatcher beat` under a supervisor; with processes of an "
+        "app of yours, look whether they reach the Redis of redis_url"
+    )
+    if late.many:
+        return error(
+            f"{nobody} is at work, and {_messages(late)}, the first one for "
+            f"{_rounded(late.longest)}",
+            remedy,
+        )
+    return warning(f"{nobody} is at work: nothing that comes due is sent", remedy)
 
 
 @check("work.sweep")
@@ -42,6 +72,20 @@ def overdue(late: Late) -> Verdict:
     )
 
 
+@check("work.waiting")
+def waiting(late: Late) -> Verdict:
+    """Tell of messages that are kept back more than an hour after their send time."""
+    if not late.many:
+        return ok("no message is kept back more than an hour after its send time")
+    return warning(
+        f"{_messages(late)} for a turn long after the send time, the first one for "
+        f"{_rounded(late.longest)}: put back by a limit or for a destination that does not "
+        "answer, or tried again and again",
+        "`dispatcher list --status scheduled` finds them and `dispatcher show` tells of one. Raise "
+        "the limit or correct the address; expire_after ends what is too late to be of use",
+    )
+
+
 @check("work.claims")
 def claims(late: Late) -> Verdict:
     """Tell of messages that dead workers left."""
@@ -50,7 +94,7 @@ def claims(late: Late) -> Verdict:
     return warning(
         f"{_messages(late)} for a worker whose claim has run out, the first one for "
         f"{_rounded(late.longest)}, and nobody rescues them",
-        "see work.sweep: the same beat starts `rescue`",
+        "see work.processes and work.sweep: the same beat starts `rescue`",
     )
 
 
@@ -62,8 +106,8 @@ def orphans(many: int) -> Verdict:
     return warning(
         f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which take "
         "places that may belong to nobody",
-        "see work.sweep: the same beat starts `reconcile`; a database that does not answer stops "
-        "it, too",
+        "see work.processes and work.sweep: the same beat starts `reconcile`; a database that does "
+        "not answer stops it, too",
     )
 
 
@@ -95,7 +139,8 @@ def untold(facts: UntoldFacts) -> Verdict:
         )
     return warning(
         f"{waits} {_rounded(late.longest)}: nobody makes their status messages",
-        "see work.sweep: the same beat starts `tell`, where its settings have the status_channel",
+        "see work.processes and work.sweep: the same beat starts `tell`, where its settings have "
+        "the status_channel",
     )
 
 

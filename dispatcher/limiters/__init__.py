@@ -21,7 +21,7 @@ from dispatcher.limiters.binding import Algorithm, Limits
 from dispatcher.limiters.concurrency import Concurrency
 from dispatcher.limiters.cool_down import CoolDown
 from dispatcher.limiters.counter_per_key import CounterPerKey
-from dispatcher.limiters.decision import Decision, State
+from dispatcher.limiters.decision import Decision, Refusal, State
 from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
 from dispatcher.limiters.fixed_window import FixedWindow
 from dispatcher.limiters.gcra import GCRA
@@ -63,6 +63,7 @@ __all__ = [
     "PermitLog",
     "PermitRequest",
     "Permits",
+    "Refusal",
     "Request",
     "SlidingCounter",
     "SlidingList",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dispatcher.limiters.asking import Asking, Words
+from collections.abc import Callable
+from functools import partial
+
+from dispatcher.limiters.addresses import Keys
+from dispatcher.limiters.asking import Asking, Reply, Words
+from dispatcher.limiters.base import check_permits
+from dispatcher.limiters.decision import Decision
 from dispatcher.redis_direct import packed
 
 _STAND_IN = "\0"
@@ -17,6 +23,26 @@ class Acquisitions:
         self._asking = asking
         self._sha = sha
         self._kept: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+
+    def asked(
+        self, keys: Keys, n: int, permit: str, *, new: bool
+    ) -> tuple[bytes, Callable[[], bytes]] | None:
+        """Return the command that takes ``n`` permits for one key, and what makes it once more.
+
+        A command that was sent may have taken them: it is repeated under the same id, which is not
+        new any more. None where it cannot be packed ahead. Raises InvalidValue.
+        """
+        if not (isinstance(keys, str) and keys.isascii() and permit.isascii()):
+            return None
+        check_permits(n, self._asking.parts)
+        again = partial(self.command, keys, n, permit, new=False)
+        return self.command(keys, n, permit, new=new), again
+
+    def answer(self, reply: Reply | None, permit: str) -> Decision | None:
+        """Return the decision of a reply; None where it must be asked for in another way."""
+        if reply is None or len(reply) == 1:
+            return None
+        return self._asking.decision(reply[0], reply[1:], None, permit)
 
     def command(self, key: str, n: int, permit: str, *, new: bool) -> bytes:
         """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from redis.crc import key_slot
 
-from dispatcher.errors import InvalidValue, kind_of
+from dispatcher.errors import InvalidValue, kind_of, quoted
 from dispatcher.limiters.base import Part
 from dispatcher.redis_keys import LimiterKeys
 
@@ -23,8 +23,8 @@ _NAME_ACCEPTED = "1 to 64 letters, digits and any of _.-"
 
 def check_name(text: str, field: str) -> str:
     """Return the text if it can be part of the names of keys. Raises InvalidValue."""
-    if not isinstance(text, str) or not _NAME.fullmatch(text) or text == "permits":
-        raise InvalidValue(field, f"{text!r}", _NAME_ACCEPTED)
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise InvalidValue(field, quoted(text), _NAME_ACCEPTED)
     return text
 
 
@@ -59,7 +59,7 @@ class Addresses:
                 self._check_twins([keys] * many, limits)
             return (keys,) * many
         if isinstance(keys, bytes) or not isinstance(keys, Sequence) or len(keys) != many:
-            raise InvalidValue("keys", f"{keys!r}", f"one text, or {many} of them in a sequence")
+            raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
         for key in keys:
             _check_key(key)
         if not self._distinct:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
-import redis.asyncio
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError
 
-from dispatcher.errors import LimitersUnavailable
+from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import calls, holds
+from dispatcher.limiters.acquisitions import Acquisitions
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Pause, Reply, Steps, Words, new_id
+from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
 from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.groups import Request, acquire_each
-from dispatcher.limiters.limiter import as_reply
+from dispatcher.limiters.limiter import as_reply, is_called_as
+from dispatcher.redis_direct import AsyncClient, AsyncDirect
 
 T = TypeVar("T")
 P = ParamSpec("P")
-AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +44,8 @@ class AsyncLimiter:
         self._client = client
         self._asking = asking
         self._scripts: dict[str, AsyncScript] = {}
+        self._direct = AsyncDirect(client)
+        self._acquisitions = Acquisitions(asking, self._registered("limits_acquire").sha)
         self._unfinished: set[asyncio.Task[None]] = set()
 
     async def acquire(
@@ -49,9 +58,14 @@ class AsyncLimiter:
         timeout: timedelta | float | None = None,  # noqa: ASYNC109 - one interface for both
     ) -> Decision:
         """Take ``n`` permits from every limit, or none from any. See :meth:`Limiter.acquire`."""
-        return await self._run(
-            calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
-        )
+        new = permit is None
+        permit = new_id() if permit is None else checked(permit)
+        if not wait and timeout is None:
+            decision = await self._at_once(keys, n, permit, new=new)
+            if decision is not None:
+                return decision
+        steps = calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
+        return await self._run(steps)
 
     async def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
@@ -108,7 +122,7 @@ class AsyncLimiter:
             # The script may have run. Whoever cancels does not wait for Redis.
             self._apart(self._never_used(keys, permit))
             raise
-        if not holds.has_holds(self._asking):
+        if not holds.has_holds(self._asking) or not decision.granted:
             yield decision
             return
         renewing = asyncio.create_task(self._keep_renewing(keys, permit))
@@ -125,17 +139,28 @@ class AsyncLimiter:
         *,
         wait: bool = False,
         timeout: timedelta | float | None = None,
-    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
-        """Decorate a coroutine function. See :meth:`Limiter.limited`."""
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Decorate a coroutine function or an asynchronous generator.
 
-        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        See :meth:`Limiter.limited`. Raises InvalidValue for a generator that is not asynchronous.
+        """
+
+        def block(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[Decision]:
+            keys = key(*args, **kwargs) if callable(key) else key
+            return self.permit(keys, n, wait=wait, timeout=timeout)
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
             @wraps(function)
-            async def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-                keys = key(*args, **kwargs) if callable(key) else key
-                async with self.permit(keys, n, wait=wait, timeout=timeout):
-                    return await function(*args, **kwargs)
+            async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with block(*args, **kwargs):
+                    return await cast("Awaitable[Any]", function(*args, **kwargs))
 
-            return limited
+            if is_called_as(function, inspect.isgeneratorfunction):
+                accepted = "an asynchronous one, or a limiter on a client of redis"
+                raise InvalidValue("function", "a generator that is not asynchronous", accepted)
+            if is_called_as(function, inspect.isasyncgenfunction):
+                return cast("Callable[P, T]", _generating(function, block))
+            return cast("Callable[P, T]", limited)
 
         return decorate
 
@@ -148,7 +173,7 @@ class AsyncLimiter:
                     step = steps.send(())
                     continue
                 try:
-                    reply = await self._send(step.script, step.keys, step.args)
+                    reply = await self._send(step)
                 except LimitersUnavailable as error:
                     step = steps.throw(error)
                 else:
@@ -157,17 +182,31 @@ class AsyncLimiter:
             answer: T = done.value
             return answer
 
-    async def _send(self, script: str, keys: Sequence[str], args: Words) -> Reply:
+    async def _at_once(self, keys: Keys, n: int, permit: str, *, new: bool) -> Decision | None:
+        """Take permits by one packed command; None: it must be done by steps."""
+        if not self._direct.open:
+            return None
+        asked = self._acquisitions.asked(keys, n, permit, new=new)
+        if asked is None:
+            return None
+        try:
+            with translated():
+                reply = await self._direct.call(*asked)
+        except LimitersUnavailable as error:
+            return self._asking.unknown(error, permit)
+        return self._acquisitions.answer(reply, permit)
+
+    async def _send(self, call: Call) -> Reply:
         with translated():
-            registered = self._scripts.get(script)
-            if registered is None:
-                registered = self._client.register_script(self._asking.text(script))
-                self._scripts[script] = registered
-            try:
-                answer = await self._client.evalsha(registered.sha, len(keys), *keys, *args)
-            except NoScriptError:
-                answer = await registered(keys=keys, args=args)
-            return as_reply(answer)
+            script = self._registered(call.script)
+            return as_reply(await self._direct.run(script, call.keys, call.args))
+
+    def _registered(self, script: str) -> AsyncScript:
+        found = self._scripts.get(script)
+        if found is None:
+            found = self._client.register_script(self._asking.text(script))
+            self._scripts[script] = found
+        return found
 
     def _apart(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do work in a task of its own, which goes on when the present one is cancelled."""
@@ -198,3 +237,29 @@ class AsyncLimiter:
                     return
             except LimitersUnavailable as error:
                 log.warning("a hold could not be renewed: %s", error)
+
+
+def _generating(
+    function: Callable[..., Any], block: Callable[..., AbstractAsyncContextManager[Decision]]
+) -> Callable[..., AsyncGenerator[Any, Any]]:
+    """Return an asynchronous generator whose whole run is a block."""
+
+    @wraps(function)
+    async def generating(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        async with block(*args, **kwargs), aclosing(function(*args, **kwargs)) as given:
+            step = given.asend(None)
+            while True:
+                try:
+                    item = await step
+                except StopAsyncIteration:
+                    return
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - it is for the body
+                    step = given.athrow(error)
+                else:
+                    step = given.asend(sent)
+
+    return generating

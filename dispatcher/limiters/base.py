@@ -11,11 +11,13 @@ from typing import ClassVar
 import redis
 from redis.exceptions import RedisClusterException
 
-from dispatcher.errors import InvalidValue, LimitersUnavailable
+from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
 from dispatcher.redis_errors import cause, reason
 
-MOST_AT_ONCE = 10_000
-"""More permits are not given in one call, so that no script runs long."""
+MOST_KEPT_AT_ONCE = 10_000
+"""More permits are not given in one call where each is kept alone, so that no script runs long."""
+_MOST = (1 << 53) - 1
+"""Scripts count exactly up to here."""
 
 
 class Part(ABC):
@@ -27,13 +29,22 @@ class Part(ABC):
     """Whether it keeps the ids of its permits, so that none need be remembered for it."""
     holds: ClassVar[bool] = False
     """Whether its permits are holds, which end when they are given back."""
+    keeps_each: ClassVar[bool] = False
+    """Whether each permit is an entry of its own, so that the work grows with their number."""
     closes: ClassVar[bool] = False
     """Whether it can be closed for a while."""
+
+    name: str | None
 
     @property
     def aligned(self) -> bool:
         """Whether its words depend on the time."""
         return False
+
+    @property
+    def length_ms(self) -> int:
+        """The period in ms; 0 where there is none."""
+        return 0
 
     @property
     def hold_ms(self) -> int:
@@ -53,11 +64,14 @@ class Part(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What it is called in Redis keys: its name, or its algorithm and numbers."""
+        """What it is called in Redis keys: its algorithm, then its numbers or name."""
 
     @abstractmethod
-    def words(self, now_ms: int) -> Sequence[int | bytes]:
-        """Return what its part of the scripts is told, at about that time (ms since 1970)."""
+    def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
+        """Return what its part of the scripts is told, at about that time (ms since 1970).
+
+        ``further`` is how many windows behind the next one the script may tell as a turn.
+        """
 
 
 class _Translated:
@@ -79,18 +93,27 @@ def translated() -> AbstractContextManager[None]:
     return _TRANSLATED
 
 
-def check_permits(n: int, field: str, most: int) -> None:
-    """Raise InvalidValue unless ``n`` permits can be taken at once."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= most:
-        raise InvalidValue(field, f"{n!r} permits", f"a whole number from 1 to {most}")
+def check_permits(n: int, parts: Sequence[Part], *, whole: bool = True) -> None:
+    """Raise InvalidValue unless ``n`` permits can be asked for at once.
+
+    More than a limit ever gives can, and is refused: ``whole`` says that nothing less is of use.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MOST:
+        raise InvalidValue("n", f"{quoted(n)} permits", f"a whole number from 0 to {_MOST}")
+    if n <= MOST_KEPT_AT_ONCE or not any(each.keeps_each for each in parts):
+        return
+    most = min((each.most for each in parts if each.most), default=n)
+    if most > MOST_KEPT_AT_ONCE and (n <= most or not whole):
+        accepted = f"at most {MOST_KEPT_AT_ONCE} at once of a limit that keeps each of its permits"
+        raise InvalidValue("n", f"{n} permits", accepted)
 
 
 def length_ms(value: object, field: str, *, least: int, most: int) -> int:
     """Return a length in whole ms. Raises InvalidValue."""
     accepted = f"a timedelta of {least} to {most} ms, without parts of a ms"
     if not isinstance(value, timedelta) or value % timedelta(milliseconds=1):
-        raise InvalidValue(field, f"{value!r}", accepted)
+        raise InvalidValue(field, quoted(value), accepted)
     ms = value // timedelta(milliseconds=1)
     if not least <= ms <= most:
-        raise InvalidValue(field, f"{value!r}", accepted)
+        raise InvalidValue(field, quoted(value), accepted)
     return ms

@@ -12,12 +12,12 @@ import redis
 import redis.asyncio
 
 from dispatcher.clock import Clock, SystemClock
-from dispatcher.errors import InvalidValue, kind_of
+from dispatcher.errors import InvalidValue, kind_of, quoted
 from dispatcher.limiters.asking import Asking, OnFault
-from dispatcher.limiters.async_limiter import AsyncClient, AsyncLimiter
+from dispatcher.limiters.async_limiter import AsyncLimiter
 from dispatcher.limiters.base import Part
 from dispatcher.limiters.limiter import Limiter
-from dispatcher.redis_direct import Client
+from dispatcher.redis_direct import AsyncClient, Client
 
 _ACCEPTED = "a client of redis or redis.asyncio, also RedisCluster"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
@@ -106,23 +106,28 @@ class Algorithm(Bindable, Part):
 
 @dataclass(frozen=True)
 class Limits(Bindable):
-    """Several limits that are asked in one script, and give a permit together or not at all."""
+    """Several limits that are asked in one script, and give a permit together or not at all.
 
-    limits: Sequence[Algorithm]
+    ``Limits`` among them stand for theirs, in order: ``limits`` has only single ones.
+    """
+
+    limits: Sequence[Algorithm | Limits]
 
     def __post_init__(self) -> None:
         accepted = "limits such as FixedWindow(5, 'minute'), at least one"
         if not isinstance(self.limits, Sequence) or not self.limits:
-            raise InvalidValue("limits", f"{self.limits!r}", accepted)
+            raise InvalidValue("limits", quoted(self.limits), accepted)
+        single: list[Algorithm | Limits] = []
         for each in self.limits:
-            if not isinstance(each, Algorithm):
-                raise InvalidValue("limits", f"{each!r}", accepted)
-        object.__setattr__(self, "limits", tuple(self.limits))
+            if not isinstance(each, Algorithm | Limits):
+                raise InvalidValue("limits", quoted(each), accepted)
+            single += each.limits if isinstance(each, Limits) else [each]
+        object.__setattr__(self, "limits", tuple(single))
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The limits that are asked together, in order."""
-        return tuple(self.limits)
+        return tuple(part for each in self.limits for part in each.parts)
 
     def __str__(self) -> str:
-        return ", ".join(str(each) for each in self.limits)
+        return "; ".join(str(each) for each in self.limits)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
-from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached
+from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, quoted
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Pause, Steps, checked, new_id
-from dispatcher.limiters.base import MOST_AT_ONCE, check_permits
+from dispatcher.limiters.base import check_permits
 from dispatcher.limiters.decision import Decision, State
-from dispatcher.limiters.holds import waits_for_a_hold
+from dispatcher.limiters.holds import waits
 
+_LONGEST_TIMEOUT = 366 * 86_400.0
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be given back long before it ends
 
 
@@ -46,9 +47,10 @@ def enter(
     Raises LimitReached, and LimitersUnavailable whatever the policy.
     """
     decision = yield from _acquire(asking, keys, n, permit, wait=wait, timeout=timeout)
-    if decision.state is State.REFUSED:
+    if not decision:
         raise LimitReached(
             limit=decision.refused_by or "",
+            others=tuple(each.limit for each in decision.refusals[1:]),
             retry_after=decision.retry_after,
             reset_at=decision.reset_at,
         )
@@ -57,27 +59,27 @@ def enter(
 
 def acquire_up_to(asking: Asking, keys: Keys, n: int, *, permit: str | None) -> Steps[Decision]:
     """Take as many of ``n`` permits as fit."""
-    check_permits(n, "n", MOST_AT_ONCE)
+    check_permits(n, asking.parts, whole=False)
     permit = new_id() if permit is None else checked(permit)
     try:
-        return (yield from _take(asking, keys, n, 1, permit))
+        return (yield from _take(asking, keys, n, min(n, 1), permit))
     except LimitersUnavailable as error:
         return asking.unknown(error, permit)
 
 
 def peek(asking: Asking, keys: Keys, n: int) -> Steps[Decision]:
     """Tell what ``acquire`` would answer; take nothing."""
-    check_permits(n, "n", asking.most)
+    check_permits(n, asking.parts)
     states = asking.addresses.states(asking.addresses.each(keys))
 
     def call(now_ms: int) -> Call:
         return Call("limits_peek", states, (n, *asking.words(now_ms)))
 
     try:
-        now, room, *rest = yield from asking.ask(call)
+        now, *reply = yield from asking.ask(call)
     except LimitersUnavailable as error:
         return asking.unknown(error, "")
-    return asking.decision(now, (room if room >= n else 0, *rest), None, "", peeked=True)
+    return asking.decision(now, reply, None, "", peeked=True)
 
 
 def give_back(asking: Asking, keys: Keys, permit: str) -> Steps[int]:
@@ -107,7 +109,7 @@ def _acquire(
     wait: bool,
     timeout: timedelta | float | None,
 ) -> Steps[Decision]:
-    check_permits(n, "n", asking.most)
+    check_permits(n, asking.parts)
     if not wait:
         if timeout is not None:
             raise InvalidValue("timeout", "given without wait=True", "None, or wait=True")
@@ -117,14 +119,12 @@ def _acquire(
     waited = False
     while True:
         decision = yield from _take(asking, keys, n, n, permit)
-        if decision:
+        if decision or decision.state is State.OVERSIZED:
             return decision
-        pause = decision.retry_after.total_seconds()
         left = None if deadline is None else deadline - asking.clock.monotonic()
-        if waits_for_a_hold(asking, decision):
-            pause = min(pause, _LONGEST_PAUSE_FOR_HOLDS)
-            if left is not None and left > 0:
-                pause = min(pause, left)
+        pause, held = waits(asking, decision)
+        soon = min(held, _LONGEST_PAUSE_FOR_HOLDS)
+        pause = max(pause, soon if left is None or left <= 0 else min(soon, left))
         if left is not None and pause > left:
             return decision
         if waited:
@@ -154,5 +154,5 @@ def _seconds(timeout: timedelta | float | None) -> float | None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise InvalidValue("timeout", f"{timeout!r}", "None, a timedelta, or seconds from 0 on")
-    return seconds
+        raise InvalidValue("timeout", quoted(timeout), "None, a timedelta, or seconds from 0 on")
+    return min(seconds, _LONGEST_TIMEOUT)

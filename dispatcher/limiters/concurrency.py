@@ -30,6 +30,7 @@ class Concurrency(Algorithm):
     name: str | None = None
 
     kind: ClassVar[str] = "concurrency"
+    keeps_each: ClassVar[bool] = True
     knows_permits: ClassVar[bool] = True
     holds: ClassVar[bool] = True
 
@@ -51,10 +52,10 @@ class Concurrency(Algorithm):
 
     @property
     def label(self) -> str:
-        """What it is called in Redis keys: its name, or its algorithm and count."""
-        return self.name or f"{self.kind}-{self.count}"
+        """What it is called in Redis keys: its algorithm, and its name or count."""
+        return f"{self.kind}-{self.count}" if self.name is None else f"{self.kind}={self.name}"
 
-    def words(self, now_ms: int) -> Sequence[int]:  # noqa: ARG002 - aligned windows need it
+    def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
         """Return what its part of the scripts is told."""
         return (self.count, self.hold_ms)
 

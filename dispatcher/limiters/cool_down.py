@@ -37,9 +37,9 @@ class CoolDown(Algorithm):
     @property
     def label(self) -> str:
         """What it is called in Redis keys."""
-        return self.name or self.kind
+        return self.kind if self.name is None else f"{self.kind}={self.name}"
 
-    def words(self, now_ms: int) -> Sequence[int]:  # noqa: ARG002 - aligned windows need it
+    def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
         """Return what its part of the scripts is told."""
         return ()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import Self, cast
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.addresses import check_name
 from dispatcher.limiters.base import length_ms
 from dispatcher.limiters.binding import Algorithm
@@ -15,6 +15,7 @@ from dispatcher.periods import UNIT_MS
 from dispatcher.quota import MAX_LENGTH_MS, Limit
 
 LEAST_LENGTH_MS = 10
+_MILLISECOND = timedelta(milliseconds=1)
 _ACCEPTED = f"a timedelta of {LEAST_LENGTH_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
 
 
@@ -22,9 +23,12 @@ _ACCEPTED = f"a timedelta of {LEAST_LENGTH_MS} ms to 366 days, or one of {', '.j
 class CountPerLength(Algorithm):
     """At most ``count`` permits per ``period``.
 
-    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, ``count`` a
-    whole number from 1 to 10,000,000. Limits that shall not count together though they are equal
-    have different names, of 1 to 64 letters, digits and any of ``_.-``. Raises InvalidValue.
+    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is kept as
+    the timedelta that it stands for (a year: 365 days). ``count`` is a whole number from 1 to
+    10,000,000. Limits that shall not count together though they are equal have different names, of
+    1 to 64 letters, digits and any of ``_.-``. A name belongs to one algorithm and one period:
+    limits share what they count where these are the same, also when their counts differ. Raises
+    InvalidValue.
     """
 
     count: int
@@ -32,25 +36,22 @@ class CountPerLength(Algorithm):
     name: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "period", self._normal_period())
         self._check()
         # Calls read these each time.
         object.__setattr__(self, "_words", self._own_words())
-        object.__setattr__(self, "_label", self.name or self._own_label())
+        object.__setattr__(self, "_label", self._own_label())
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``"5/minute"`` or ``"2/30 second"``. Raises InvalidValue."""
+        """Read ``"5/minute"``, ``"2/30 second"`` or ``"10 per second"``. Raises InvalidValue."""
         limit = Limit.parse(text)
-        return cls(limit.count, timedelta(milliseconds=limit.length_ms))
+        return cls(limit.count, limit.length_ms * _MILLISECOND)
 
     @property
     def length_ms(self) -> int:
         """The period in ms."""
-        if isinstance(self.period, str):
-            if self.period not in UNIT_MS:
-                raise InvalidValue("period", f"{self.period!r}", _ACCEPTED)
-            return UNIT_MS[self.period]
-        return length_ms(self.period, "period", least=LEAST_LENGTH_MS, most=MAX_LENGTH_MS)
+        return cast(timedelta, self.period) // _MILLISECOND
 
     @property
     def spacing_ms(self) -> float:
@@ -64,14 +65,22 @@ class CountPerLength(Algorithm):
 
     @property
     def label(self) -> str:
-        """What it is called in Redis keys: its name, or its algorithm and numbers."""
+        """What it is called in Redis keys: its algorithm, and its numbers or period and name."""
         label: str = self.__dict__["_label"]
         return label
 
-    def words(self, now_ms: int) -> Sequence[int | bytes]:  # noqa: ARG002 - aligned windows need it
+    def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
         """Return what its part of the scripts is told."""
         words: Sequence[int] = self.__dict__["_words"]
         return words
+
+    def _normal_period(self) -> timedelta | str:
+        if isinstance(self.period, str):
+            if self.period not in UNIT_MS:
+                raise InvalidValue("period", quoted(self.period), _ACCEPTED)
+            return UNIT_MS[self.period] * _MILLISECOND
+        length_ms(self.period, "period", least=LEAST_LENGTH_MS, most=MAX_LENGTH_MS)
+        return self.period
 
     def _check(self) -> None:
         check_count(self.count)
@@ -82,7 +91,9 @@ class CountPerLength(Algorithm):
         return (self.count, self.length_ms)
 
     def _own_label(self) -> str:
-        return f"{self.kind}-{self.count}-{self.length_ms}"
+        if self.name is None:
+            return f"{self.kind}-{self.count}-{self.length_ms}"
+        return f"{self.kind}-{self.length_ms}={self.name}"
 
     def __str__(self) -> str:
         return str(Limit(self.count, self.length_ms))
@@ -91,4 +102,4 @@ class CountPerLength(Algorithm):
 def check_count(count: int) -> None:
     """Raise InvalidValue unless a limit can have that count."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
-        raise InvalidValue("count", f"{count!r}", f"a whole number from 1 to {Limit.MOST}")
+        raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, final
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
+NEVER = timedelta.max
 _FIELDS = (
     "allowed", "state", "limit", "remaining", "retry_after", "reset_at", "granted", "permit",
-    "refused_by",
+    "refusals",
 )  # fmt: skip
 
 
@@ -22,8 +24,25 @@ class State(StrEnum):
     REACHED = "reached"
     """Allowed, and nothing more is left: a batch may pause here."""
     REFUSED = "refused"
+    OVERSIZED = "oversized"
+    """Refused, and for ever: a limit never gives so many permits at once."""
     UNKNOWN = "unknown"
     """Redis could not be asked. Not allowed; the caller may decide otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One limit that refused.
+
+    ``limit`` is its text: ``5/minute``, with a name ``login (5/minute)``, and of several that read
+    alike ``5/minute (limit 2 of 3)``. ``place`` is its place among the limits, from 0.
+    ``retry_after`` is how long it alone makes the caller wait; ``timedelta.max`` where it never
+    gives so many permits at once.
+    """
+
+    limit: str
+    place: int
+    retry_after: timedelta
 
 
 @final
@@ -32,6 +51,7 @@ class Decision:
 
     Of several limits, ``limit``, ``remaining`` and ``reset_at`` are those of the one that
     decides: the one that makes the caller wait longest, or the one with the least room left.
+    ``refusals`` tells all that refused.
     """
 
     __slots__ = ("_facts",)
@@ -48,14 +68,14 @@ class Decision:
         reset_at: datetime | int,
         granted: int = 0,
         permit: str = "",
-        refused_by: str | None = None,
+        refusals: tuple[Refusal, ...] = (),
     ) -> None:
         """Say all of it. Times may be given in ms (since 1970) and are made when asked for."""
         _keep(
             self,
             (
                 allowed, state, limit, remaining, retry_after, reset_at, granted, permit,
-                refused_by,
+                refusals,
             ),
         )  # fmt: skip
 
@@ -85,7 +105,10 @@ class Decision:
 
     @property
     def retry_after(self) -> timedelta:
-        """How long to wait before asking again; zero when allowed. Exact if nobody else asks."""
+        """How long to wait before asking again; zero when allowed. Exact if nobody else asks.
+
+        ``timedelta.max`` when the state is ``oversized``: waiting does not help.
+        """
         wait: timedelta | int = self._facts[4]
         return wait if isinstance(wait, timedelta) else wait * MILLISECOND
 
@@ -109,9 +132,14 @@ class Decision:
 
     @property
     def refused_by(self) -> str | None:
-        """The limit that refused, as text; None unless refused."""
-        limit: str | None = self._facts[8]
-        return limit
+        """The limit that makes the caller wait longest, as text; None unless refused."""
+        return self.refusals[0].limit if self.refusals else None
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """All limits that refused, the longest wait first; empty unless refused."""
+        refusals: tuple[Refusal, ...] = self._facts[8]
+        return refusals
 
     def __bool__(self) -> bool:
         return self.allowed

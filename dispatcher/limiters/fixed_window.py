@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
-from struct import Struct
 from typing import ClassVar, Self, cast
 
 from dispatcher import zones
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.counted import CountPerLength
-from dispatcher.periods import CALENDAR_UNITS, LONGEST_MS, CalendarUnit, bounds
+from dispatcher.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
 from dispatcher.quota import Limit, read_count, split_zone
 
-_UNITS = ", ".join(CALENDAR_UNITS)
-_BOUNDS = Struct("<5d")
+_CALENDAR = ("month", "year")
+_MILLISECOND = timedelta(milliseconds=1)
+_SECOND_MS = 1_000
+_PERIODS = 4
+_ALIGNED = "a unit such as 'day' or 'month', or a timedelta of whole seconds up to 366 days"
+_ACCEPTED = (
+    f"N/unit in ZONE with a unit of {', '.join(LONGEST_MS)}, or N/M unit in ZONE with one of up "
+    f"to a week, N from 1 to {Limit.MOST}, at most 366 days"
+)
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,12 @@ class FixedWindow(CountPerLength):
     """At most ``count`` permits per window.
 
     A window opens with the first permit and ends one ``period`` later. With ``align``, the name of
-    a zone, windows are the minutes, hours, days, weeks (from Monday) or months of its calendar,
-    and ``period`` is that unit: ``FixedWindow(5, "day", align="Asia/Shanghai")``. Days have 23 or
-    25 hours where clocks change. The cheapest algorithm, and a blunt one: up to twice ``count``
-    permits may lie close together around the end of a window. Raises InvalidValue.
+    a zone, windows follow its clocks: ``FixedWindow(5, "day", align="Asia/Shanghai")``. ``period``
+    is then a unit, also ``"month"`` or ``"year"`` of the calendar, or a timedelta of whole seconds:
+    windows of 15 minutes begin on the quarters of an hour, and all that fill no day evenly are
+    counted from a Monday at midnight. Days have 23 or 25 hours where clocks change. The cheapest
+    algorithm, and a blunt one: up to twice ``count`` permits may lie close together around the end
+    of a window. Raises InvalidValue.
     """
 
     align: str | None = None
@@ -35,15 +45,13 @@ class FixedWindow(CountPerLength):
 
     @property
     def aligned(self) -> bool:
-        """Whether windows follow a calendar."""
+        """Whether windows follow the clocks of a zone."""
         return self.align is not None
 
     @property
-    def spacing_ms(self) -> float:
-        """How far apart its permits are on average, in ms."""
-        if self.align is None:
-            return self.length_ms / self.count
-        return LONGEST_MS[cast(CalendarUnit, self.period)] / self.count
+    def length_ms(self) -> int:
+        """The period in ms; of a month or a year how long it is at most."""
+        return longest_ms(self._period)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -52,26 +60,41 @@ class FixedWindow(CountPerLength):
         if zoned is None:
             return super().parse(text)
         read, zone = read_count(zoned[0]), zoned[1]
-        if read is None or read[1] != 1 or read[2] not in CALENDAR_UNITS:
-            accepted = f"N/unit in ZONE with a unit of {_UNITS}, N from 1 to {Limit.MOST}"
-            raise InvalidValue("limit", f"cannot read {text!r}", accepted)
-        return cls(read[0], read[2], align=zone)
+        if read is None or read[2] not in LONGEST_MS or (read[2] in _CALENDAR and read[1] != 1):
+            raise InvalidValue("limit", f"cannot read {quoted(text)}", _ACCEPTED)
+        count, multiple, unit = read
+        if unit in _CALENDAR:
+            return cls(count, unit, align=zone)
+        return cls(count, multiple * UNIT_MS[unit] * _MILLISECOND, align=zone)
 
-    def words(self, now_ms: int) -> Sequence[int | bytes]:
-        """Return what its part of the scripts is told: with a zone, the windows around then."""
+    def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
+        """Return what its part of the scripts is told: with a zone, the windows around then.
+
+        Those are the present one, the one before and two after, and as many more as turns need.
+        """
         if self.align is None:
             return CountPerLength.words(self, now_ms)
-        unit = cast(CalendarUnit, self.period)
-        [begins, _] = bounds(unit, self.align, now_ms, 1)
-        return (self.count, _around(unit, self.align, begins))
+        [begins, _] = bounds(self._period, self.align, now_ms, 1)
+        return (self.count, _around(self._period, self.align, begins, _PERIODS + further))
+
+    @property
+    def _period(self) -> Period:
+        if isinstance(self.period, str):
+            return cast(Period, self.period)
+        return self.period // _MILLISECOND
+
+    def _normal_period(self) -> timedelta | str:
+        if self.align is not None and self.period in _CALENDAR:
+            return self.period
+        return CountPerLength._normal_period(self)
 
     def _check(self) -> None:
         CountPerLength._check(self)
         if self.align is None:
             return
         zones.rules(self.align, field="align")
-        if self.period not in CALENDAR_UNITS:
-            raise InvalidValue("period", f"{self.period!r} with align", f"one of {_UNITS}")
+        if self.length_ms % _SECOND_MS:
+            raise InvalidValue("period", f"{quoted(self.period)} with align", _ALIGNED)
 
     def _own_words(self) -> Sequence[int]:
         return () if self.align else (self.count, self.length_ms)
@@ -79,19 +102,26 @@ class FixedWindow(CountPerLength):
     def _own_label(self) -> str:
         if self.align is None:
             return CountPerLength._own_label(self)
-        return f"{self.kind}-{self.count}-{self.period}-{self.align}"
+        windows = f"{self._period}-{self.align}"
+        if self.name is None:
+            return f"{self.kind}-{self.count}-{windows}"
+        return f"{self.kind}-{windows}={self.name}"
 
     def __str__(self) -> str:
         if self.align is None:
             return CountPerLength.__str__(self)
-        return f"{self.count}/{self.period} in {self.align}"
+        if isinstance(self.period, str):
+            return f"{self.count}/{self.period} in {self.align}"
+        if self.length_ms == UNIT_MS["year"]:
+            return f"{self.count}/365 day in {self.align}"
+        return f"{Limit(self.count, self.length_ms)} in {self.align}"
 
 
 @lru_cache(maxsize=1 << 10)
-def _around(unit: CalendarUnit, zone: str, begins_ms: int) -> bytes:
-    """Return the bounds of the window that begins there, of the one before, and of two after.
+def _around(period: Period, zone: str, begins_ms: int, windows: int) -> bytes:
+    """Return the bounds of consecutive windows; that which begins there is the second.
 
     Packed: the script takes less time for one word than for five.
     """
-    [before, _] = bounds(unit, zone, begins_ms - 1, 1)
-    return _BOUNDS.pack(*bounds(unit, zone, before, 4))
+    [before, _] = bounds(period, zone, begins_ms - 1, 1)
+    return struct.pack(f"<{windows + 1}d", *bounds(period, zone, before, windows))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, Self
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.counted import CountPerLength
-from dispatcher.quota import Limit
+from dispatcher.quota import LONGEST_TEXT, Limit
 
 _WHOLE = 1 << 53
 _BURST = re.compile(r"(.*?)\s+burst\s+([0-9]{1,9})\s*", re.ASCII)
@@ -33,7 +33,8 @@ class GCRA(CountPerLength):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``"50/second"`` or ``"50/second burst 200"``. Raises InvalidValue."""
-        match = _BURST.fullmatch(text) if isinstance(text, str) else None
+        is_short = isinstance(text, str) and len(text) <= LONGEST_TEXT
+        match = _BURST.fullmatch(text) if is_short else None
         if match is None:
             return super().parse(text)
         plain = super().parse(match[1])
@@ -50,7 +51,7 @@ class GCRA(CountPerLength):
         rise = self.length_ms * 1_000 // gcd(self.length_ms * 1_000, self.count)
         most = min(Limit.MOST, (_WHOLE - 1) // rise - 1)
         if isinstance(burst, bool) or not isinstance(burst, int) or not 0 <= burst <= most:
-            raise InvalidValue("max_burst", f"{burst!r}", f"a whole number from 0 to {most}")
+            raise InvalidValue("max_burst", quoted(burst), f"a whole number from 0 to {most}")
 
     def _own_words(self) -> Sequence[int]:
         length_us = self.length_ms * 1_000
@@ -58,7 +59,10 @@ class GCRA(CountPerLength):
         return (self.max_burst + 1, length_us // common, self.count // common)
 
     def _own_label(self) -> str:
-        return f"{self.kind}-{self.count}-{self.length_ms}-{self.max_burst}"
+        if self.name is None:
+            return f"{self.kind}-{self.count}-{self.length_ms}-{self.max_burst}"
+        # Level and leak are told in a unit that both numbers make.
+        return f"{self.kind}-{self.count}-{self.length_ms}={self.name}"
 
     def __str__(self) -> str:
         return f"{Limit(self.count, self.length_ms)} burst {self.max_burst}"

@@ -1,15 +1,22 @@
-"""What a set of limits is asked for a group of requests, in one script."""
+"""What a set of limits is asked for a group of requests, in one script or a few."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
 
-from dispatcher.errors import InvalidValue, LimitersUnavailable
+from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Steps, checked, new_id
-from dispatcher.limiters.base import MOST_AT_ONCE, Part, check_permits
-from dispatcher.limiters.decision import Decision
+from dispatcher.limiters.base import check_permits
+from dispatcher.limiters.decision import Decision, State
+
+_MOST_IN_A_SCRIPT = 500
+"""So much work one script does at most, but for a single request: requests, and kept permits."""
+_ANY = -1
+_FIXED = 6  # integers for one request, before its refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,44 +34,118 @@ class Request:
     limits: tuple[int, ...] | None = None
 
 
+class _Wanted(NamedTuple):
+    """A request that was found right."""
+
+    n: int
+    permit: str
+    keys: Sequence[str]
+    chosen: tuple[int, ...]
+    work: int
+
+
+@dataclass
+class _State:
+    """What one state has done for the group so far."""
+
+    place: int
+    """Of its limit, among all."""
+    ahead: int = 0
+    """Permits for which requests were refused: they come before later ones."""
+    left: int = _ANY
+    """Permits that it still gives; what comes free meanwhile is for requests refused before."""
+
+
+@dataclass
+class _Group:
+    """A group that is asked for part by part."""
+
+    asking: Asking
+    states: dict[str, _State] = field(default_factory=dict)
+
+    def acquire(self, wanted: Sequence[_Wanted]) -> Steps[list[Decision]]:
+        """Take permits for some requests, in one script."""
+        asking, some = self.asking, dict[str, int]()
+        requests: list[str | int] = []
+        asked = dict[str, list[int]]()
+        for each in wanted:
+            requests += (each.permit, 0, each.n, each.n, len(each.chosen))
+            names = asking.addresses.states(each.keys, each.chosen)
+            for place, name in zip(each.chosen, names, strict=True):
+                self.states.setdefault(name, _State(place))
+                requests.append(some.setdefault(name, len(some) + 1))
+                asked.setdefault(name, []).append(each.n)
+        states = [self.states[name] for name in some]
+        parts = [asking.parts[state.place] for state in states]
+        turns = [
+            ceil((state.ahead + sum(n for n in asked[name] if n <= part.most)) / part.most)
+            if part.aligned
+            else 0
+            for name, state, part in zip(some, states, parts, strict=True)
+        ]
+        so_far = [word for state in states for word in (state.ahead, state.left)]
+        names = [*asking.addresses.permits(wanted[0].keys), *some]
+
+        def call(now_ms: int) -> Call:
+            words = asking.words_of(now_ms, parts, turns)
+            return Call("limits_acquire", names, (asking.span, *words, *so_far, *requests))
+
+        now, *flat = yield from asking.ask(call)
+        decisions = [self._decision(now, each, flat) for each in wanted]
+        for state, left in zip(states, flat, strict=True):
+            state.left = left
+        return decisions
+
+    def _decision(self, now: int, wanted: _Wanted, flat: list[int]) -> Decision:
+        """Read what the rest of a reply begins with, and cut it off."""
+        many = _FIXED + 2 * flat[_FIXED - 1]
+        reply = flat[:many]
+        del flat[:many]
+        decision = self.asking.decision(now, reply, wanted.chosen, wanted.permit)
+        names = self.asking.addresses.states(wanted.keys, wanted.chosen)
+        for place, wait in zip(reply[_FIXED::2], reply[_FIXED + 1 :: 2], strict=True):
+            if wait > 0 and decision.state is not State.OVERSIZED:
+                self.states[names[place - 1]].ahead += wanted.n
+        return decision
+
+
 def acquire_each(asking: Asking, requests: Sequence[Request]) -> Steps[list[Decision]]:
     """Take permits for each of a group, in order."""
-    if not requests:
-        return []
-    groups, places, permits = [], [], []
-    for each in requests:
-        chosen = _chosen(asking, each.limits)
-        mosts = [asking.parts[place].most for place in chosen]
-        check_permits(each.n, "n", min([most for most in mosts if most] + [MOST_AT_ONCE]))
-        groups.append(asking.addresses.each(each.keys, chosen))
-        places.append(chosen)
-        permits.append(new_id() if each.permit is None else checked(each.permit))
-    if (together := sum(each.n for each in requests)) > MOST_AT_ONCE:
-        raise InvalidValue("requests", f"{together} permits", f"{MOST_AT_ONCE} together")
-    asking.addresses.check_group(groups)
-    states: dict[str, int] = {}
-    parts: list[Part] = []
-    wanted: list[str | int] = []
-    for request, permit, keys, chosen in zip(requests, permits, groups, places, strict=True):
-        wanted += (permit, 0, request.n, request.n, len(chosen))
-        for place, state in zip(chosen, asking.addresses.states(keys, chosen), strict=True):
-            if state not in states:
-                states[state] = len(states) + 1
-                parts.append(asking.parts[place])
-            wanted.append(states[state])
+    wanted = [_wanted(asking, each) for each in requests]
+    asking.addresses.check_group([each.keys for each in wanted])
+    group, decisions = _Group(asking), list[Decision]()
+    for some in _parts(wanted):
+        try:
+            decisions += yield from group.acquire(some)
+        except LimitersUnavailable as error:
+            rest = wanted[len(decisions) :]
+            return decisions + [asking.unknown(error, each.permit) for each in rest]
+    return decisions
 
-    def call(now_ms: int) -> Call:
-        args = (asking.span, *asking.words_of(now_ms, parts), *wanted)
-        return Call("limits_acquire", (*asking.addresses.permits(groups[0]), *states), args)
 
-    try:
-        now, *flat = yield from asking.ask(call)
-    except LimitersUnavailable as error:
-        return [asking.unknown(error, permit) for permit in permits]
-    return [
-        asking.decision(now, flat[5 * number : 5 * number + 5], chosen, permit)
-        for number, (chosen, permit) in enumerate(zip(places, permits, strict=True))
-    ]
+def _wanted(asking: Asking, request: Request) -> _Wanted:
+    chosen = _chosen(asking, request.limits)
+    parts = [asking.parts[place] for place in chosen]
+    check_permits(request.n, parts)
+    return _Wanted(
+        n=request.n,
+        permit=new_id() if request.permit is None else checked(request.permit),
+        keys=asking.addresses.each(request.keys, chosen),
+        chosen=chosen,
+        work=max(1, request.n if any(each.keeps_each for each in parts) else 1),
+    )
+
+
+def _parts(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
+    """Cut a group so that no script runs long."""
+    start, work = 0, 0
+    for place, each in enumerate(wanted):
+        if work and work + each.work > _MOST_IN_A_SCRIPT:
+            yield wanted[start:place]
+            start, work = place, 0
+        work += each.work
+    if wanted:
+        yield wanted[start:]
 
 
 def _chosen(asking: Asking, limits: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -72,5 +153,5 @@ def _chosen(asking: Asking, limits: tuple[int, ...] | None) -> tuple[int, ...]:
     if limits is None:
         return tuple(range(many))
     if len(set(limits)) < len(limits) or not all(0 <= each < many for each in limits):
-        raise InvalidValue("limits", f"{limits!r}", f"different places from 0 to {many - 1}")
+        raise InvalidValue("limits", quoted(limits), f"different places from 0 to {many - 1}")
     return limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Literal
 
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Steps, checked
 from dispatcher.limiters.base import length_ms
@@ -20,9 +20,18 @@ def has_holds(asking: Asking) -> bool:
     return any(each.holds for each in asking.parts)
 
 
-def waits_for_a_hold(asking: Asking, refused: Decision) -> bool:
-    """Whether a refusal is over when holds end, which may be before the time it names."""
-    return any(each.holds and str(each) == refused.refused_by for each in asking.parts)
+def waits(asking: Asking, refused: Decision) -> tuple[float, float]:
+    """Return how long a refusal lasts at least, in seconds, and how long for its holds at most.
+
+    Holds may end before the time that their limit names.
+    """
+    seconds, held = 0.0, 0.0
+    for each in refused.refusals:
+        if asking.parts[each.place].holds:
+            held = max(held, each.retry_after.total_seconds())
+        else:
+            seconds = max(seconds, each.retry_after.total_seconds())
+    return seconds, held
 
 
 def renew_every(asking: Asking) -> float:
@@ -57,7 +66,7 @@ def close(
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
-        raise InvalidValue("until", f"{until!r}", "an aware datetime")
+        raise InvalidValue("until", quoted(until), "an aware datetime")
     ms = 0
     if length is not None:
         ms = length_ms(length, "length", least=1, most=_LONGEST_CLOSED_MS)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from functools import partial, wraps
-from typing import ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from redis.commands.core import Script
 
 from dispatcher.clock import Clock
-from dispatcher.errors import LimitersUnavailable
+from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import calls, holds
 from dispatcher.limiters.acquisitions import Acquisitions
 from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
-from dispatcher.limiters.base import check_permits, translated
+from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.groups import Request, acquire_each
 from dispatcher.redis_direct import Client, Direct
@@ -58,6 +59,9 @@ class Limiter:
     ) -> Decision:
         """Take ``n`` permits from every limit, or none from any.
 
+        More than a limit ever gives at once is refused with the state ``oversized``; 0 is allowed
+        and takes nothing. Of limits that keep each permit at most 10,000 can be asked for.
+
         Asked again under the same ``permit`` id while it is remembered, they are granted again
         and counted once; a hold that has ended since must be free again, and is taken anew.
         With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
@@ -70,18 +74,19 @@ class Limiter:
             if decision is not None:
                 return decision
         steps = calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
-        return self._run(steps, direct=wait)
+        return self._run(steps)
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
         return self._run(calls.acquire_up_to(self._asking, keys, n, permit=permit))
 
     def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
-        """Take permits for a group of requests in one script, in order, each all or none.
+        """Take permits for a group of requests, in order, each all or none.
 
-        Those granted count against later ones. Those refused go before later refused ones: each
-        is told to come back when its own turn comes. Limiters need a ``tag`` for requests with
-        several keys.
+        One script takes up to 500; larger groups are asked in several, and decided as if it were
+        one. Where Redis fails between them, what was granted stays taken. Those granted count
+        against later ones. Those refused go before later refused ones: each is told to come back
+        when its own turn comes. Limiters need a ``tag`` for requests with several keys.
         """
         return self._run(acquire_each(self._asking, requests))
 
@@ -138,7 +143,7 @@ class Limiter:
         permit = new_id()
         steps = calls.enter(self._asking, keys, n, permit, wait=wait, timeout=timeout)
         decision = self._run(steps)
-        if not holds.has_holds(self._asking):
+        if not holds.has_holds(self._asking) or not decision.granted:
             yield decision
             return
         ended = threading.Event()
@@ -165,21 +170,36 @@ class Limiter:
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a function: each call needs permits, as a block of :meth:`permit` does.
 
-        ``key`` is the key, or tells it from the arguments of the call.
+        ``key`` is the key, or tells it from the arguments of the call. A generator takes its
+        permits when it begins, and holds them until its end. Raises InvalidValue for what must be
+        awaited: that needs a limiter on a client of ``redis.asyncio``.
         """
+
+        def block(*args: Any, **kwargs: Any) -> AbstractContextManager[Decision]:
+            keys = key(*args, **kwargs) if callable(key) else key
+            return self.permit(keys, n, wait=wait, timeout=timeout)
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-                keys = key(*args, **kwargs) if callable(key) else key
-                with self.permit(keys, n, wait=wait, timeout=timeout):
+                with block(*args, **kwargs):
                     return function(*args, **kwargs)
 
+            @wraps(function)
+            def generating(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, Any]:
+                with block(*args, **kwargs):
+                    return (yield from cast("Any", function(*args, **kwargs)))
+
+            if is_called_as(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+                accepted = "one that is not awaited, or a limiter on a client of redis.asyncio"
+                raise InvalidValue("function", "it must be awaited", accepted)
+            if is_called_as(function, inspect.isgeneratorfunction):
+                return cast("Callable[P, T]", generating)
             return limited
 
         return decorate
 
-    def _run(self, steps: Steps[T], *, direct: bool = True) -> T:
+    def _run(self, steps: Steps[T]) -> T:
         try:
             step = next(steps)
             while True:
@@ -188,7 +208,7 @@ class Limiter:
                     step = steps.send(())
                     continue
                 try:
-                    reply = self._send(step, direct=direct)
+                    reply = self._send(step)
                 except LimitersUnavailable as error:
                     step = steps.throw(error)
                 else:
@@ -198,34 +218,22 @@ class Limiter:
             return answer
 
     def _at_once(self, keys: Keys, n: int, permit: str, *, new: bool) -> Decision | None:
-        """Take permits for one key by one packed command; None: it must be done by steps.
-
-        A command that was sent may have taken them: it is repeated under the same id, which is
-        not new any more.
-        """
-        asking = self._asking
-        if not (isinstance(keys, str) and keys.isascii() and permit.isascii()):
+        """Take permits by one packed command; None: it must be done by steps."""
+        if not self._direct.open:
             return None
-        if not (asking.repeatable and self._direct.open):
+        asked = self._acquisitions.asked(keys, n, permit, new=new)
+        if asked is None:
             return None
-        check_permits(n, "n", asking.most)
-        command = self._acquisitions.command(keys, n, permit, new=new)
-        again = partial(self._acquisitions.command, keys, n, permit, new=False)
         try:
             with translated():
-                reply = self._direct.call(command, again)
+                reply = self._direct.call(*asked)
         except LimitersUnavailable as error:
-            return asking.unknown(error, permit)
-        if reply is None or len(reply) == 1:
-            return None
-        return asking.decision(reply[0], reply[1:], None, permit)
+            return self._asking.unknown(error, permit)
+        return self._acquisitions.answer(reply, permit)
 
-    def _send(self, call: Call, *, direct: bool) -> Reply:
+    def _send(self, call: Call) -> Reply:
         with translated():
-            script = self._registered(call.script)
-            if direct and self._asking.repeatable:
-                return as_reply(self._direct.run(script, call.keys, call.args))
-            return as_reply(script(keys=call.keys, args=call.args))
+            return as_reply(self._direct.run(self._registered(call.script), call.keys, call.args))
 
     def _registered(self, script: str) -> Script:
         found = self._scripts.get(script)
@@ -242,6 +250,11 @@ class Limiter:
                     return
             except LimitersUnavailable as error:
                 log.warning("a hold could not be renewed: %s", error)
+
+
+def is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
+    """Whether a function, or an object that is called, is of one of the kinds of ``inspect``."""
+    return any(kind(function) or kind(getattr(function, "__call__", None)) for kind in kinds)  # noqa: B004 - asks of which kind it is
 
 
 def as_reply(answer: object) -> Reply:

@@ -31,6 +31,7 @@ _TRIES = 3
 _MOST_AT_ONCE = 250
 """One script restores at most twice as many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
+_ROOM_KEPT_MS = 3_600_000
 CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
 
 
@@ -72,21 +73,24 @@ _Words = Sequence[str | int | bytes]
 class PermitLog:
     """Permits for groups, in one script.
 
-    ``epoch_key`` names the key without which nothing is granted. ``clock`` only guesses in which
+    ``epoch_key`` names the key without which nothing is granted, ``room_key`` that of the logs in
+    which permits were given back while messages waited. ``clock`` only guesses in which
     calendar periods the time of Redis lies. Raises LimitersUnavailable whenever Redis cannot be
     trusted to answer.
     """
 
-    def __init__(self, client: redis.Redis, *, epoch_key: str, clock: Clock) -> None:
+    def __init__(self, client: redis.Redis, *, epoch_key: str, room_key: str, clock: Clock) -> None:
         self._client = client
         self._direct = Direct(client)
         self._clock = clock
         self._ahead_ms = 0  # by how much Redis is ahead of the clock, as far as that is known
         self._epoch_key = epoch_key
+        self._room_key = room_key
         self._acquire = client.register_script(source("take_permits"))
         self._settle = client.register_script(source("settle_permits"))
         self._restore = client.register_script(source("restore_permits"))
         self._close = client.register_script(source("limits_close"))
+        self._give_back = client.register_script(source("give_back_permits"))
 
     def acquire(
         self,
@@ -109,7 +113,7 @@ class PermitLog:
         logs = sorted({log for request in requests for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
         names = [self._epoch_key, *logs]
-        lines = _appended(names, (line_of(log) for log in logs if log in lined))
+        lines = _appended(names, map(line_of, logs))
         closings = _appended(names, {each.closing for each in requests if each.closing})
         wanted = [
             [closings.get(each.closing or "", 0), *[place[log] for log in each.logs]]
@@ -120,7 +124,8 @@ class PermitLog:
         of_log = {}
         for log in logs:
             kind = (tuple(limits[log]), (reaches or {}).get(log, ""))
-            of_log[log] = (kind_of.setdefault(kind, len(kind_of) + 1), lines.get(line_of(log), 0))
+            kind_place = kind_of.setdefault(kind, len(kind_of) + 1)
+            of_log[log] = (kind_place, lines[line_of(log)], int(log in lined))
         for _ in range(_TRIES):
             local_ms = to_ms(self._clock.now())
             now_ms = local_ms + self._ahead_ms
@@ -162,12 +167,66 @@ class PermitLog:
             self._direct.run(self._settle, logs, words)
 
     def give_back(self, unused: Sequence[PermitRequest]) -> None:
-        """Return permits that were not used; harmless for those that were not granted."""
+        """Return permits that were not used; harmless for those that were not granted.
+
+        Room that this makes in a log for which messages wait is kept for :meth:`waiting`.
+        """
+        logs = sorted({log for request in unused for log in request.logs})
+        place = {log: position for position, log in enumerate(logs, start=1)}
+        told = [[place[log] for log in request.logs] for request in unused]
+        words: _Words = [
+            _ROOM_KEPT_MS,
+            len(logs),
+            json.dumps(told),
+            *[request.permit_id for request in unused],
+        ]
         with translated():
+            self._direct.run(self._give_back, [self._room_key, *logs, *map(line_of, logs)], words)
+
+    def waiting(self, *, logs: int, each: int) -> dict[str, list[bytes]]:
+        """Return the messages that room was made for: the first in line of each such log.
+
+        At most ``each`` of at most so many ``logs``.
+        """
+        with translated():
+            rooms: Any = self._client.zrange(self._room_key, 0, logs - 1, withscores=True)
+            if not rooms:
+                return {}
+            seconds, micros = self._client.time()
+            now_ms = int(seconds) * 1_000 + int(micros) // 1_000
             pipeline = self._client.pipeline(transaction=False)
-            for request in unused:
-                for log in request.logs:
-                    pipeline.zrem(log, request.permit_id)
+            names = [name.decode() for name, _ in rooms]
+            for name, (_, room) in zip(names, rooms, strict=True):
+                pipeline.zrange(
+                    line_of(name),
+                    f"({now_ms}",
+                    "+inf",
+                    byscore=True,
+                    offset=0,
+                    num=min(each, int(room)),
+                )
+            return dict(zip(names, pipeline.execute(), strict=True))
+
+    def called(self, waiting: Mapping[str, Sequence[bytes]], come: Collection[bytes]) -> None:
+        """Let those of the messages that come have their turn now, in the room made for them.
+
+        The others leave the line. Their room is for the next ones.
+        """
+        with translated():
+            seconds, micros = self._client.time()
+            now_ms = int(seconds) * 1_000 + int(micros) // 1_000
+            pipeline = self._client.pipeline(transaction=False)
+            for log, members in waiting.items():
+                called = [each for each in members if each in come]
+                gone = [each for each in members if each not in come]
+                if called:
+                    pipeline.zadd(line_of(log), dict.fromkeys(called, now_ms), xx=True)
+                    pipeline.zincrby(self._room_key, -len(called), log)
+                if gone:
+                    pipeline.zrem(line_of(log), *gone)
+                if not members:
+                    pipeline.zrem(self._room_key, log)
+            pipeline.zremrangebyscore(self._room_key, "-inf", 0)
             pipeline.execute()
 
     def restore(

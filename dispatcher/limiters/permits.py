@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -10,6 +12,7 @@ from uuid import UUID
 import redis
 
 from dispatcher.clock import Clock
+from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.permit_log import (
     InHand,
     LogLimit,
@@ -22,6 +25,8 @@ from dispatcher.redis_keys import PermitKeys
 from dispatcher.scope import NOBODY
 
 _SCOPES = "scopes"
+_MOST_OWED = 1_000
+"""So many permits are remembered that Redis did not take back; more stay until they end."""
 
 
 def reaches_ms(
@@ -60,10 +65,13 @@ class Permits:
         clock: Clock,
     ) -> None:
         self._keys = PermitKeys(namespace)
-        self._log = PermitLog(client, epoch_key=self._keys.epoch, clock=clock)
+        self._log = PermitLog(
+            client, epoch_key=self._keys.epoch, room_key=self._keys.room, clock=clock
+        )
         self._scope_limits = scope_limits
         self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
         self._of_channel: dict[str, tuple[tuple[str, ...], str]] = {}
+        self._owed: deque[PermitRequest] = deque(maxlen=_MOST_OWED)
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back hand-overs still matter."""
@@ -85,7 +93,11 @@ class Permits:
         requests = [self._request(each) for each in wanted]
         # A scope has no herd, and a message that was cancelled must not keep its next one waiting.
         lined = {log for log, reach in reaches.items() if reach != _SCOPES}
-        return self._log.acquire(requests, limits, hold=hold, reaches=reaches, lined=lined)
+        answers = self._log.acquire(requests, limits, hold=hold, reaches=reaches, lined=lined)
+        if self._owed and not all(each.allowed for each in answers):
+            with suppress(LimitersUnavailable):
+                self.give_back(())
+        return answers
 
     def close(self, channel: str, length: timedelta) -> None:
         """Let nobody hand over anything on a channel for so long, because its provider asked."""
@@ -100,8 +112,40 @@ class Permits:
         self._log.settle([(self._request(permit), -hold) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
-        """Return permits that were not used; harmless for those that were not granted."""
-        self._log.give_back([self._request(permit) for permit in unused])
+        """Return permits that were not used; harmless for those that were not granted.
+
+        Where Redis does not take them back, the next call does this once more, and so does a
+        refusal: a permit without an attempt must keep no message waiting.
+        """
+        owed = [self._request(permit) for permit in unused]
+        with suppress(IndexError):
+            while True:
+                owed.append(self._owed.popleft())
+        if not owed:
+            return
+        try:
+            self._log.give_back(owed)
+        except LimitersUnavailable:
+            self._owed.extend(owed)
+            raise
+
+    def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
+        """Return the messages for which permits given back made room: the first in line.
+
+        By log, at most ``each`` of at most so many ``logs``. :meth:`called` ends it.
+        """
+        found = self._log.waiting(logs=logs, each=each)
+        return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}
+
+    def called(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
+        """Let those of the messages that come have their turn now, in the room made for them.
+
+        The others leave the line. Their room is for the next ones.
+        """
+        self._log.called(
+            {log: [each.bytes for each in some] for log, some in waiting.items()},
+            {each.bytes for each in come},
+        )
 
     def restore(
         self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str, marker_life: timedelta

@@ -18,3 +18,4 @@ class SlidingList(CountPerLength):
     """
 
     kind: ClassVar[str] = "sliding_list"
+    keeps_each: ClassVar[bool] = True

@@ -13,9 +13,10 @@ class SlidingLog(CountPerLength):
     """At most ``count`` permits within any span shorter than ``period``.
 
     The time of every permit is a member of a ZSET, under its id. So an id is known, and can be
-    given back, for a whole period. The price is memory: about 30 bytes a permit while there are
-    at most 128, about 100 beyond. :class:`SlidingList` decides the same in a fraction of it.
+    given back, for a whole period. The price is memory: 25 bytes a permit while there are
+    at most 128, 110 beyond. :class:`SlidingList` decides the same in a fraction of it.
     """
 
     kind: ClassVar[str] = "sliding_log"
+    keeps_each: ClassVar[bool] = True
     knows_permits: ClassVar[bool] = True

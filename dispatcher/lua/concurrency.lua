@@ -4,6 +4,8 @@
 -- score: when its hold ends, ms
 -- Words 1 count   2 length of a hold, ms
 
+-- @include limits_members.lua
+
 local concurrency = {holds = true}
 kinds.concurrency = concurrency
 
@@ -28,10 +30,7 @@ end
 -- those that another limit of this name took for longer.
 function concurrency.take(state, n, id)
   local key, ends = KEYS[state.place], now + state.length
-  redis.call('ZADD', key, ends, id)
-  for number = 2, n do
-    redis.call('ZADD', key, ends, id .. '\0' .. number)
-  end
+  add_members(key, ends, id, n)
   if now_us % 16 == 0 then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
   end
@@ -55,18 +54,9 @@ function concurrency.knows(state, id)
   if not ends or tonumber(ends) <= now then
     return 0
   end
-  local n = 1
-  while redis.call('ZSCORE', key, id .. '\0' .. n + 1) do
-    n = n + 1
-  end
-  return n
+  return count_members(key, ends, id)
 end
 
 function concurrency.back(state, n, id)
-  local key = KEYS[state.place]
-  local found = redis.call('ZREM', key, id)
-  for number = 2, n do
-    found = found + redis.call('ZREM', key, id .. '\0' .. number)
-  end
-  return found
+  return remove_members(KEYS[state.place], id, n)
 end

@@ -2,7 +2,8 @@
 --
 -- Included. State STRING of two doubles: how many were taken, and the end of the window, ms
 -- Words 1 count   2 length, ms
---       or 2 five bounds of consecutive calendar periods, ms, as doubles
+--       or 2 five bounds or more of consecutive windows, ms, as doubles: the present one is among the
+--       first four, and further ones tell the turns of those who are refused
 --
 -- The end stands in the state, so that it holds to the millisecond; the expiry only tidies up.
 
@@ -11,8 +12,8 @@ kinds.fixed_window = fixed_window
 local bounds = '<ddddd'
 local length_of_bounds = struct.size(bounds)
 
--- Where the calendar period of the present begins and ends; nothing when it is not among them.
-local function period(packed)
+-- Where the window of the present begins and ends; nothing when it is not among the first four.
+local function window(packed)
   local first, second, third, fourth, fifth = struct.unpack(bounds, packed)
   if now < first or now >= fifth then
     return
@@ -26,10 +27,25 @@ local function period(packed)
   return fourth, fifth
 end
 
+-- The bound that lies so many windows after the end of the present one.
+local function further_bound(state, further)
+  local packed, many = state.bounds, #state.bounds / 8
+  if not state.ends_at then
+    local at = 1
+    while at < many and struct.unpack('<d', packed, 8 * at - 7) < state.ends do
+      at = at + 1
+    end
+    state.ends_at = at
+  end
+  local at = math.min(state.ends_at + further, many)
+  local bound = struct.unpack('<d', packed, 8 * at - 7)
+  return bound
+end
+
 function fixed_window.read(place, at)
   local count, word, length, begins, ends = tonumber(ARGV[at]), ARGV[at + 1], nil, nil, nil
-  if #word == length_of_bounds then
-    begins, ends = period(word)
+  if #word >= length_of_bounds then
+    begins, ends = window(word)
     if not ends then
       return nil
     end
@@ -54,13 +70,7 @@ function fixed_window.wait(state, n, ahead)
   if state.length then
     return state.ends - now + further * state.length
   end
-  local ends, known = state.ends, {struct.unpack(bounds, state.bounds)}
-  for number = 1, 5 do
-    if further > 0 and known[number] > ends then
-      ends, further = known[number], further - 1
-    end
-  end
-  return ends - now
+  return (further == 0 and state.ends or further_bound(state, further)) - now
 end
 
 function fixed_window.take(state, n)

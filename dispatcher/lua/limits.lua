@@ -9,7 +9,8 @@
 --   back(state, n, id, at)   give back n permits that were taken at that time, µs; how many it was
 --   knows(state, id)         how many permits of that id count; only where members are ids
 -- and with holds = true where permits end when they are given back.
--- A state has kind, place, count (the limit) and room: how many permits it would give now.
+-- A state has kind, place, count (the most it ever gives at once, 0: any number) and room: how many
+-- permits it would give now.
 -- Reading writes nothing. Numbers go to Redis as they are, and not as text, which costs more.
 
 local time = redis.call('TIME')

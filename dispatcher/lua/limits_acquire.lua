@@ -1,18 +1,22 @@
 -- Take permits for requests, in order; each from several limits, from all of them or from none.
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
--- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words; then per request:
---       permit id; 1 if it is new: nobody can have asked under it before, else 0; permits wanted; the
---       least that is of use; how many limits, and which: 1 for that of KEYS[3]. After a single
---       request for all limits the last two are left out.
+-- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words
+--       then, of a single request for all limits: permit id; 1 if it is new: nobody can have asked
+--       under it before, else 0; permits wanted, 0 or more; the least that is of use
+--       or, of a group, per limit: permits for which earlier scripts of the group told others to wait;
+--       how many it may still give to the group at most, -1: any number; then per request the four
+--       words as above, how many limits, and which: 1 for that of KEYS[3]
 -- Reply {now}   the calendar periods of a limit do not cover the present
---       or now, ms, and per request five integers: permits granted; wait in ms until the least
---       that is of use is free, when those refused before it go first; which of its limits decides,
---       from 1: the one it waits for, or the one with the least room; permits left there; ms until
---       nothing that was taken there counts any more
+--       or now, ms, and per request: permits granted; wait in ms until the least that is of use is
+--       free, when those refused before it go first, 0: it is allowed, -1: never; which of its limits
+--       decides, from 1: the one it waits for, or the one with the least room; permits left there; ms
+--       until nothing that was taken there counts any more; how many of its limits refused, and of
+--       each: which, and the wait there, as above
+--       then, of a group, per limit: how many it may still give to the group, -1: any number
 --
 -- Idempotent by permit id, for as long as it is remembered; a hold that has ended since is taken
--- anew, or refused. What is refused leaves nothing.
+-- anew, or refused. What is refused leaves nothing, and so does what wants nothing.
 
 -- @include limits.lua
 -- @include limits_remembered.lua
@@ -26,8 +30,13 @@ end
 local function tightest(mine)
   local place, room = 1, math.huge
   for number = 1, #mine do
-    if mine[number].room < room then
-      place, room = number, mine[number].room
+    local limit = mine[number]
+    local left = limit.room
+    if limit.cap and limit.cap < left then
+      left = limit.cap
+    end
+    if left < room then
+      place, room = number, left
     end
   end
   return place, room
@@ -36,7 +45,9 @@ end
 -- Take permits of which there is room; say how many are left, and when none counts any more.
 local function take(mine, id, n, place, room)
   for number = 1, #mine do
-    mine[number].kind.take(mine[number], n, id)
+    local limit = mine[number]
+    limit.kind.take(limit, n, id)
+    limit.cap = limit.cap and limit.cap - n
   end
   if span > 0 then
     remember(id, n)
@@ -50,9 +61,10 @@ local single = #ARGV == at + 3
 if single and ARGV[at + 1] == '1' then
   local wanted, least, place, room =
     tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tightest(limits)
-  if room >= least then
+  if room >= least and wanted > 0 then
     local n = math.min(wanted, room)
-    return {now, n, 0, place, take(limits, ARGV[at], n, place, room)}
+    local left, whole = take(limits, ARGV[at], n, place, room)
+    return {now, n, 0, place, left, whole, 0}
   end
 end
 
@@ -74,7 +86,7 @@ end
 -- Of permits that were taken before, take the holds that have ended anew; false: there is no room.
 local function hold_again(mine, id, n)
   for _, limit in ipairs(mine) do
-    if limit.held == 0 and limit.room < n then
+    if limit.held == 0 and math.min(limit.room, limit.cap or math.huge) < n then
       return false
     end
   end
@@ -86,55 +98,84 @@ local function hold_again(mine, id, n)
   return true
 end
 
--- How long the least that is of use must wait, for which of its limits, and the room there.
-local function slowest(mine, least, again)
-  local longest, place = 0, 1
+-- Which of its limits refuse, as the reply tells it: with the wait until the least that is of use is
+-- free there. What a limit never gives at once keeps nobody waiting, in the others neither.
+local function refusing(mine, least, again)
+  local refusals, longest, place, comes_back = {}, 0, 1, true
+  for _, limit in ipairs(mine) do
+    comes_back = comes_back and (limit.count == 0 or least <= limit.count)
+  end
   for number, limit in ipairs(mine) do
-    if limit.room < least and (not again or limit.held == 0) then
-      local wait = limit.kind.wait(limit, least, limit.ahead or 0)
-      limit.ahead = (limit.ahead or 0) + least
-      if wait > longest then
+    if math.min(limit.room, limit.cap or math.huge) < least and (not again or limit.held == 0) then
+      local wait = -1
+      if limit.count == 0 or least <= limit.count then
+        wait = math.max(1, limit.kind.wait(limit, least, limit.ahead or 0))
+        limit.ahead = (limit.ahead or 0) + (comes_back and least or 0)
+      end
+      refusals[#refusals + 1] = number
+      refusals[#refusals + 1] = wait
+      if longest >= 0 and (wait < 0 or wait > longest) then
         longest, place = wait, number
       end
     end
   end
-  return longest, place, mine[place].room
+  return refusals, longest, place
 end
 
--- Take what a request wants, whose words begin at ARGV[at]; the five integers of the reply.
-local function answer(mine, at)
+-- Take what a request wants, whose words begin at ARGV[at], and append what the reply says of it.
+local function answer(reply, mine, at)
   local id, wanted, least = ARGV[at], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local place, room = tightest(mine)
-  local granted, wait = ARGV[at + 1] == '0' and taken_before(mine, id) or 0, 0
-  if granted == 0 and room >= least then
+  local granted = ARGV[at + 1] == '0' and wanted > 0 and taken_before(mine, id) or 0
+  local refusals, wait, left, whole = {}, 0, nil, nil
+  if granted == 0 and wanted > 0 and room >= least then
     granted = math.min(wanted, room)
-    return granted, 0, place, take(mine, id, granted, place, room)
-  elseif granted == 0 then
-    wait, place, room = slowest(mine, least, false)
-  elseif hold_again(mine, id, granted) then
-    place, room = tightest(mine)
+    left, whole = take(mine, id, granted, place, room)
   else
-    wait, place, room = slowest(mine, granted, true)
-    granted = 0
+    if granted == 0 and wanted > 0 then
+      refusals, wait, place = refusing(mine, least, false)
+    elseif granted > 0 and not hold_again(mine, id, granted) then
+      refusals, wait, place = refusing(mine, granted, true)
+      granted = 0
+    elseif granted > 0 then
+      place = tightest(mine)
+    end
+    local decides = mine[place]
+    left = decides and decides.room < math.huge and math.max(0, decides.room) or 0
+    whole = decides and decides.kind.whole(decides) or 0
   end
-  local decides = mine[place]
-  local whole = decides and decides.kind.whole(decides) or 0
-  return granted, wait, place, room < math.huge and math.max(0, room) or 0, whole
-end
-
-if single then
-  return {now, answer(limits, at)}
+  local base = #reply
+  reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] =
+    granted, wait, place, left, whole
+  reply[base + 6] = #refusals / 2
+  for number = 1, #refusals do
+    reply[base + 6 + number] = refusals[number]
+  end
 end
 
 local reply = {now}
+if single then
+  answer(reply, limits, at)
+  return reply
+end
+
+for number = 1, #limits do
+  local limit, cap = limits[number], tonumber(ARGV[at + 1])
+  limit.ahead = tonumber(ARGV[at])
+  limit.cap = cap >= 0 and cap or nil
+  at = at + 2
+end
 while at <= #ARGV do
   local mine, many = {}, tonumber(ARGV[at + 4])
   for number = 1, many do
     mine[number] = limits[tonumber(ARGV[at + 4 + number])]
   end
-  local base = #reply
-  reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] =
-    answer(mine, at)
+  answer(reply, mine, at)
   at = at + 5 + many
+end
+for number = 1, #limits do
+  local limit = limits[number]
+  local left = math.min(limit.room, limit.cap or math.huge)
+  reply[#reply + 1] = left < math.huge and math.max(0, left) or -1
 end
 return reply

@@ -6,13 +6,13 @@
 --
 -- Idempotent.
 
+-- @include limits_members.lua
+
 local ended = 0
 for _, key in ipairs(KEYS) do
-  local number, member = 1, ARGV[1]
-  while redis.call('ZREM', key, member) == 1 do
-    ended = ended + 1
-    number = number + 1
-    member = ARGV[1] .. '\0' .. number
+  local ends = redis.call('ZSCORE', key, ARGV[1])
+  if ends then
+    ended = ended + remove_members(key, ARGV[1], count_members(key, ends, ARGV[1]))
   end
 end
 return ended

@@ -3,9 +3,7 @@
 -- KEYS  1... state of each limit
 -- ARGV  1 permits that one would like   2... per limit: kind, words
 -- Reply {now}   the calendar periods of a limit do not cover the present
---       or now, ms; permits that all would give now; wait in ms until as many as one would like are
---       free; which limit decides, from 1; permits left there; ms until nothing that was taken
---       there counts any more
+--       or now, ms, and what limits_acquire.lua replies to one request: permits granted is 0
 
 -- @include limits.lua
 
@@ -13,16 +11,25 @@ local limits = read_limits(2, 1)
 if not limits then
   return {now}
 end
-local wanted, room, wait, place = tonumber(ARGV[1]), math.huge, 0, 1
+local wanted, room, longest, place, refusals = tonumber(ARGV[1]), math.huge, 0, 1, {}
 for number, limit in ipairs(limits) do
-  local left = limit.room
-  local longer = left < wanted and limit.kind.wait(limit, wanted, 0) or 0
-  if longer > wait or (wait == 0 and left < room) then
-    place, wait = number, longer
+  local wait = 0
+  if limit.room < wanted then
+    wait = -1
+    if limit.count == 0 or wanted <= limit.count then
+      wait = math.max(1, limit.kind.wait(limit, wanted, 0))
+    end
+    refusals[#refusals + 1] = number
+    refusals[#refusals + 1] = wait
   end
-  room = math.min(room, left)
+  if longest >= 0 and (wait < 0 or wait > longest or (longest == 0 and limit.room < room)) then
+    place, longest = number, wait
+  end
+  room = math.min(room, limit.room)
 end
 local decides = limits[place]
 local left = math.max(0, decides.room)
-room = math.max(0, math.min(room, wanted))
-return {now, room, wait, place, left < math.huge and left or 0, decides.kind.whole(decides)}
+left = left < math.huge and left or 0
+return {
+  now, 0, longest, place, left, decides.kind.whole(decides), #refusals / 2, unpack(refusals)
+}

@@ -6,6 +6,8 @@
 --
 -- Idempotent.
 
+-- @include limits_members.lua
+
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local id = ARGV[1]
@@ -17,12 +19,8 @@ for _, key in ipairs(KEYS) do
   end
 end
 for place, key in ipairs(KEYS) do
-  local ends, number, member = now + ARGV[1 + place], 1, id
-  while redis.call('ZSCORE', key, member) do
-    redis.call('ZADD', key, 'XX', ends, member)
-    number = number + 1
-    member = id .. '\0' .. number
-  end
+  local n = count_members(key, redis.call('ZSCORE', key, id), id)
+  add_members(key, now + ARGV[1 + place], id, n)
   local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
   redis.call('PEXPIRE', key, last[2] - now)
 end

@@ -14,8 +14,10 @@
 -- A rule set is what one scope is judged by; a sky is what is the same for all scopes of a message.
 
 -- One call reads at most about so many members and counts, so that it stays in the low
--- milliseconds; what takes longer goes on in another call.
-local MOST_READ, MOST_LEAPS = 6000, 500
+-- milliseconds; what takes longer goes on in another call. Edges of periods and of quiet hours that
+-- it looks through count too, so many as one member.
+local MOST_READ, MOST_LEAPS = 2000, 500
+local EDGES = 16
 -- Runs up to this long are read as a whole; longer ones are walked over.
 local SHORT = 16
 -- A refusal names at most so many messages.
@@ -25,9 +27,10 @@ local read = 0
 -- What each judgement counts before it reads or walks. A search makes many of them; but none ends
 -- for want of this, or it would not get on.
 local counted = 0
--- Once something blocks a time, to learn whether a long quota does so for longer is worth so much
--- reading; the search comes back to it.
-local WORTH = 500
+-- How many members one call reads of long quotas at times that something else blocks already, all
+-- those times together. It only learns whether they block for longer; the next call forgets it, so
+-- reading more would cost each call the same again.
+local MOST_FOR_BLOCKED = 500
 
 local function judge_table(position)
   local sets, skies = {}, {}
@@ -70,6 +73,7 @@ local function sky_above(sky, t)
       break
     end
     t = math.max(t, tonumber(ARGV[position + 1]))
+    counted = counted + 1 / EDGES
   end
   return t, tonumber(ARGV[sky.at + 1])
 end
@@ -212,6 +216,7 @@ local function blocked_by_period(window, t, count, bounds)
     local from, to = bounds[place], bounds[place + 1]
     if from <= t and t < to then
       read = read + 1
+      counted = counted + place / EDGES
       if redis.call('ZCOUNT', window, from, '(' .. to) < count then
         return nil
       end
@@ -224,12 +229,27 @@ local function blocked_by_period(window, t, count, bounds)
   return nil
 end
 
+-- Whether one long quota {N, place of the scope, place of the quota, …} is judged before another: by
+-- these three.
+local function comes_before(one, other)
+  for field = 1, 3 do
+    if one[field] ~= other[field] then
+      return one[field] < other[field]
+    end
+  end
+  return false
+end
+
 -- Judge t by the rule sets of all scopes; `windows` and `sets` go together. Returns the latest
 -- time until which t is blocked (t itself: it fits) and what blocks it: place of the scope, place
 -- of the quota, and a function that tells the ids of the run, a hundred to read for an answer that
 -- most have no use for. Or, when it took too long, nil and where to go on: place of the scope,
--- place of the quota, time. `resume` is such a place. A search keeps in `seen` what it knows of
--- long quotas: most of it holds for later times too.
+-- place of the quota, time. `resume` is such a place. `seen` belongs to one call: what
+-- is known of each long quota, by 'place number', as most of it holds for later times too; and
+-- `spare`, how much may still be read for times that are blocked.
+--
+-- Of the long quotas those of the least N come first: they are quickly read, and once one of them
+-- blocks t, the others need not be read to their end.
 local function judge(windows, sets, t, resume, seen)
   local furthest, by, long = t, nil, {}
   local function blocks(place, number, until_ms, tell)
@@ -254,9 +274,15 @@ local function judge(windows, sets, t, resume, seen)
           close = near(window, t, length)
         end
         if close >= count then
-          -- What was too crowded to be read as a whole may be so no more when a search goes on.
+          -- On resume every quota comes here, also one that is short by now (a crowd may have thinned
+          -- out): the loop below must meet it to see whether the earlier call judged it.
           if resume or count > SHORT or close > 8 * SHORT then
-            long[#long + 1] = {place, number, close}
+            local rank, walked = #long + 1, {count, place, number, close}
+            while rank > 1 and comes_before(walked, long[rank - 1]) do
+              long[rank] = long[rank - 1]
+              rank = rank - 1
+            end
+            long[rank] = walked
           else
             local until_ms, tell = blocked_by_short_run(window, t, count, length)
             if until_ms then
@@ -273,23 +299,34 @@ local function judge(windows, sets, t, resume, seen)
       end
     end
   end
-  for _, each in ipairs(long) do
-    local place, number, close = unpack(each)
-    local count, length = unpack(sets[place].rolling[number])
+  local reached
+  if resume then
+    local set = sets[resume[1]]
+    read_set(set)
+    reached = {set.rolling[resume[2]][1], resume[1], resume[2]}
+  end
+  seen = seen or {spare = MOST_FOR_BLOCKED}
+  for _, walked in ipairs(long) do
+    local count, place, number, close = unpack(walked)
+    local length = sets[place].rolling[number][2]
     local key = place .. ' ' .. number
-    local known = seen and seen[key] or {}
-    local done = false
-    if resume and place == resume[1] and number == resume[2] then
+    local known = seen[key] or {}
+    if reached and place == resume[1] and number == resume[2] then
       known = {top = t + length, bottom = resume[3]}
-    elseif resume then
-      done = place < resume[1] or (place == resume[1] and number < resume[2])
     end
-    if not done then
-      local most = by and math.min(MOST_READ, read + WORTH) or MOST_READ
+    if not reached or not comes_before(walked, reached) then
+      local before, most = read, MOST_READ
+      if by then
+        if seen.spare <= 0 then
+          return furthest, by
+        end
+        most = math.min(MOST_READ, read + seen.spare)
+      end
       local until_ms, tell, rest = blocked_by_long_run(
         windows[place], t, count, length, close, known, most)
-      if seen then
-        seen[key] = known
+      seen[key] = known
+      if by then
+        seen.spare = seen.spare - (read - before)
       end
       if rest and by then
         return furthest, by
@@ -308,7 +345,7 @@ end
 -- The first time at or after t that nothing blocks, and 'fits'; or a time before which there is
 -- none, and 'more' (ask again from there) or 'unsure' (judging it takes more than one call).
 local function leap(windows, sets, sky, t)
-  local seen = {}
+  local seen = {spare = MOST_FOR_BLOCKED}
   for _ = 1, MOST_LEAPS do
     local open, covered = sky_above(sky, t)
     if open >= covered then

@@ -54,8 +54,13 @@ function sliding_list.take(state, n)
     -- In each stretch of one length the first one sets a life of two: that is enough for the last.
     state.lives = math.floor(last / state.length) == math.floor(state.newest / state.length)
   end
-  for _ = 1, n do
-    redis.call('LPUSH', key, state.newest)
+  local times = {}
+  for number = 1, n do
+    times[#times + 1] = state.newest
+    if #times == 1000 or number == n then
+      redis.call('LPUSH', key, unpack(times))
+      times = {}
+    end
   end
   if not state.lives then
     redis.call('PEXPIRE', key, 2 * state.length)

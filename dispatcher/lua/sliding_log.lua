@@ -7,6 +7,8 @@
 -- A permit counts until exactly one length after it was taken. What counts no more goes with one
 -- call in sixteen.
 
+-- @include limits_members.lua
+
 local sliding_log = {}
 kinds.sliding_log = sliding_log
 
@@ -30,10 +32,7 @@ end
 
 function sliding_log.take(state, n, id)
   local key = KEYS[state.place]
-  redis.call('ZADD', key, now, id)
-  for number = 2, n do
-    redis.call('ZADD', key, now, id .. '\0' .. number)
-  end
+  add_members(key, now, id, n)
   if not state.newest then
     if now_us % 16 == 0 then
       redis.call('ZREMRANGEBYSCORE', key, '-inf', now - state.length)
@@ -63,18 +62,9 @@ function sliding_log.knows(state, id)
   if not at or tonumber(at) <= now - state.length then
     return 0
   end
-  local n = 1
-  while redis.call('ZSCORE', key, id .. '\0' .. n + 1) do
-    n = n + 1
-  end
-  return n
+  return count_members(key, at, id)
 end
 
 function sliding_log.back(state, n, id)
-  local key = KEYS[state.place]
-  local found = redis.call('ZREM', key, id)
-  for number = 2, n do
-    found = found + redis.call('ZREM', key, id .. '\0' .. number)
-  end
-  return found
+  return remove_members(KEYS[state.place], id, n)
 end

@@ -2,13 +2,13 @@
 --
 -- KEYS  1 epoch HASH
 --       2... logs, ZSETs of permits; score: time of the hand-over, ms
---       then lines, ZSETs of messages that were refused; score: their turn, ms
+--       then lines, ZSETs of messages that were refused; score: when they come back, ms
 --       then closings, STRINGs: until when a channel is closed, ms
 -- ARGV  1 hold, ms: how long after now a permit may be used
---       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1) and the place of its
---         line in KEYS (0: none). A kind: list of its limits as count, length in ms, count, ...; list
---         of its calendar limits, each count and bounds of periods in ms; most permits in hand
---         (0: any); name of its reach in the epoch
+--       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1), the place of its line
+--         in KEYS, and whether that gives turns (1) or notes who waits (0). A kind: list of its
+--         limits as count, length in ms, count, ...; list of its calendar limits, each count and
+--         bounds of periods in ms; most permits in hand (0: any); name of its reach in the epoch
 --       3 JSON list, per request: place of its closing in KEYS (0: none), 1-based places of its logs
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
@@ -19,10 +19,11 @@
 -- the real time by settle_permits.lua. So a hand-over never lies later than its score, and counting
 -- scores later than now - length never counts too few. A permit is in hand while its score is to
 -- come. A refused request takes nothing; it is told to wait as if all permits in flight were used
--- now. If the log that makes it wait longest has a line, it joins that and is told its turn: when
--- those before it leave room. Whose turn has come is judged by the log alone, and where that has no
--- room, waits for those whose turn came before. Whoever has no turn stands behind the line, unless
--- there is room because somebody did not come at its turn: then the two change places.
+-- now. It joins the line of the log that makes it wait longest. If that gives turns, it is told its
+-- own: when the requests before it leave room. A request whose turn has come is judged by the log
+-- alone; without room there, it waits for the requests whose turn came before. A request without a
+-- turn stands behind the line. Where a request missed its turn and left room, the two change places.
+-- A line without turns is read where permits are given back (give_back_permits.lua).
 --
 -- Idempotent by permit id: asked again, a permit that was taken is granted again, and who has a turn
 -- keeps it. One that a rebuild put there for a claim under way (restore_permits.lua; its score is no
@@ -52,12 +53,12 @@ local function score_at(key, rank)
   return math.ceil(redis.call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
-for log = 1, #logs / 2 do
-  local kind = kinds[logs[2 * log - 1]]
+for log = 1, #logs / 3 do
+  local kind = kinds[logs[3 * log - 2]]
   local state = {
     place = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
-    line = logs[2 * log], taken = {}, periods = {}, in_hand = 0, behind = 0,
-    waiting = 0}
+    line = logs[3 * log] == 1 and logs[3 * log - 1] or 0, note = logs[3 * log - 1],
+    taken = {}, periods = {}, in_hand = 0, behind = 0, waiting = 0}
   state.empty = redis.call('EXISTS', KEYS[state.place]) == 0
   for place = 1, #state.limits, 2 do
     state.taken[place] = state.empty and 0 or redis.call(
@@ -82,6 +83,7 @@ for log = 1, #logs / 2 do
     redis.call('ZREMRANGEBYSCORE', KEYS[state.line], '-inf', now - LATE)
     state.waiting = redis.call('ZCARD', KEYS[state.line])
   end
+  state.noted = state.line == 0 and redis.call('EXISTS', KEYS[state.note]) == 1
   states[log] = state
 end
 
@@ -192,6 +194,8 @@ local function take(mine, id, own, late)
     state.touched, state.was_empty, state.empty = true, state.was_empty or state.empty, false
     if own[place] then
       leave_line(state, string.sub(id, 1, 16))
+    elseif state.line == 0 and state.noted then
+      redis.call('ZREM', KEYS[state.note], string.sub(id, 1, 16))
     end
   end
 end
@@ -204,6 +208,9 @@ local function join_line(mine, member, own, binding, turn)
       end
     elseif state.line == 0 then
       state.behind = state.behind + 1
+      redis.call('ZREMRANGEBYSCORE', KEYS[state.note], '-inf', now)
+      redis.call('ZADD', KEYS[state.note], turn, member)
+      state.joined, state.noted = true, true
     elseif own[place] ~= turn and not (own[place] and own[place] <= now) then
       redis.call('ZADD', KEYS[state.line], turn, member)
       state.waiting = state.waiting + 1
@@ -308,8 +315,8 @@ local function kept(kind)
 end
 
 for _, state in ipairs(states) do
-  if state.joined and redis.call('EXISTS', KEYS[state.line]) == 1 then
-    redis.call('PEXPIREAT', KEYS[state.line], score_at(KEYS[state.line], 0) + LATE)
+  if state.joined and redis.call('EXISTS', KEYS[state.note]) == 1 then
+    redis.call('PEXPIREAT', KEYS[state.note], score_at(KEYS[state.note], 0) + LATE)
   end
   if state.touched then
     if not state.was_empty then

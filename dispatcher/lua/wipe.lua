@@ -1,5 +1,4 @@
--- Delete what is left of a part before it is filled again; without keys to delete, only keep the
--- marker alive.
+-- Delete what is left of a part before it is filled again.
 --
 -- KEYS  1 rebuild STRING   2... keys to delete
 -- ARGV  1 marker   2 life of the marker, ms

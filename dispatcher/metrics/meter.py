@@ -32,6 +32,10 @@ LATENESS = Histogram(
 SWEEP_RUNS = Counter("dispatcher_sweep_runs", "Runs of a duty.", ("duty", "result"))
 SWEEP_CHANGES = Counter("dispatcher_sweep_changes", "What duties did.", ("duty", "what"))
 
+ITEMS_REJECTED = Counter(
+    "dispatcher_items_rejected", "Items of the broker that were no tasks and were deleted."
+)
+
 
 # Looking up what is counted for some labels costs more than counting.
 @cache
@@ -71,3 +75,7 @@ class PrometheusMeter:
         SWEEP_RUNS.labels(duty, "failed" if did is None else "done").inc()
         for what, many in (did or {}).items():
             SWEEP_CHANGES.labels(duty, what).inc(many)
+
+    def item_rejected(self) -> None:
+        """Count an item of the broker that was no task."""
+        ITEMS_REJECTED.inc()

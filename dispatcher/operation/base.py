@@ -8,7 +8,7 @@ from typing import Self
 
 from dispatcher.bootstrap import Parts
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidDraft, InvalidValue, kind_of
+from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
 from dispatcher.operation.awaiting import Threads
 from dispatcher.settings import Settings
 
@@ -60,4 +60,4 @@ class Base:
 def check_at_most(at_most: object, field: str = "at_most") -> None:
     """Raise InvalidDraft unless so many messages can be returned at once."""
     if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
-        raise InvalidDraft(field, repr(at_most), f"1 to {_MOST_FOUND}")
+        raise InvalidDraft(field, quoted(at_most), f"1 to {_MOST_FOUND}")

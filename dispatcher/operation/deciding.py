@@ -36,6 +36,18 @@ class Deciding(Base):
         """
         return self._parts.failed.retry(id_of(message_id), perhaps_sent=perhaps_sent)
 
+    def retry_many(
+        self, message_ids: Sequence[UUID | str], *, perhaps_sent: bool = False
+    ) -> list[Message | DispatcherError]:
+        """Give what of these has failed another round of tries, in batches.
+
+        Return for each the message, or the error that :meth:`retry` would raise. Raises
+        InvalidDraft for what is no id; StoreUnavailable: some are tried again then, and doing it
+        again is fine.
+        """
+        ids = [id_of(each) for each in message_ids]
+        return self._parts.failed.retry_many(ids, perhaps_sent=perhaps_sent)
+
     def release(self, message_id: UUID | str) -> Message:
         """Let a held message be sent, perhaps once more. Return it, due at once.
 
@@ -59,7 +71,7 @@ class Deciding(Base):
         free again at once. A submit that looked a moment ago may still store its message: it is
         cancelled when it is due, and so is what comes back from a retry. Only what is being sent
         right now may still go out, and what is held stays held; releasing it raises Suppressed.
-        The recipient is compared as it is written. Doing it again is fine.
+        Every spelling that channels have for the recipient opts out. Doing it again is fine.
 
         Raises InvalidDraft, UnknownChannel, and StoreUnavailable: do it again then.
         """

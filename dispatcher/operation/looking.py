@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
@@ -13,6 +14,7 @@ from dispatcher.message import Attempt, Message, Status, check_text, new_id
 from dispatcher.operation.base import Base, check_at_most
 from dispatcher.overview import By, Overview, Tops
 from dispatcher.reservation import Timeline
+from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of
 from dispatcher.store import Of
 from dispatcher.submission import Story, terms_for
@@ -54,7 +56,7 @@ class Looking(Base):
         """
         check_at_most(at_most)
         wanted = Wanted(status=status, recipient=recipient, channel=channel)
-        page = self._parts.listing.page(Selection.of(wanted), after=None, at_most=at_most)
+        page = self._parts.listing.page(self._chosen(wanted), after=None, at_most=at_most)
         return [*page.messages]
 
     def held(self, *, at_most: int = 100) -> list[Message]:
@@ -84,12 +86,16 @@ class Looking(Base):
         a channel, its quotas and quiet hours do not. Raises InvalidDraft and
         ReservationsUnavailable.
         """
-        name = scope if scope is not None else recipient
-        if name is None:
+        if scope is not None:
+            name = check_text("scope", scope)
+        elif recipient is not None:
+            recipient = check_text("recipient", recipient)
+            name = self.settings.spellings.one(recipient, channel)
+        else:
             raise InvalidDraft("recipient", "neither recipient nor scope given", "one of them")
         terms = terms_for(
             self.settings,
-            scope=check_text("scope" if scope is not None else "recipient", name),
+            scope=name,
             channel=channel,
             scopes=scopes,
             zone=zone,
@@ -107,7 +113,7 @@ class Looking(Base):
 
     def timeline(
         self,
-        scope: str,
+        scope: str | None = None,
         *,
         channel: str | None = None,
         scopes: Mapping[str, str] | None = None,
@@ -120,7 +126,8 @@ class Looking(Base):
 
         Booked times, how full each quota is and where it refuses, quiet hours, the next slots.
         ``channel``, ``scopes`` and ``zone`` count as for :meth:`submit`; with ``kind`` the scope is
-        one of that kind, such as a tenant, looked at alone. ``length`` is at most 366 days.
+        one of that kind, such as a tenant, looked at alone. Without a scope, the ``channel`` as a
+        whole is looked at, or the ``scopes``. ``length`` is at most 366 days.
         Raises InvalidDraft and ReservationsUnavailable.
         """
         return self._parts.outlook.timeline(
@@ -159,9 +166,10 @@ class Looking(Base):
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all that is said (:class:`~dispatcher.Wanted`).
 
-        What changes meanwhile may be missed. Raises InvalidDraft and StoreUnavailable.
+        What changes meanwhile may be missed. Raises InvalidDraft and StoreUnavailable, and
+        TypeError for a filter that does not exist, as :meth:`select` and :meth:`list` do.
         """
-        return self._parts.listing.count(Selection.of(wanted))
+        return self._parts.listing.count(self._chosen(wanted))
 
     def select(self, *, oldest_first: bool = False, **wanted: Unpack[Wanted]) -> Iterator[Message]:
         """Yield the messages that match all that is said (:class:`~dispatcher.Wanted`).
@@ -170,7 +178,7 @@ class Looking(Base):
         answer is, some hundreds at a time, so any number may be yielded. Raises InvalidDraft, and
         StoreUnavailable on the way.
         """
-        selection = Selection.of(wanted)
+        selection = self._chosen(wanted)
         pages = self._parts.listing.pages(
             selection, size=_PAGE, before=new_id(), oldest_first=oldest_first
         )
@@ -186,4 +194,21 @@ class Looking(Base):
         """
         check_at_most(limit, "limit")
         place = None if after is None else id_of(after, "after")
-        return self._parts.listing.page(Selection.of(wanted), after=place, at_most=limit)
+        return self._parts.listing.page(self._chosen(wanted), after=place, at_most=limit)
+
+    def _chosen(self, wanted: Wanted) -> Selection:
+        """Judge what is said of messages, and spell the recipient as it is stored.
+
+        A kind of scope that nothing counts against is refused.
+        """
+        selection = Selection.of(wanted)
+        near = (word(each) for each in self.settings.channels for word in (of_scope_on, of_channel))
+        kinds = [*self.settings.scopes, *near]
+        for kind, _ in selection.scopes:
+            if kind not in kinds:
+                accepted = f"names by kind; the kinds are {', '.join(kinds)}"
+                raise InvalidDraft("scopes", f"there is no kind {kind[:80]!r}", accepted)
+        if selection.recipient is None:
+            return selection
+        spelt = self.settings.spellings.one(selection.recipient, selection.channel)
+        return replace(selection, recipient=spelt)

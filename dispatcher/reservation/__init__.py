@@ -6,19 +6,25 @@ windows from the store and looks after reservations that nobody confirmed; ``sur
 who examine a deployment.
 """
 
-from dispatcher.reservation.bulk import Booked, Bulk
+from dispatcher.reservation.bulk import Booked, Bulk, UnderWay
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.places import Blocked, Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.plan import Answered, Copies
-from dispatcher.reservation.posting import Posting
-from dispatcher.reservation.survey import ClusterFacts, Readiness, RedisFacts, RedisSurvey
+from dispatcher.reservation.survey import (
+    ClusterFacts,
+    ForeignFacts,
+    Readiness,
+    RedisFacts,
+    RedisSurvey,
+)
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
-from dispatcher.reservation.timeline import Fill, QuotaTimeline, Span, Timeline, Timelines
+from dispatcher.reservation.timeline import CELLS, Fill, QuotaTimeline, Span, Timeline, Timelines
 from dispatcher.reservation.upkeep import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
 
 __all__ = [
+    "CELLS",
     "Answered",
     "Blocked",
     "Booked",
@@ -29,10 +35,10 @@ __all__ = [
     "Copies",
     "Fence",
     "Fill",
+    "ForeignFacts",
     "Held",
     "Moving",
     "Place",
-    "Posting",
     "QuotaTimeline",
     "Readiness",
     "Rebuild",
@@ -49,6 +55,7 @@ __all__ = [
     "Timeline",
     "Timelines",
     "Unconfirmed",
+    "UnderWay",
     "Upkeep",
     "Windows",
     "longest_ms",

@@ -11,6 +11,7 @@ from dispatcher.lua import source
 from dispatcher.redis_keys import ShardKeys, all_of, pending_of, scope_of, shard_of, tag_of
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.foreign import Foreign
 from dispatcher.reservation.shards import closed
 from dispatcher.scope import Scope
 
@@ -47,6 +48,7 @@ class Contents:
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self._fence = fence
+        self._foreign = Foreign(client, fence)
         self._look = client.register_script(source("look"))
         self._by_tag = {keys.tag: keys for keys in fence.keys}
 
@@ -120,6 +122,28 @@ class Contents:
         some = found[:at_most]
         return some[::-1] if backwards else some, len(found) <= at_most
 
+    def counts(
+        self, keys: ShardKeys, window: str, stretches: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Return how many members a window has in each stretch, from a time until before another.
+
+        Raises ReservationsUnavailable also where the shard is not complete.
+        """
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.exists(keys.epoch)
+            for from_ms, until_ms in stretches:
+                pipeline.zcount(window, from_ms, f"({until_ms}")
+            complete, *found = pipeline.execute()
+        if not complete:
+            raise closed()
+        return found
+
+    def is_there(self, window: str) -> bool:
+        """Tell whether a window has a member at all."""
+        with translated():
+            return bool(self._client.exists(window))
+
     def look(self, places: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
         """Return what Redis says of these members, each given as window and member."""
         by_shard: dict[str, list[int]] = {}
@@ -146,6 +170,11 @@ class Contents:
                 seen[number] = Seen(*each)
         return seen
 
+    def foreign(self) -> set[bytes]:
+        """Return the windows that are of another type than a window."""
+        with translated():
+            return set(self._foreign.names())
+
     def everything(self) -> Iterator[list[Held]]:
         """Yield all members of all windows of the namespace, in pages.
 
@@ -168,7 +197,12 @@ class Contents:
         pipeline = self._client.pipeline(transaction=False)
         for window in windows:
             pipeline.zrange(window, 0, _FIRST_PAGE - 1, withscores=True)
-        first = dict(zip(windows, pipeline.execute(), strict=True))
+        replies = pipeline.execute(raise_on_error=False)
+        first = {
+            window: reply
+            for window, reply in zip(windows, replies, strict=True)
+            if not isinstance(reply, redis.ResponseError)
+        }
         yield [
             Held(window, member, int(score))
             for window, members in first.items()

@@ -10,7 +10,7 @@ import redis
 
 log = logging.getLogger(__name__)
 
-_Call = tuple[Sequence[str], Sequence[Any]]
+_Call = tuple[Sequence[bytes | str], Sequence[Any]]
 
 
 class Posted:

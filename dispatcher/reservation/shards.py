@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from dispatcher.reservation.places import (
     Group,
     Moving,
     Place,
+    Request,
     Submit,
     new_hold,
 )
@@ -39,6 +41,7 @@ CLOSED = (
 RETRY_AFTER = timedelta(seconds=1)
 """When to ask again while windows are closed: a rebuild takes the settle time and some more."""
 _MOST_CALLS = 10_000
+_ID_BYTES = 16
 
 Answer = int | Place | Blocked | IdempotencyConflict
 """When a message is booked, in ms; or the place of its twin, or why it has none."""
@@ -128,21 +131,38 @@ class Shards:
         asked_ms: int,
         latest_ms: int,
         beside: bytes = b"",
+        first: _Reply | None = None,
     ) -> Place | Blocked:
         """Hold another place for a message that has one, judged as if its own were free.
 
-        And the one of another hold, ``beside``.
+        And the one of another hold, ``beside``. ``first`` is what :meth:`ask_moves` was answered.
         """
+        known = [] if first is None else [first]
 
         def attempt(start_ms: int, latest_ms: int, step: int, held: bytes) -> _Reply:
             del held  # once the place is held, the script answers with it
-            table = self._words.table(group, start_ms, step)
-            words = [message_id.bytes, hold, beside, start_ms, latest_ms, *table]
-            names = [group.keys.pending, group.keys.epoch, *group.windows]
-            reply: list[Any] = self._call(self._move, names, words)
+            if known:
+                return known.pop()
+            call = self._move_call(group, message_id, (hold, beside), (start_ms, latest_ms), step)
+            reply: list[Any] = self._call(self._move, *call)
             return reply
 
         return self._searched(group, Place(message_id, asked_ms), latest_ms, attempt, hold=hold)
+
+    def ask_moves(self, asked: Sequence[tuple[Group, Request, bytes]]) -> list[_Reply]:
+        """Let the script hold a place for each of these, one after the other, sent together.
+
+        :meth:`move` reads the answers, and asks on where the search takes more than one call.
+        """
+        return self._call_many(
+            self._move,
+            [
+                self._move_call(
+                    group, each.message_id, (hold, b""), (each.asked_ms, each.latest_ms), 0
+                )
+                for group, each, hold in asked
+            ],
+        )
 
     def slot(self, group: Group, start_ms: int, mover: UUID | None = None) -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing.
@@ -164,30 +184,41 @@ class Shards:
                 start_ms = blocked.until_ms
         raise ReservationsUnavailable(ENDLESS)
 
-    def have(self, groups: Sequence[Group], moving: Moving) -> bool:
-        """Return whether a hold stands in all windows of these groups, at its time."""
+    def have(self, held: Sequence[tuple[Sequence[Group], Moving]]) -> list[bool]:
+        """Return for each hold whether it stands in all windows of its groups, at its time."""
         pipeline = self._client.pipeline(transaction=False)
-        for window in [window for group in groups for window in group.windows]:
-            pipeline.zscore(window, moving.hold)
+        many = []
+        for groups, moving in held:
+            windows = [window for group in groups for window in group.windows]
+            many.append(len(windows))
+            for window in windows:
+                pipeline.zscore(window, moving.hold)
         with translated():
-            return set(pipeline.execute()) == {to_ms(moving.send_at)}
+            scores = iter(pipeline.execute())
+        return [
+            set(islice(scores, number)) == {to_ms(moving.send_at)}
+            for number, (_, moving) in zip(many, held, strict=True)
+        ]
 
-    def take(self, group: Group, moving: Moving, token: int) -> bool:
-        """Make a hold the place of its message; False where a window has lost it.
+    def take(self, held: Sequence[tuple[Group, Moving, int]]) -> list[bool]:
+        """Make each hold the place of its message; False where a window has lost it.
 
-        Also where it is older than what is remembered of moves.
+        Also where it is older than what is remembered of moves. The number is the store's token.
         """
-        names = [group.keys.pending, group.keys.moved(moving.message_id), *group.windows]
-        words = [
-            moving.message_id.bytes, moving.hold, to_ms(moving.send_at), moving.held_at_ms,
-            token, self._under_way_ms,
-        ]  # fmt: skip
-        taken: int = self._call(self._take, names, words)
-        return taken == 1
+        calls = []
+        for group, moving, token in held:
+            names = [group.keys.pending, group.keys.moved(moving.message_id), *group.windows]
+            words = [
+                moving.message_id.bytes, moving.hold, to_ms(moving.send_at), moving.held_at_ms,
+                token, self._under_way_ms,
+            ]  # fmt: skip
+            calls.append((names, words))
+        return [taken == 1 for taken in self._call_many(self._take, calls)]
 
-    def drop(self, group: Group, hold: bytes) -> None:
-        """Give up a hold."""
-        self._call(self._drop, [group.keys.pending, *group.windows], [hold])
+    def drop(self, holds: Sequence[tuple[Group, bytes]]) -> None:
+        """Give up holds."""
+        calls = [([group.keys.pending, *group.windows], [hold]) for group, hold in holds]
+        self._call_many(self._drop, calls)
 
     def release(self, group: Group, message_id: UUID, submit: Submit | None) -> bool:
         """Give a place back; tell whether it is free, which it is not while a twin needs it."""
@@ -277,7 +308,7 @@ class Shards:
             return Place(UUID(bytes=reply[2]), reply[1])
         finally:
             if not keep:
-                self.drop(group, own)
+                self.drop([(group, own)])
 
     def _checked(
         self, group: Group, message_id: UUID | None, at_ms: int, hold: bytes
@@ -301,7 +332,8 @@ class Shards:
         if place == 0:
             return Blocked(until_ms, None, None, (), is_slot)
         scope = group.scopes[place - 1]
-        conflicting = tuple(UUID(bytes=member) for member in members)
+        # What is shorter is no id: it counts, and the sweep sets its window aside.
+        conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 
     def _reserved(
@@ -322,6 +354,35 @@ class Shards:
 
         reply: _Reply = self._answer(ask)[0]
         return reply
+
+    def _move_call(
+        self,
+        group: Group,
+        message_id: UUID,
+        holds: tuple[bytes, bytes],
+        times_ms: tuple[int, int],
+        step: int,
+    ) -> tuple[list[str], list[Any]]:
+        table = self._words.table(group, times_ms[0], step)
+        names = [group.keys.pending, group.keys.epoch, *group.windows]
+        return names, [message_id.bytes, *holds, *times_ms, *table]
+
+    def _call_many(
+        self, script: Any, calls: Sequence[tuple[list[str], Sequence[Any]]]
+    ) -> list[Any]:
+        """Return what a script answers to each of these calls, which are sent together."""
+        if len(calls) == 1:
+            return [self._call(script, *calls[0])]
+        # Numbers come as they are sent: see Words.many.
+        packed_calls = [
+            (names, [b"%d" % word if isinstance(word, int) else word for word in words])
+            for names, words in calls
+        ]
+        with translated():
+            replies = Posted(self._client, script, packed_calls).replies()
+        if any(isinstance(each, list) and each[0] == b"closed" for each in replies):
+            raise closed()
+        return replies
 
     def _call(self, script: Any, names: list[str], words: Sequence[Any]) -> Any:
         return self._answer(lambda: script(keys=names, args=words))

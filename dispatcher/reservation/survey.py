@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import redis
 
+from dispatcher.modes import open_to_others
 from dispatcher.redis_keys import PermitKeys, ShardKeys
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part, server_of
+from dispatcher.reservation.foreign import Foreign
 from dispatcher.sendtime import from_ms
 
 
@@ -23,6 +26,11 @@ class RedisFacts:
     """What a server says of itself. None stands for what it does not tell."""
 
     version: str
+    """Of Redis; of Valkey, the one of Redis that it is like."""
+    valkey: str
+    """Version of Valkey; empty for Redis."""
+    is_private: bool
+    """Whether it is reached by a socket that no other user of this machine may open."""
     run_id: str
     database: int
     policy: str
@@ -54,12 +62,20 @@ class Readiness(NamedTuple):
     closed: tuple[str, ...]
 
 
+class ForeignFacts(NamedTuple):
+    """How many keys under the names of windows are of another type, and how many are set aside."""
+
+    there: int
+    set_aside: int
+
+
 class RedisSurvey:
     """Asks Redis. Every call raises ReservationsUnavailable."""
 
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self._fence = fence
+        self._foreign = Foreign(client, fence)
 
     def now(self) -> datetime:
         """Return the present by the clock that decides about permits."""
@@ -72,6 +88,8 @@ class RedisSurvey:
             in_cluster = bool(info.get("cluster_enabled"))
             return RedisFacts(
                 version=str(info.get("redis_version", "")),
+                valkey=str(info.get("valkey_version", "")),
+                is_private=self._is_private(),
                 run_id=str(info.get("run_id", "")),
                 database=int(self._client.connection_pool.connection_kwargs.get("db") or 0),
                 policy=str(info.get("maxmemory_policy", "unknown")),
@@ -115,12 +133,22 @@ class RedisSurvey:
                 pipeline.zcount(keys.pending, "-inf", before)
             return sum(pipeline.execute())
 
+    def foreign(self) -> ForeignFacts:
+        """Return how many keys under the names of windows are none of ours."""
+        with translated():
+            there, kept = sum(1 for _ in self._foreign.names()), self._foreign.kept()
+            return ForeignFacts(there, kept)
+
     def _is_complete(self, part: Part, epoch: Mapping[bytes, bytes], server: str) -> bool:
         shards, *reaches = self._fence.layout(part)
         if (epoch.get(b"server"), epoch.get(b"shards")) != (server.encode(), str(shards).encode()):
             return False
         pairs = zip(reaches[::2], reaches[1::2], strict=True)
         return all(int(epoch.get(f"reach:{name}".encode(), 0)) >= int(ms) for name, ms in pairs)
+
+    def _is_private(self) -> bool:
+        path = self._client.connection_pool.connection_kwargs.get("path")
+        return path is not None and not open_to_others(Path(path))
 
     def _has_snapshots(self) -> bool | None:
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from dispatcher.hours import Hours
+from dispatcher.hours import Hours, Interval
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.scope import Scope, plain
 from dispatcher.zones import DAY_MS
@@ -72,26 +73,33 @@ class Rules:
         What they cover grows with ``step``: how often the search has gone on. Raises OverflowError
         beyond the year 9999.
         """
-        cover = _NO_END
+        cover, quiet = _NO_END, None
+        if terms.quiet is not None:
+            days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
+            start, cover = at_ms - at_ms % DAY_MS, (at_ms // DAY_MS + days) * DAY_MS
+            quiet = _spans(terms.quiet, terms.zone, start, cover)
+        sky_ends = cover
+        many = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
         blocks = []
         for scope in scopes:
             block = self._fixed.get(scope.kind)
             if block is None:
-                many = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
-                bounds = tuple(
-                    each.bounds(at_ms, each.zone or terms.zone, many)
-                    for each in self._calendars[scope.kind]
-                )
-                cover = min(cover, *(each[-1] for each in bounds))
+                bounds = []
+                for each in self._calendars[scope.kind]:
+                    zone = each.zone or terms.zone
+                    if quiet is None:
+                        bounds.append(each.bounds(at_ms, zone, many))
+                        cover = min(cover, bounds[-1][-1])
+                    else:
+                        edges, until = _open_periods(each, zone, (at_ms, sky_ends), many, quiet)
+                        bounds.append(edges)
+                        cover = min(cover, until)
                 block = self._block(scope.kind, bounds)
             blocks.append(block)
-        if terms.quiet is None:
+        if quiet is None:
             return blocks, _CLEAR_SKY if cover == _NO_END else (1, cover)
-        days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
-        cover = min(cover, (at_ms // DAY_MS + days) * DAY_MS)
-        start = at_ms - at_ms % DAY_MS
-        quiet = [edge for span in _spans(terms.quiet, terms.zone, start, cover) for edge in span]
-        return blocks, (1 + len(quiet), cover, *quiet)
+        edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
+        return blocks, (1 + len(edges), cover, *edges)
 
     def _block(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> Block:
         rolling, calendars = self._rolling[kind], self._calendars[kind]
@@ -124,3 +132,29 @@ def joined(blocks: Sequence[Block], skies: Sequence[Block]) -> list[int]:
 @lru_cache(maxsize=1 << 12)
 def _spans(quiet: Hours, zone: str, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
     return quiet.inside(zone, start_ms, end_ms)
+
+
+def _open_periods(
+    calendar: CalendarQuota,
+    zone: str,
+    stretch: Interval,
+    many: int,
+    quiet: Sequence[Interval],
+) -> tuple[tuple[int, ...], int]:
+    """Return the bounds of the next periods that are not all quiet, and up to when these are all.
+
+    Those in a stretch of which ``quiet`` tells the quiet times. What lies between two of them is
+    quiet: no time there is judged.
+    """
+    at_ms, end_ms = stretch
+    found: list[int] = []
+    for _ in range(many):
+        place = bisect_right(quiet, (at_ms, _NO_END)) - 1
+        if place >= 0:
+            at_ms = max(at_ms, quiet[place][1])
+        if at_ms >= end_ms:
+            break
+        begins_ms, ends_ms = calendar.bounds(at_ms, zone, 1)
+        found += [ends_ms] if found and found[-1] == begins_ms else [begins_ms, ends_ms]
+        at_ms = ends_ms
+    return tuple(found), at_ms

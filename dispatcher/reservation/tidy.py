@@ -14,6 +14,7 @@ import redis
 from dispatcher.lua import source
 from dispatcher.redis_keys import ShardKeys, all_of, kind_of, start_of
 from dispatcher.reservation.fence import Fence
+from dispatcher.reservation.foreign import Foreign
 
 KEEP_MS = 86_400_000
 """How much longer than the longest quota a reservation is kept: room for clocks that are wrong."""
@@ -26,8 +27,9 @@ _PLAN_LIFE_MS = 600_000
 class Tidy:
     """Trims windows, a few at a time."""
 
-    def __init__(self, client: redis.Redis, fence: Fence) -> None:
+    def __init__(self, client: redis.Redis, fence: Fence, foreign: Foreign) -> None:
         self._client = client
+        self._foreign = foreign
         self._namespace = fence.namespace
         self._keys = {keys.contents.encode(): keys for keys in fence.keys}
         self._script = client.register_script(source("tidy"))
@@ -40,13 +42,18 @@ class Tidy:
             self._script(keys=[window, keys.epoch], args=words, client=pipeline)
 
     def some(self, *, keys_at_once: int) -> int:
-        """Trim the windows among the next ``keys_at_once`` keys or so; return members forgotten."""
+        """Trim the windows among the next ``keys_at_once`` keys or so; return members forgotten.
+
+        What is foreign among them is set aside.
+        """
         self._cursor, names = self._client.scan(
             self._cursor, match=all_of(self._namespace), count=keys_at_once
         )
         pipeline = self._client.pipeline(transaction=False)
         found = [(name, self._keys.get(start_of(name))) for name in cast("list[bytes]", names)]
-        self.windows([(name, keys) for name, keys in found if keys is not None], pipeline)
+        windows = [(name, keys) for name, keys in found if keys is not None]
+        self._foreign.set_aside(windows)
+        self.windows(windows, pipeline)
         forgotten: int = sum(pipeline.execute())
         self._end_plans([name for name, keys in found if keys is None and b"}:plan:" in name])
         return forgotten

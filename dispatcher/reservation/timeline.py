@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -33,6 +33,9 @@ from dispatcher.sendtime import from_ms, to_ms
 
 MOST_READ = 10_000
 """Most booked times that are read of one window before the start, and from the start on."""
+CELLS = 12
+"""Into how many pieces a step is cut, to be drawn and to be counted."""
+_MOST_CELLS = 600
 _MOST_STEPS = 54
 _MOST_SLOTS = 5
 _ID_BYTES = 16
@@ -42,6 +45,9 @@ _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
     ("day", 1),
     ("week", 1),
 )  # fmt: skip
+
+
+Count = Callable[[Sequence[Interval]], list[Filled]]
 
 
 class Span(NamedTuple):
@@ -75,12 +81,15 @@ class Fill(NamedTuple):
 class QuotaTimeline:
     """How full one quota of one scope is, and where it refuses a new message.
 
-    Calendar periods without a booked time are left out of ``fills``.
+    Calendar periods without a booked time are left out of ``fills``. Where the window was counted
+    and not read, a fill is the most that was counted in its step, and in ``unknown`` the quota may
+    refuse or not.
     """
 
     quota: AnyQuota
     fills: tuple[Fill, ...]
     blocked: tuple[Span, ...]
+    unknown: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +98,16 @@ class WindowTimeline:
 
     ``booked`` are the places from the start of the timeline to its end. Where there is too much
     to read (more than 10,000 times before the start that still count, or from it on), it is not
-    ``complete``: then all times within ``read`` are known and others may exist beyond, so that
-    what is blocked is blocked, but more may be.
+    ``complete``: then ``booked`` has none, and ``counts`` tells how many there are in each twelfth
+    of a step. ``exists`` tells whether anything is booked at all, whenever it may be.
     """
 
     scope: str
     booked: tuple[Booked, ...]
     quotas: tuple[QuotaTimeline, ...]
     complete: bool
-    read: Span
+    counts: tuple[Fill, ...] = ()
+    exists: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,9 +138,14 @@ class Timeline:
         """Where a new message is refused, by a quota or because of quiet hours."""
         return _united((*self.blocked, *self.quiet))
 
+    @cached_property
+    def unknown(self) -> tuple[Span, ...]:
+        """Where some quota may refuse a new message, and the window was too long to be read."""
+        return _united(span for each in self._quotas for span in each.unknown)
+
     @property
     def complete(self) -> bool:
-        """Whether all booked times that count were read."""
+        """Whether all booked times that count were read, so that nothing is unknown."""
         return all(each.complete for each in self.windows)
 
     def refuses(self, instant: datetime) -> bool:
@@ -184,26 +199,48 @@ class Timelines:
         quotas = self._quotas[scope.kind]
         earliest, latest = _reach(quotas, zone, start, end)
         keys, name = self._contents.window_of(scope)
+        exists = self._contents.is_there(name.decode())
         before, all_before = self._contents.members(
             keys, name.decode(), earliest, start, at_most=MOST_READ, backwards=True
         )
         after, all_after = self._contents.members(
             keys, name.decode(), start, latest, at_most=MOST_READ
         )
+        if not (all_before and all_after):
+            return self._counted(scope, zone, edges)
         times = [at_ms for _, at_ms in (*before, *after)]
         return WindowTimeline(
             scope=str(scope),
             booked=tuple(
                 Booked(UUID(bytes=member[:_ID_BYTES]), from_ms(at_ms), len(member) > _ID_BYTES)
                 for member, at_ms in after
-                if at_ms < end
+                if at_ms < end and len(member) >= _ID_BYTES
             ),
             quotas=tuple(_quota(each, times, zone, edges) for each in quotas),
-            complete=all_before and all_after,
-            read=Span(
-                from_ms(earliest if all_before else before[0][1] + 1),
-                from_ms(latest if all_after else after[-1][1]),
+            complete=True,
+            exists=exists,
+        )
+
+    def _counted(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
+        """Count what is too much to read."""
+        keys, name = self._contents.window_of(scope)
+
+        def count(stretches: Sequence[Interval]) -> list[Filled]:
+            many = self._contents.counts(keys, name.decode(), stretches)
+            return [(*each, found) for each, found in zip(stretches, many, strict=True)]
+
+        cells = _cells(edges)
+        return WindowTimeline(
+            scope=str(scope),
+            booked=(),
+            quotas=tuple(
+                _counted_periods(each, count, zone, cells)
+                if isinstance(each, CalendarQuota)
+                else _counted_spans(each, count, cells, edges)
+                for each in self._quotas[scope.kind]
             ),
+            complete=False,
+            counts=_fills(count(cells)),
         )
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
@@ -229,6 +266,65 @@ def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int
     start, end = edges[0], edges[-1]
     shown = [each for each in fills if each[0] < end and each[1] > start]
     return QuotaTimeline(quota, _fills(shown), _spans(cut(blocked, start, end)))
+
+
+def _counted_periods(
+    quota: CalendarQuota, count: Count, zone: str, cells: Sequence[Interval]
+) -> QuotaTimeline:
+    """Judge the calendar periods in which the cells begin."""
+    periods = sorted({quota.bounds(start, quota.zone or zone, 1) for start, _ in cells})
+    fills = count([(start, end) for start, end in periods])
+    start, end = cells[0][0], cells[-1][1]
+    unknown = _between([each[:2] for each in fills], start, end)
+    blocked = blocked_by_periods(fills, quota)
+    return QuotaTimeline(quota, _fills(fills), _spans(cut(blocked, start, end)), _spans(unknown))
+
+
+def _counted_spans(
+    quota: Quota, count: Count, cells: Sequence[Interval], edges: Sequence[int]
+) -> QuotaTimeline:
+    """Judge the cells by what is counted within the length of the quota around them.
+
+    N times in one span of the length block all of it. Fewer than N from a length before a cell to
+    a length behind it block nothing of the cell.
+    """
+    start, end, length = cells[0][0], cells[-1][1], quota.length_ms
+    apart = max(1, min(cells[0][1] - cells[0][0], length))
+    ends = [
+        *(each[1] for each in cells),
+        *range(end, end + length, max(apart, length // _MOST_CELLS)),
+    ]
+    ending = count([(each - length, each) for each in sorted(set(ends))])
+    near = count([(each[0] - length + 1, each[1] + length - 1) for each in cells])
+    blocked = united(each[:2] for each in ending if each[2] >= quota.count)
+    free = [cell for cell, each in zip(cells, near, strict=True) if each[2] < quota.count]
+    fills = [
+        (first, last, max((each[2] for each in ending if first < each[1] <= last), default=0))
+        for first, last in pairwise(edges)
+    ]
+    return QuotaTimeline(
+        quota,
+        _fills(fills),
+        _spans(cut(blocked, start, end)),
+        _spans(_between(united([*blocked, *free]), start, end)),
+    )
+
+
+def _cells(edges: Sequence[int]) -> list[Interval]:
+    """Cut each step into twelve."""
+    return [
+        (start + (end - start) * n // CELLS, start + (end - start) * (n + 1) // CELLS)
+        for start, end in pairwise(edges)
+        for n in range(CELLS)
+        if (end - start) * n // CELLS < (end - start) * (n + 1) // CELLS
+    ]
+
+
+def _between(known: Sequence[Interval], start: int, end: int) -> list[Interval]:
+    """Return what lies between sorted stretches, and before and behind them."""
+    edges = [start, *(edge for each in known for edge in each), end]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return cut([(first, last) for first, last in pairs if first < last], start, end)
 
 
 def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> tuple[int, int]:

@@ -9,13 +9,15 @@ from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import redis
-from redis.client import Pipeline
 
+from dispatcher.errors import ReservationsUnavailable
 from dispatcher.lua import source
 from dispatcher.redis_errors import EvictingServer
 from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
+from dispatcher.reservation.foreign import Foreign
+from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.tidy import KEEP_MS, Tidy
 from dispatcher.reservation.wipe import Wipe
 from dispatcher.scope import Scope
@@ -59,15 +61,24 @@ class Unconfirmed(NamedTuple):
         return self.member != self.message_id.bytes
 
 
-class _Batch(NamedTuple):
-    """What one script restores: the places of the windows, and the words of the reservations."""
+class _Batch:
+    """What one script restores in one shard: the reservations of each window."""
 
-    places: dict[Scope, int]
-    words: list[int | bytes]
+    def __init__(self, keys: ShardKeys) -> None:
+        self._keys = keys
+        self._of: dict[Scope, bytearray] = {}
+        self.many = 0
 
-    def add(self, scope: Scope, at_ms: int, message_id: UUID) -> None:
-        place = self.places.setdefault(scope, len(self.places) + 1)
-        self.words.extend((place, at_ms, message_id.bytes))
+    def add(self, scope: Scope, entry: bytes) -> None:
+        self._of.setdefault(scope, bytearray()).extend(entry)
+        self.many += 1
+
+    @property
+    def call(self) -> tuple[list[str], list[bytes]]:
+        """The keys of the script, and what it is told after the marker."""
+        windows = [self._keys.window(scope.name, scope.kind) for scope in self._of]
+        words = [bytes(entries) for entries in self._of.values()]
+        return [self._keys.rebuild, self._keys.pending, *windows], words
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,8 @@ class Upkeep:
         self._restore = client.register_script(source("restore"))
         self._orphan = client.register_script(source("release_orphan"))
         self._confirm = client.register_script(source("confirm"))
-        self._tidy = Tidy(client, fence)
+        self._foreign = Foreign(client, fence)
+        self._tidy = Tidy(client, fence, self._foreign)
         self._open = client.register_script(source("open"))
         self._mark_checked = client.register_script(source("mark_checked"))
 
@@ -178,38 +190,46 @@ class Upkeep:
 
     def hold(self, rebuild: Rebuild) -> None:
         """Keep the marker alive while other work goes on; once a second is often enough."""
-        with translated():
-            self._wipe.hold(rebuild.marker, rebuild.parts)
+        self.restore(rebuild, ())
 
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
-        """Put the rows that belong to these shards back into their windows."""
-        batches: dict[int, _Batch] = {}
-        ours = {keys.shard for keys in rebuild.shards}
-        with translated():
-            pipeline = self._client.pipeline(transaction=False)
-            for message_id, scopes, send_at in rows:
-                for scope in scopes:
-                    shard = shard_of(scope.home, len(self._fence.keys))
-                    if shard not in ours:
-                        continue
-                    batch = batches.setdefault(shard, _Batch({}, []))
-                    batch.add(scope, to_ms(send_at), message_id)
-                    if len(batch.words) >= 3 * _MOST_AT_ONCE:
-                        self._restore_batch(rebuild, shard, batches.pop(shard), pipeline)
-            for shard, batch in batches.items():
-                self._restore_batch(rebuild, shard, batch, pipeline)
-            pipeline.execute()
+        """Put the rows that belong to these shards back into their windows, in one round trip.
 
-    def _restore_batch(
-        self, rebuild: Rebuild, shard: int, batch: _Batch, pipeline: Pipeline
-    ) -> None:
-        keys = self._fence.keys[shard]
-        windows = [keys.window(scope.name, scope.kind) for scope in batch.places]
-        self._restore(
-            keys=[keys.rebuild, keys.pending, *windows],
-            args=[rebuild.marker, self._marker_life_ms, *batch.words],
-            client=pipeline,
-        )
+        Keeps the marker alive in all parts.
+        """
+        calls = self._calls(rebuild, rows)
+        told = {names[0] for names, _ in calls}
+        calls += [([part.rebuild], []) for part in rebuild.parts if part.rebuild not in told]
+        start = [rebuild.marker, self._marker_life_ms]
+        with translated():
+            posted = Posted(
+                self._client, self._restore, [(names, [*start, *words]) for names, words in calls]
+            )
+            posted.replies()
+
+    def _calls(
+        self, rebuild: Rebuild, rows: Sequence[Reserved]
+    ) -> list[tuple[list[str], list[bytes]]]:
+        ours = {keys.shard: keys for keys in rebuild.shards}
+        shards = len(self._fence.keys)
+        shard_in: dict[str, int] = {}
+        batches: dict[int, _Batch] = {}
+        calls = []
+        for message_id, scopes, send_at in rows:
+            entry = b"%015d%b" % (to_ms(send_at), message_id.bytes)
+            for scope in scopes:
+                shard = shard_in.get(scope.home)
+                if shard is None:
+                    shard = shard_in[scope.home] = shard_of(scope.home, shards)
+                if shard not in ours:
+                    continue
+                batch = batches.get(shard)
+                if batch is None:
+                    batch = batches[shard] = _Batch(ours[shard])
+                batch.add(scope, entry)
+                if batch.many >= _MOST_AT_ONCE:
+                    calls.append(batches.pop(shard).call)
+        return [*calls, *(batch.call for batch in batches.values())]
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
@@ -237,12 +257,25 @@ class Upkeep:
                     keys.pending, "-inf", before, start=skip.get(keys, 0), num=at_most
                 )
             replies = pipeline.execute()
-        return [
-            Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
+        found = [
+            (entry, entry.find(b"{", 16), keys)
             for keys, entries in zip(self._fence.keys, replies, strict=True)
             for entry in entries
-            for start in (entry.index(b"{", 16),)
         ][:at_most]
+        if any(start < 0 for _, start, _ in found):
+            raise ReservationsUnavailable("what is pending has an entry that is none of ours")
+        return [
+            Unconfirmed(UUID(bytes=entry[:16]), entry[:start], entry[start:], keys, before)
+            for entry, start, keys in found
+        ]
+
+    def set_aside(self) -> int:
+        """Set aside what stands under the names of windows and is none; return how many keys.
+
+        Their shards are closed in the same step, and rebuilt by the next :meth:`begin`.
+        """
+        with translated():
+            return self._foreign.set_all_aside()
 
     def confirm(self, found: Sequence[Unconfirmed], stored: Mapping[UUID, Stored]) -> int:
         """Let the windows agree with the store; return how many places had to be put right.

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import redis
@@ -28,6 +29,7 @@ from dispatcher.reservation.places import (
     Group,
     Moving,
     Place,
+    Request,
     Submit,
     grouped,
     new_hold,
@@ -35,6 +37,7 @@ from dispatcher.reservation.places import (
 )
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules, Terms
+from dispatcher.scope import Scope
 from dispatcher.sendtime import from_ms, to_ms
 
 log = logging.getLogger(__name__)
@@ -151,11 +154,56 @@ class Windows:
         And the one that it holds ``beside``. The message keeps its place until :meth:`take`;
         :meth:`drop` gives the other one up. Raises like :meth:`reserve`; then nothing is held.
         """
-        hold = new_hold(message_id)
         asked_ms = to_ms(send_at)
         latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+        request = Request(message_id, terms, asked_ms, latest_ms)
+        return self._move(request, new_hold(message_id), beside=beside)
+
+    def move_many(self, requests: Sequence[Request]) -> list[Moving | NoPlace]:
+        """Hold another place for each of these messages, or return why it has none.
+
+        As if :meth:`move` was called for each, in order. Those whose scopes share a shard go
+        together in one round trip, the others, and what shares a scope with them, one by one after
+        those. All keep the places that they have, which count for the others. Raises
+        ReservationsUnavailable; then nothing is held.
+        """
+        holds = [new_hold(each.message_id) for each in requests]
+        near: list[tuple[int, Group]] = []
+        far: set[Scope] = set()
+        for place, each in enumerate(requests):
+            groups = self.groups(each.terms)
+            if len(groups) == 1 and far.isdisjoint(each.terms.scopes):
+                near.append((place, groups[0]))
+            else:
+                far.update(each.terms.scopes)
+        found: dict[int, Moving | NoPlace] = {}
+        try:
+            asked = [(group, requests[place], holds[place]) for place, group in near]
+            answers = self.shards.ask_moves(asked) if asked else []
+            first = dict(zip([place for place, _ in near], answers, strict=True))
+            for place in [*first, *(n for n in range(len(requests)) if n not in first)]:
+                try:
+                    found[place] = self._move(requests[place], holds[place], first=first.get(place))
+                except NoPlace as refused:
+                    found[place] = refused
+        except ReservationsUnavailable:
+            at = from_ms(0)
+            begun = [Moving(requests[n].message_id, requests[n].terms, at, holds[n])
+                     for n, _ in near]  # fmt: skip
+            begun += [each for each in found.values() if isinstance(each, Moving)]
+            self._try_to(lambda: self.drop(*begun))
+            raise
+        return [found[place] for place in range(len(requests))]
+
+    def _move(
+        self, request: Request, hold: bytes, *, beside: Moving | None = None, first: Any = None
+    ) -> Moving:
+        """Hold a place; ``first`` is what the shard was asked already, and answered."""
+        message_id, terms, asked_ms, latest_ms, _ = request
 
         def hold_place(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
+            nonlocal first
+            answered, first = first, None
             return self.shards.move(
                 group,
                 message_id,
@@ -163,6 +211,7 @@ class Windows:
                 asked_ms=place.at_ms,
                 latest_ms=latest_ms,
                 beside=beside.hold if beside else b"",
+                first=answered,
             )
 
         def undo(place: Place) -> None:
@@ -196,24 +245,32 @@ class Windows:
             held_at_ms.append(found.held_at_ms)
         return replace(moving, held_at_ms=min(held_at_ms))
 
-    def take(self, moving: Moving, *, token: int) -> bool:
-        """Make a held place the message's, whose old one is then free.
+    def take(self, held: Sequence[tuple[Moving, int]]) -> list[bool]:
+        """Make held places those of their messages, whose old ones are then free.
 
-        ``token`` is what the store gave with the new time, after the place was held. Where the
-        message was moved further since, only the hold goes. False where a window has lost the
-        hold, or holds it for too long: then it is to be held again, or the message to go back.
+        Each comes with the token that the store gave with the new time, after the place was held.
+        Where a message was moved further since, only the hold goes. False where a window has lost
+        the hold, or holds it for too long: then it is to be held again, or the message to go back.
         """
-        groups = self.groups(moving.terms)
-        # The old place goes when all shards have the new one.
-        if len(groups) > 1 and not self.shards.have(groups, moving):
-            return False
-        taken = [self.shards.take(group, moving, token) for group in groups]
-        return all(taken)
+        groups = [self.groups(moving.terms) for moving, _ in held]
+        taken = [True] * len(held)
+        # An old place goes when all shards have the new one.
+        several = [place for place, each in enumerate(groups) if len(each) > 1]
+        if several:
+            stand = self.shards.have([(groups[place], held[place][0]) for place in several])
+            for place, stands in zip(several, stand, strict=True):
+                taken[place] = stands
+        left = [place for place, each in enumerate(taken) if each]
+        for level in range(max(map(len, groups), default=0)):
+            some = [place for place in left if len(groups[place]) > level]
+            done = self.shards.take([(groups[place][level], *held[place]) for place in some])
+            for place, is_done in zip(some, done, strict=True):
+                taken[place] = taken[place] and is_done
+        return taken
 
-    def drop(self, moving: Moving) -> None:
-        """Give a held place up."""
-        for group in self.groups(moving.terms):
-            self.shards.drop(group, moving.hold)
+    def drop(self, *held: Moving) -> None:
+        """Give held places up."""
+        self.shards.drop([(group, each.hold) for each in held for group in self.groups(each.terms)])
 
     def groups(self, terms: Terms) -> list[Group]:
         """Return the scopes of ``terms`` by shard, in the order in which they are booked."""
@@ -266,7 +323,7 @@ class Windows:
                 found = book(first, start, latest_ms)
             if isinstance(found, Blocked):
                 raise self.refusal(terms, asked.at_ms, _first(why, found), mover)
-            blocked = self._in_others(others, found, book, undo)
+            blocked = self._in_others(others, asked.message_id, found, book, undo)
             if blocked is None:
                 return found
             why = _first(why, blocked)
@@ -280,10 +337,16 @@ class Windows:
     def _in_others(
         self,
         groups: Sequence[Group],
+        message_id: UUID,
         place: Place,
         book: Callable[[Group, Place, int], Place | Blocked],
         undo: Callable[[Place], None],
     ) -> Blocked | None:
+        """Book in further shards at the time that the first shard answered.
+
+        ``place`` is the twin's where one with the same key was there first. Return what blocks it,
+        None when all have it.
+        """
         for group in groups:
             fault("reserve.between_shards")
             try:
@@ -293,8 +356,12 @@ class Windows:
                 raise
             if isinstance(found, Blocked):
                 return found
-            if found.at_ms != place.at_ms:  # booked before, and lost in the first shard since
-                self._try_to(lambda: undo(place))
+            if found.at_ms != place.at_ms:
+                undo(place)  # withdraws only our reliance on a twin's place; the twin keeps it
+                if place.message_id != message_id:
+                    # The first shard has the twin's new time, this one its old one.
+                    raise TwinUnderWay
+                # Our own earlier booking: the first shard has lost it, this one has not.
                 raise ReservationsUnavailable("its places in two shards disagree; try again")
         return None
 
@@ -306,6 +373,10 @@ class Windows:
             if start_ms == before_ms or len(groups) == 1:
                 return start_ms
         raise ReservationsUnavailable("no slot was found in a bounded search")
+
+    def is_spread(self, terms: Terms) -> bool:
+        """Tell whether these scopes lie in several shards."""
+        return len(terms.scopes) > 1 and len(self.groups(terms)) > 1
 
     def home_of(self, terms: Terms) -> ShardKeys:
         """Return the shard in which a message is booked first: that of its own scope."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import cast
 
 import redis
 
 from dispatcher.lua import source
 from dispatcher.redis_keys import ShardKeys, all_of, epoch_of, start_of, tag_of
 from dispatcher.reservation.fence import Fence, Part
+from dispatcher.reservation.posted import Posted
 
-_BATCH = 500
+_BATCH = 5_000
+"""How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
+_MOST_AT_ONCE = 1_000
+"""Most keys that one script deletes."""
 
 _Names = dict[bytes, list[bytes | str]]
 
@@ -29,38 +34,33 @@ class Wipe:
         """Delete what is left of these parts, and whatever belongs to no part of the layout."""
         shards = [part for part in parts if isinstance(part, ShardKeys)]
         self._delete(marker, parts, {part.contents.encode(): [part.pending] for part in shards})
-        ours: _Names = defaultdict(list)
-        strange: dict[str, list[bytes | str]] = defaultdict(list)
         known = {part.tag for part in self._fence.parts}
-        names = self._client.scan_iter(match=all_of(self._fence.namespace), count=_BATCH)
-        for number, name in enumerate(names, start=1):
-            if tag_of(name) in known:
-                ours[start_of(name)].append(name)
-            else:
-                strange[tag_of(name)].append(name)
-            if number % _BATCH == 0:
-                self._delete(marker, parts, ours)
-                self._delete_strange(strange)
-        self._delete(marker, parts, ours)
-        self._delete_strange(strange)
-
-    def hold(self, marker: str, parts: Sequence[Part]) -> None:
-        """Keep the marker alive."""
-        pipeline = self._client.pipeline(transaction=False)
-        for part in parts:
-            arguments: list[str | int] = [marker, self._marker_life_ms]
-            self._script(keys=[part.rebuild], args=arguments, client=pipeline)
-        pipeline.execute()
+        wanted = {part.tag for part in parts}
+        cursor = -1
+        while cursor:
+            cursor, names = self._client.scan(
+                max(0, cursor), match=all_of(self._fence.namespace), count=_BATCH
+            )
+            ours: _Names = defaultdict(list)
+            strange: dict[str, list[bytes | str]] = defaultdict(list)
+            for name in cast("list[bytes]", names):
+                tag = tag_of(name)
+                if tag in wanted:
+                    ours[start_of(name)].append(name)
+                elif tag not in known:
+                    strange[tag].append(name)
+            self._delete(marker, parts, ours)
+            self._delete_strange(strange)
 
     def _delete(self, marker: str, parts: Sequence[Part], names: _Names) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for part in parts:
-            found = names.get(part.contents.encode())
-            if found:
-                arguments: list[str | int] = [marker, self._marker_life_ms]
-                self._script(keys=[part.rebuild, *found], args=arguments, client=pipeline)
-        pipeline.execute()
-        names.clear()
+        words = [marker, self._marker_life_ms]
+        each = [(part, names.get(part.contents.encode(), [])) for part in parts]
+        calls = [
+            ([part.rebuild, *found[start : start + _MOST_AT_ONCE]], words)
+            for part, found in each
+            for start in range(0, len(found), _MOST_AT_ONCE)
+        ]
+        Posted(self._client, self._script, calls).replies()
 
     def _delete_strange(self, names: dict[str, list[bytes | str]]) -> None:
         """Delete what another number of shards left behind.
@@ -73,4 +73,3 @@ class Wipe:
                 pipeline.delete(epoch_of(tag))
                 pipeline.unlink(*found)
                 pipeline.execute()
-        names.clear()

@@ -16,22 +16,23 @@ from dispatcher.store.callers import Joinable
 from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
-from dispatcher.store.failed import FailedMessages
+from dispatcher.store.failed import FailedMessages, Standstill
 from dispatcher.store.figures import Busy, Counts, Figures, Load, Of, OverdueFigure
 from dispatcher.store.given_up import GivenUp, Kept, Settled
 from dispatcher.store.held import HeldMessages
 from dispatcher.store.joined import JoinedMessages, JoinedTransaction
 from dispatcher.store.listing import Listing
-from dispatcher.store.messages import Messages, Movable
+from dispatcher.store.messages import Messages, Movable, NewTime
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.overdue import Overdue, overdue
 from dispatcher.store.standings import Standing, Standings
-from dispatcher.store.suppressions import Suppression, Suppressions
+from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
 from dispatcher.store.untold import Untold
-from dispatcher.store.upkeep import Due, Place, Rescued, StoreUpkeep
+from dispatcher.store.upkeep import Due, Place, Rescued, StoreUpkeep, Unbegun
 
 __all__ = [
+    "REASON",
     "Addition",
     "BulkMessages",
     "Busy",
@@ -54,6 +55,7 @@ __all__ = [
     "Load",
     "Messages",
     "Movable",
+    "NewTime",
     "Of",
     "Overdue",
     "OverdueFigure",
@@ -64,10 +66,12 @@ __all__ = [
     "Settled",
     "Standing",
     "Standings",
+    "Standstill",
     "StoreSurvey",
     "StoreUpkeep",
     "Suppression",
     "Suppressions",
+    "Unbegun",
     "Unclaimed",
     "Untold",
     "migrate",

@@ -16,8 +16,7 @@ from dispatcher.store import copied
 from dispatcher.store.copied import Addition
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
-from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
-from dispatcher.store.schema import IS_MESSAGE, has_status, messages
+from dispatcher.store.messages import to_message, to_row
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +28,7 @@ class BulkMessages:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
         self._copies = database.url.get_backend_name() == "postgresql"
 
     def add(self, additions: Iterable[Addition]) -> bool | None:
@@ -53,18 +53,24 @@ class BulkMessages:
         One alone tells nothing, also of messages that are added together: a twin that relies on
         the place of one stores it under the same id.
         """
+        tables = self._tables
+        messages = tables.messages
         for start in range(0, len(message_ids), _ROWS_AT_ONCE):
             some = message_ids[start : start + _ROWS_AT_ONCE]
             these = self._database.one_of(messages.c.id, some)
-            if len(self._read(select(messages.c.id).where(these, IS_MESSAGE))) < len(set(some)):
+            if len(self._read(select(messages.c.id).where(these, tables.is_message))) < len(
+                set(some)
+            ):
                 return False
         return True
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         """Return the messages that have one of these idempotency keys, with their fingerprints."""
+        tables = self._tables
+        messages = tables.messages
         if not keys:
             return {}
-        query = select(*MESSAGE_COLUMNS, messages.c.fingerprint)
+        query = select(*tables.message_columns, messages.c.fingerprint)
         rows: list[Row[Any]] = []
         for start in range(0, len(keys), _ROWS_AT_ONCE):
             some = messages.c.idempotency_key.in_(keys[start : start + _ROWS_AT_ONCE])
@@ -73,20 +79,33 @@ class BulkMessages:
 
     def these(self, message_ids: Sequence[UUID]) -> list[Message]:
         """Return those of these messages that are stored."""
-        query = select(*MESSAGE_COLUMNS).where(
-            self._database.one_of(messages.c.id, message_ids), IS_MESSAGE
+        tables = self._tables
+        messages = tables.messages
+        query = select(*tables.message_columns).where(
+            self._database.one_of(messages.c.id, message_ids), tables.is_message
         )
         return [to_message(row) for row in self._read(query)]
 
-    def cancel(self, message_ids: Sequence[UUID]) -> dict[UUID, Message]:
-        """Cancel those that are still scheduled; return all that are stored as they now stand."""
+    def cancel(
+        self, message_ids: Sequence[UUID], *, because: str | None = None
+    ) -> dict[UUID, Message]:
+        """Cancel those that are still scheduled; return all that are stored as they now stand.
+
+        ``because`` becomes their ``last_error``.
+        """
+        tables = self._tables
+        messages = tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         statement = (
             update(messages)
-            .where(these, has_status(Status.SCHEDULED))
-            .values(status=Status.CANCELLED.value, finished_at=database_now())
+            .where(these, tables.has_status(Status.SCHEDULED))
+            .values(
+                status=Status.CANCELLED.value,
+                finished_at=database_now(),
+                last_error=messages.c.last_error if because is None else because,
+            )
         )
-        query = select(*MESSAGE_COLUMNS).where(these, IS_MESSAGE)
+        query = select(*tables.message_columns).where(these, tables.is_message)
 
         def work(connection: Connection) -> Sequence[Row[Any]]:
             connection.execute(statement)
@@ -98,6 +117,7 @@ class BulkMessages:
         return self._database.run(lambda connection: connection.execute(query).all())
 
     def _insert(self, additions: Iterable[Addition]) -> None:
+        messages = self._tables.messages
         statement = insert(messages)
         every = list(additions)  # the work may be run again
 
@@ -117,6 +137,7 @@ class BulkMessages:
         self._database.transact(work)
 
     def _copy(self, additions: Iterable[Addition]) -> None:
+        messages = self._tables.messages
         from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
 
-        postgres.copy(self._database.engine, messages.name, copied.COLUMNS, copied.parts(additions))
+        postgres.copy(self._database.engine, messages, copied.COLUMNS, copied.parts(additions))

@@ -1,4 +1,4 @@
-"""What delivery writes into rows that it has claimed, for one of them or for many at once.
+"""What is written into rows that are guarded by a token, for one of them or for many at once.
 
 PostgreSQL takes many rows as arrays in one statement, which is planned and run once; SQLite runs
 the statement for each.
@@ -7,6 +7,7 @@ the statement for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -37,20 +38,20 @@ from sqlalchemy.types import TypeEngine
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store.columns import id_type
-from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import attempts, has_status, messages
+from dispatcher.store.instants import Instant, Length, database_now, later
+from dispatcher.store.schema import Tables
 
 Row = dict[str, Any]
 _Given = Callable[[str], ColumnElement[Any]]
 
 _TYPES: dict[str, TypeEngine[Any]] = {
     "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
-    "outcome": Text(), "receipt": Text(),
+    "outcome": Text(), "receipt": Text(), "send_at": Instant(), "next_attempt_at": Instant(),
+    "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
+    "expire_after": Length(), "zone": Text(), "max_attempts": Integer(),
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
-_OPEN = has_status(Status.SENDING, Status.HELD)
-"""Nobody knows its outcome yet: it is under way, or held until its worker, or a person, tells."""
 
 
 class Change:
@@ -63,14 +64,18 @@ class Change:
         self._many = make(_from_arrays(self._names))
 
     def run(self, connection: Connection, rows: Sequence[Row]) -> None:
-        """Change what these rows name, as far as it is still theirs."""
+        """Change what these rows name, as far as it is still theirs.
+
+        In a transaction where there are several, or SQLite writes each of them to its disk.
+        """
         if not rows:
             return
-        if connection.dialect.name == "postgresql" and len(rows) > 1:
-            connection.execute(self._many, arrays(rows))
+        ones = [{name: row[name] for name in self._names} for row in rows]
+        if connection.dialect.name == "postgresql" and len(ones) > 1:
+            connection.execute(self._many, arrays(ones))
         else:
-            ones = [{f"given_{name}": row[name] for name in self._names} for row in rows]
-            connection.execute(self._one, ones)
+            given = [{f"given_{name}": value for name, value in one.items()} for one in ones]
+            connection.execute(self._one, given)
 
 
 def arrays(rows: Sequence[Row]) -> dict[str, list[Any]]:
@@ -85,210 +90,304 @@ def _from_arrays(names: Sequence[str]) -> _Given:
     return lambda name: table.c[name]
 
 
-def _ours(given: _Given) -> tuple[ColumnElement[bool], ...]:
-    return messages.c.id == given("id"), messages.c.claim_token == given("token")
+class Changes:
+    """The guarded statements, by the names of one database's tables."""
 
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        # Nobody knows its outcome yet: it is under way, or held until its worker or a person tells.
+        self._open = tables.has_status(Status.SENDING, Status.HELD)
 
-def _attempt(given: _Given) -> tuple[ColumnElement[bool], ...]:
-    return attempts.c.message_id == given("id"), attempts.c.token == given("token")
+    @cached_property
+    def sent(self) -> Change:
+        """The provider took it, by this claim or an earlier one.
 
-
-def _sent(*these: ColumnElement[bool]) -> Update:
-    ends = has_status(Status.SENDING, Status.HELD, Status.SCHEDULED, Status.FAILED)
-    said = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
-    return update(messages).where(*these, ends).values(**said, **_NO_CLAIM)
-
-
-SENT = Change(
-    lambda given: _sent(messages.c.id == given("id"), messages.c.claim_token >= given("token"))
-)
-"""The provider took it, by this claim or an earlier one.
-
-Also when its claim has run out, and whatever came of it since: it was sent, even if a later attempt
-has failed or is under way. That one is to be OVERTAKEN before.
-"""
-
-OVERTAKEN = Change(
-    lambda given: (
-        update(attempts)
-        .where(*_attempt(given), attempts.c.finished_at.is_(None))
-        .values(
-            outcome=Outcome.UNKNOWN.value,
-            finished_at=select(messages.c.claim_expires_at)
-            .where(messages.c.id == attempts.c.message_id)
-            .scalar_subquery(),
+        Also when its claim has run out, and whatever came of it since: it was sent, even if a later
+        attempt has failed or is under way. That one is to be ``overtaken`` before.
+        """
+        messages = self._tables.messages
+        return Change(
+            lambda given: self._sent(
+                messages.c.id == given("id"), messages.c.claim_token >= given("token")
+            )
         )
-    )
-)
-"""An earlier attempt has ended the message while this one is under way.
 
-Its worker may still tell what came of it. Until then its permit counts at the end of its claim, as
-it would after a rescue.
-"""
+    @cached_property
+    def overtaken(self) -> Change:
+        """An earlier attempt has ended the message while this one is under way.
 
-FAILED = Change(
-    lambda given: update(messages)
-    .where(*_ours(given), _OPEN)
-    .values(
-        status=Status.FAILED.value, finished_at=_NOW, last_error=given("error"), **_NO_CLAIM
-    ),
-    "error",
-)  # fmt: skip
-"""It will not be tried again."""
-
-AGAIN = Change(
-    lambda given: update(messages)
-    .where(*_ours(given), _OPEN)
-    .values(
-        status=Status.SCHEDULED.value,
-        next_attempt_at=later(_NOW, given("wait")),
-        enqueue_at=later(_NOW, given("enqueue")),
-        last_error=given("error"),
-        **_NO_CLAIM,
-    ),
-    "wait", "enqueue", "error",
-)  # fmt: skip
-"""It will be tried again after a wait, in seconds from now."""
-
-UNTOLD = Change(
-    lambda given: update(messages)
-    .where(*_ours(given), _OPEN)
-    .values(
-        status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error"), **_NO_CLAIM
-    ),
-    "error",
-)  # fmt: skip
-"""Its transport cannot tell what came of it: a person decides."""
-
-EXPIRED = Change(
-    lambda given: (
-        update(messages)
-        .where(
-            *_ours(given),
-            has_status(Status.SCHEDULED),
-            messages.c.expires_at <= messages.c.next_attempt_at,
+        Its worker may still tell what came of it. Until then its permit counts at the end of its
+        claim, as it would after a rescue.
+        """
+        messages, attempts = self._tables.messages, self._tables.attempts
+        return Change(
+            lambda given: (
+                update(attempts)
+                .where(*self._attempt(given), attempts.c.finished_at.is_(None))
+                .values(
+                    outcome=Outcome.UNKNOWN.value,
+                    finished_at=select(messages.c.claim_expires_at)
+                    .where(messages.c.id == attempts.c.message_id)
+                    .scalar_subquery(),
+                )
+            )
         )
-        .values(status=Status.EXPIRED.value, finished_at=_NOW)
-    )
-)
-"""Its next try would come after its expiry."""
 
-SNOOZED = Change(
-    lambda given: update(messages)
-    .where(*_ours(given), _OPEN)
-    .values(
-        status=Status.SCHEDULED.value,
-        attempt_count=messages.c.attempt_count - 1,
-        next_attempt_at=later(_NOW, given("wait")),
-        enqueue_at=later(_NOW, given("enqueue")),
-        enqueued_at=case(
-            (given("enqueue") > given("wait"), _NOW), else_=messages.c.enqueued_at
-        ),
-        **_NO_CLAIM,
-    ),
-    "wait", "enqueue",
-)  # fmt: skip
-"""It was not handed over, and no attempt counts.
+    @cached_property
+    def failed(self) -> Change:
+        """It will not be tried again."""
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), self._open)
+                .values(
+                    status=Status.FAILED.value,
+                    finished_at=_NOW,
+                    last_error=given("error"),
+                    **_NO_CLAIM,
+                )
+            ),
+            "error",
+        )
 
-Where the sweep is to look only after it is due, whoever puts it back gives it to Celery.
-"""
+    @cached_property
+    def again(self) -> Change:
+        """It will be tried again after a wait, in seconds from now."""
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), self._open)
+                .values(
+                    status=Status.SCHEDULED.value,
+                    next_attempt_at=later(_NOW, given("wait")),
+                    enqueue_at=later(_NOW, given("enqueue")),
+                    last_error=given("error"),
+                    **_NO_CLAIM,
+                )
+            ),
+            "wait",
+            "enqueue",
+            "error",
+        )
 
-_WAS_HELD = (
-    select(literal(1))
-    .where(
-        messages.c.id == attempts.c.message_id,
-        messages.c.claim_token == attempts.c.token,
-        has_status(Status.SCHEDULED, Status.HELD),  # put back before, or in the same statement
-        messages.c.on_unknown == "hold",
-        attempts.c.outcome == Outcome.UNKNOWN.value,
-    )
-    .exists()
-)
+    @cached_property
+    def untold(self) -> Change:
+        """Its transport cannot tell what came of it: a person decides."""
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), self._open)
+                .values(
+                    status=Status.HELD.value,
+                    next_attempt_at=_NOW,
+                    last_error=given("error"),
+                    **_NO_CLAIM,
+                )
+            ),
+            "error",
+        )
 
-UNDONE_ATTEMPT = Change(
-    lambda given: delete(attempts).where(
-        *_attempt(given), or_(attempts.c.finished_at.is_(None), _WAS_HELD)
-    )
-)
-"""The attempt that its claim wrote did not happen; also where its message was held for it."""
+    @cached_property
+    def expired(self) -> Change:
+        """Its next try would come after its expiry."""
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(
+                    *self._ours(given),
+                    self._tables.has_status(Status.SCHEDULED),
+                    messages.c.expires_at <= messages.c.next_attempt_at,
+                )
+                .values(status=Status.EXPIRED.value, finished_at=_NOW)
+            )
+        )
 
-_IS_OVERTAKEN = and_(
-    has_status(Status.SENT),
-    select(literal(1))
-    .where(
-        attempts.c.message_id == messages.c.id,
-        attempts.c.token == messages.c.claim_token,
-        attempts.c.outcome == Outcome.UNKNOWN.value,
-    )
-    .exists(),
-)
+    @cached_property
+    def snoozed(self) -> Change:
+        """It was not handed over, no attempt counts, and it is not due before it was.
 
-UNCOUNTED = Change(
-    lambda given: (
-        update(messages)
-        .where(*_ours(given), _IS_OVERTAKEN)
-        .values(attempt_count=messages.c.attempt_count - 1)
-    )
-)
-"""It was sent by an earlier attempt, and the overtaken one was not handed over."""
+        Where the sweep is to look only after it is due, whoever puts it back gives it to Celery.
+        """
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), self._open)
+                .values(
+                    status=Status.SCHEDULED.value,
+                    attempt_count=messages.c.attempt_count - 1,
+                    next_attempt_at=_not_before(messages.c.next_attempt_at, given("wait")),
+                    enqueue_at=later(_NOW, given("enqueue")),
+                    enqueued_at=case(
+                        (given("enqueue") > given("wait"), _NOW), else_=messages.c.enqueued_at
+                    ),
+                    **_NO_CLAIM,
+                )
+            ),
+            "wait",
+            "enqueue",
+        )
 
-UNDONE_OVERTAKEN = Change(
-    lambda given: delete(attempts).where(
-        *_attempt(given), attempts.c.outcome == Outcome.UNKNOWN.value
-    )
-)
-"""The attempt that was UNCOUNTED did not happen."""
+    @cached_property
+    def not_begun(self) -> Change:
+        """Its worker died before it began to send it: due as it was, and no attempt counts."""
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), self._open)
+                .values(
+                    status=Status.SCHEDULED.value,
+                    attempt_count=messages.c.attempt_count - 1,
+                    enqueue_at=_NOW,
+                    last_error=given("error"),
+                    **_NO_CLAIM,
+                )
+            ),
+            "error",
+        )
 
-OUTCOME = Change(
-    lambda given: update(attempts)
-    .where(
-        *_attempt(given),
-        or_(attempts.c.finished_at.is_(None), attempts.c.outcome == Outcome.UNKNOWN.value),
-    )
-    .values(
-        finished_at=_NOW,
-        outcome=given("outcome"),
-        error=given("error"),
-        receipt=given("receipt"),
-    ),
-    "outcome", "error", "receipt",
-)  # fmt: skip
-"""What came of an attempt."""
+    @cached_property
+    def undone_attempt(self) -> Change:
+        """Its claim's attempt did not happen; also where its message was held for it."""
+        messages, attempts = self._tables.messages, self._tables.attempts
+        was_held = (
+            select(literal(1))
+            .where(
+                messages.c.id == attempts.c.message_id,
+                messages.c.claim_token == attempts.c.token,
+                # put back before, or in the same statement
+                self._tables.has_status(Status.SCHEDULED, Status.HELD),
+                messages.c.on_unknown == "hold",
+                attempts.c.outcome == Outcome.UNKNOWN.value,
+            )
+            .exists()
+        )
+        return Change(
+            lambda given: delete(attempts).where(
+                *self._attempt(given), or_(attempts.c.finished_at.is_(None), was_held)
+            )
+        )
 
-RENEWED = Change(
-    lambda given: (
-        update(messages)
-        .where(*_ours(given), has_status(Status.SENDING))
-        .values(claim_expires_at=later(_NOW, given("wait")))
-    ),
-    "wait",
-)
-"""Its hand-over lasts: the claim holds for longer, in seconds from now."""
+    @cached_property
+    def uncounted(self) -> Change:
+        """It was sent by an earlier attempt, and the overtaken one was not handed over."""
+        messages, attempts = self._tables.messages, self._tables.attempts
+        is_overtaken = and_(
+            self._tables.has_status(Status.SENT),
+            select(literal(1))
+            .where(
+                attempts.c.message_id == messages.c.id,
+                attempts.c.token == messages.c.claim_token,
+                attempts.c.outcome == Outcome.UNKNOWN.value,
+            )
+            .exists(),
+        )
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), is_overtaken)
+                .values(attempt_count=messages.c.attempt_count - 1)
+            )
+        )
+
+    @cached_property
+    def undone_overtaken(self) -> Change:
+        """The attempt that was ``uncounted`` did not happen."""
+        attempts = self._tables.attempts
+        return Change(
+            lambda given: delete(attempts).where(
+                *self._attempt(given), attempts.c.outcome == Outcome.UNKNOWN.value
+            )
+        )
+
+    @cached_property
+    def outcome(self) -> Change:
+        """What came of an attempt."""
+        attempts = self._tables.attempts
+        return Change(
+            lambda given: (
+                update(attempts)
+                .where(
+                    *self._attempt(given),
+                    or_(
+                        attempts.c.finished_at.is_(None),
+                        attempts.c.outcome == Outcome.UNKNOWN.value,
+                    ),
+                )
+                .values(
+                    finished_at=_NOW,
+                    outcome=given("outcome"),
+                    error=given("error"),
+                    receipt=given("receipt"),
+                )
+            ),
+            "outcome",
+            "error",
+            "receipt",
+        )
+
+    @cached_property
+    def renewed(self) -> Change:
+        """Its hand-over lasts: the claim holds for longer, in seconds from now."""
+        messages = self._tables.messages
+        return Change(
+            lambda given: (
+                update(messages)
+                .where(*self._ours(given), self._tables.has_status(Status.SENDING))
+                .values(claim_expires_at=later(_NOW, given("wait")))
+            ),
+            "wait",
+        )
+
+    def sent_at_once(self) -> Select[Any]:
+        """Return the statement that does ``sent`` and ``outcome`` for rows of id, token, receipt.
+
+        Only for claims that are the last ones, and open; it returns the ids of the other messages.
+        """
+        given = _from_arrays(("id", "token", "receipt"))
+        said: dict[str, ColumnElement[Any]] = {
+            "outcome": literal(Outcome.SENT.value), "error": null()
+        }  # fmt: skip
+        done = self._sent(*self._ours(given)).returning(self._tables.messages.c.id).cte("done")
+        outcome = cast(
+            "Update",
+            self.outcome.make(lambda name: said[name] if name in said else given(name)),
+        )
+        told = outcome.where(self._tables.attempts.c.message_id.in_(select(done.c.id)))
+        return _others(given, done).add_cte(told.cte("told"))
+
+    def snoozed_at_once(self) -> Select[Any]:
+        """Return the statement that does ``snoozed`` and ``undone_attempt`` for the former's rows.
+
+        It returns the ids of the messages to which ``snoozed`` does not apply.
+        """
+        given = _from_arrays(("id", "token", "wait", "enqueue"))
+        snoozed = cast("Update", self.snoozed.make(given))
+        done = snoozed.returning(self._tables.messages.c.id).cte("done")
+        return _others(given, done).add_cte(self.undone_attempt.make(given).cte("undone"))
+
+    def _ours(self, given: _Given) -> tuple[ColumnElement[bool], ...]:
+        messages = self._tables.messages
+        return messages.c.id == given("id"), messages.c.claim_token == given("token")
+
+    def _attempt(self, given: _Given) -> tuple[ColumnElement[bool], ...]:
+        attempts = self._tables.attempts
+        return attempts.c.message_id == given("id"), attempts.c.token == given("token")
+
+    def _sent(self, *these: ColumnElement[bool]) -> Update:
+        tables = self._tables
+        ends = tables.has_status(Status.SENDING, Status.HELD, Status.SCHEDULED, Status.FAILED)
+        said = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
+        return update(tables.messages).where(*these, ends).values(**said, **_NO_CLAIM)
 
 
-def sent_at_once() -> Select[Any]:
-    """Return the statement that does SENT and OUTCOME for rows of id, token and receipt.
-
-    Only for claims that are the last ones, and open; it returns the ids of the other messages.
-    """
-    given = _from_arrays(("id", "token", "receipt"))
-    said: dict[str, ColumnElement[Any]] = {
-        "outcome": literal(Outcome.SENT.value), "error": null()
-    }  # fmt: skip
-    done = _sent(*_ours(given)).returning(messages.c.id).cte("done")
-    outcome = cast("Update", OUTCOME.make(lambda name: said[name] if name in said else given(name)))
-    told = outcome.where(attempts.c.message_id.in_(select(done.c.id)))
-    return _others(given, done).add_cte(told.cte("told"))
-
-
-def snoozed_at_once() -> Select[Any]:
-    """Return the statement that does SNOOZED and UNDONE_ATTEMPT for the rows of the former.
-
-    It returns the ids of the messages to which SNOOZED does not apply.
-    """
-    given = _from_arrays(("id", "token", "wait", "enqueue"))
-    done = cast("Update", SNOOZED.make(given)).returning(messages.c.id).cte("done")
-    return _others(given, done).add_cte(UNDONE_ATTEMPT.make(given).cte("undone"))
+def _not_before(due_at: ColumnElement[Any], wait: ColumnElement[Any]) -> ColumnElement[Any]:
+    return case((due_at > later(_NOW, wait), due_at), else_=later(_NOW, wait))
 
 
 def _others(given: _Given, done: CTE) -> Select[Any]:

@@ -6,15 +6,25 @@ changed. There a transaction reads first what it will change.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Delete, Row, Select, Update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Row,
+    Select,
+    Table,
+    TextClause,
+    Update,
+    text,
+)
 
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
-from dispatcher.store.schema import messages
 
 
 def chosen(connection: Connection, query: Select[tuple[UUID]]) -> Any:
@@ -34,6 +44,7 @@ def change_chosen(
 
     On some databases as it was before: ``wanted`` is nothing that is changed.
     """
+    messages = database.tables.messages
 
     def at_once(connection: Connection) -> Sequence[Row[Any]]:
         these = messages.c.id.in_(query.scalar_subquery())
@@ -42,9 +53,29 @@ def change_chosen(
     def in_two(connection: Connection) -> Sequence[Row[Any]]:
         rows: Sequence[Row[Any]] = connection.execute(query.with_only_columns(*wanted)).all()
         if rows:
-            connection.execute(change.where(messages.c.id.in_([row[0] for row in rows])))
+            ids = [row[0] for row in rows]
+            connection.execute(
+                _deletion(connection, change, ids)
+                if isinstance(change, Delete)
+                else change.where(messages.c.id.in_(ids))
+            )
         return rows
 
     if database.engine.dialect.name in MYSQL:
         return database.transact(in_two)
     return database.run(at_once)
+
+
+def _deletion(connection: Connection, change: Delete, ids: Sequence[UUID]) -> TextClause:
+    """Return the statement of MariaDB and MySQL that deletes these rows and reads no others.
+
+    ``DELETE … WHERE id IN (…)`` reads the whole table where that looks cheaper, and then waits for
+    every row that another transaction has locked: two that do so end in a deadlock. (An UPDATE
+    passes by a locked row that it would not change.) This join has one order.
+    """
+    table = connection.dialect.identifier_preparer.format_table(cast("Table", change.table))
+    return text(
+        f"DELETE {table} FROM "
+        "JSON_TABLE(:ids, '$[*]' COLUMNS (id CHAR(32) PATH '$')) AS gone "
+        f"STRAIGHT_JOIN {table} ON {table}.id = UNHEX(gone.id)"
+    ).bindparams(ids=json.dumps([each.hex for each in ids]))

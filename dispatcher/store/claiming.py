@@ -30,8 +30,7 @@ from dispatcher.message import Status
 from dispatcher.store.chosen import chosen
 from dispatcher.store.columns import id_type
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import MESSAGE_COLUMNS
-from dispatcher.store.schema import attempts, has_status, messages
+from dispatcher.store.schema import Tables
 
 _NOW = database_now()
 _BEGUN = ["message_id", "token", "started_at"]
@@ -42,13 +41,16 @@ class Claiming:
 
     def __init__(
         self,
+        tables: Tables,
         message_ids: Sequence[UUID],
         *,
         ahead: timedelta,
         ttl: timedelta,
         takes: ColumnElement[bool],
+        mark: UUID | None = None,
     ) -> None:
-        self.mark = uuid4()
+        self.mark = mark or uuid4()
+        self._tables = tables
         self._takes = takes
         self._ids = list(message_ids)
         self._ahead = ahead.total_seconds()
@@ -61,9 +63,11 @@ class Claiming:
 
     def step_by_step(self, connection: Connection) -> Sequence[Any]:
         """Claim in the transaction of this connection; also return what was claimed before."""
+        tables = self._tables
+        messages, attempts = tables.messages, tables.attempts
         these = messages.c.id.in_(self._ids)
-        wanted = chosen(connection, _wanted(and_(these, self._takes), self._ahead))
-        connection.execute(_take(self.mark, self._ttl).where(messages.c.id.in_(wanted)))
+        wanted = chosen(connection, _wanted(tables, and_(these, self._takes), self._ahead))
+        connection.execute(_take(tables, self.mark, self._ttl).where(messages.c.id.in_(wanted)))
         mine = and_(these, messages.c.claimed_by == self.mark)
         is_begun = select(literal(1)).where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
@@ -72,24 +76,25 @@ class Claiming:
         begin = select(*columns).where(mine, ~is_begun.exists())
         connection.execute(insert(attempts).from_select(_BEGUN, begin))
         read = (
-            select(*MESSAGE_COLUMNS, messages.c.claim_token, _NOW.label("now"))
+            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
             .where(mine)
             .order_by(messages.c.next_attempt_at, messages.c.id)
         )
         return connection.execute(read).all()
 
 
-def at_once(takes: ColumnElement[bool]) -> Select[Any]:
+def at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
     """Return the statement that takes messages, begins their attempts and returns them.
 
     Like :class:`Claiming`, it takes none but those for which ``takes`` holds.
     """
+    messages, attempts = tables.messages, tables.attempts
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
-    wanted = _wanted(and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
-    take = _take(bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
+    wanted = _wanted(tables, and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
+    take = _take(tables, bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
     taken = (
         take.where(messages.c.id == wanted.c.id)
-        .returning(*MESSAGE_COLUMNS, messages.c.claim_token)
+        .returning(*tables.message_columns, messages.c.claim_token)
         .cte("taken")
     )
     columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
@@ -102,12 +107,15 @@ def at_once(takes: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-def _wanted(these: ColumnElement[bool], ahead: ColumnElement[float] | float) -> Select[Any]:
+def _wanted(
+    tables: Tables, these: ColumnElement[bool], ahead: ColumnElement[float] | float
+) -> Select[Any]:
+    messages = tables.messages
     return (
         select(messages.c.id)
         .where(
             these,
-            has_status(Status.SCHEDULED),
+            tables.has_status(Status.SCHEDULED),
             messages.c.next_attempt_at <= later(_NOW, ahead),
             or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
         )
@@ -116,10 +124,11 @@ def _wanted(these: ColumnElement[bool], ahead: ColumnElement[float] | float) -> 
     )
 
 
-def _take(mark: Any, ttl: ColumnElement[float] | float) -> Update:
+def _take(tables: Tables, mark: Any, ttl: ColumnElement[float] | float) -> Update:
+    messages = tables.messages
     return (
         update(messages)
-        .where(has_status(Status.SCHEDULED))
+        .where(tables.has_status(Status.SCHEDULED))
         .values(
             status=Status.SENDING.value,
             claim_token=messages.c.claim_token + 1,

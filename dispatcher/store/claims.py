@@ -11,30 +11,12 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, and_, select, update
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import (
-    AGAIN,
-    EXPIRED,
-    FAILED,
-    OUTCOME,
-    OVERTAKEN,
-    RENEWED,
-    SENT,
-    SNOOZED,
-    UNCOUNTED,
-    UNDONE_ATTEMPT,
-    UNDONE_OVERTAKEN,
-    UNTOLD,
-    Row,
-    arrays,
-    sent_at_once,
-    snoozed_at_once,
-)
+from dispatcher.store.changes import Changes, Row, arrays
 from dispatcher.store.chosen import change_chosen
 from dispatcher.store.claiming import Claiming, at_once
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.messages import to_message
-from dispatcher.store.schema import IS_SUPPRESSED, has_status, messages
 from dispatcher.store.suppressions import REASON
 
 _NO_WAIT = timedelta(0)
@@ -108,20 +90,33 @@ class Claims:
     def __init__(
         self, database: Database, *, ttl: timedelta, leaves: ColumnElement[bool] | None = None
     ) -> None:
+        tables = database.tables
         self._database = database
+        self._tables = tables
+        self._changes = Changes(tables)
         self._ttl = ttl
-        self._takes = ~IS_SUPPRESSED if leaves is None else and_(~IS_SUPPRESSED, ~leaves)
-        self._claim_at_once = database.straight(at_once(self._takes))
-        self._sent_at_once = database.straight(sent_at_once())
-        self._snoozed_at_once = database.straight(snoozed_at_once())
+        wanted = ~tables.is_suppressed
+        self._takes = wanted if leaves is None else and_(wanted, ~leaves)
+        self._claim_at_once = database.straight(at_once(tables, self._takes))
+        self._sent_at_once = database.straight(self._changes.sent_at_once())
+        self._snoozed_at_once = database.straight(self._changes.snoozed_at_once())
 
-    def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT) -> list[Claim]:
+    def claim(
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        ahead: timedelta = _NO_WAIT,
+        mark: UUID | None = None,
+    ) -> list[Claim]:
         """Take those messages that are scheduled and due, or due within ``ahead``.
 
         Those past their expiry are not taken, nor those whose recipient has opted out. The attempt
-        is written with the claim, so that one which kills its process counts.
+        is written with the claim, so that one which kills its process counts. By ``mark``, one of
+        its own by default, the store knows this claim again.
         """
-        claiming = Claiming(message_ids, ahead=ahead, ttl=self._ttl, takes=self._takes)
+        claiming = Claiming(
+            self._tables, message_ids, ahead=ahead, ttl=self._ttl, takes=self._takes, mark=mark
+        )
         rows: Sequence[Any] | None = self._claim_at_once(claiming.values)
         if rows is None:
             rows = self._database.transact(claiming.step_by_step)
@@ -138,15 +133,17 @@ class Claims:
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
         """Let claims last for their whole length from now on; return which are still ours."""
+        tables = self._tables
+        messages = tables.messages
         rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
         tokens = {each.message.id: each.token for each in claims}
         query = select(messages.c.id, messages.c.claim_token).where(
             self._database.one_of(messages.c.id, list(tokens)),
-            has_status(Status.SENDING),
+            tables.has_status(Status.SENDING),
         )
 
         def work(connection: Connection) -> Sequence[Any]:
-            RENEWED.run(connection, rows)
+            self._changes.renewed.run(connection, rows)
             return connection.execute(query).all()
 
         held = self._database.transact(work)
@@ -157,15 +154,17 @@ class Claims:
 
         End those that are past their expiry, and those whose recipient has opted out.
         """
+        tables = self._tables
+        messages = tables.messages
         now = database_now()
         is_late = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
-        these = (messages.c.id.in_(message_ids), has_status(Status.SCHEDULED))
+        these = (messages.c.id.in_(message_ids), tables.has_status(Status.SCHEDULED))
         read = select(
             messages.c.id,
             messages.c.next_attempt_at,
             now.label("now"),
             is_late.label("is_late"),
-            IS_SUPPRESSED.label("is_suppressed"),
+            tables.is_suppressed.label("is_suppressed"),
         ).where(*these)
         rows = self._database.run(lambda connection: connection.execute(read).all())
         unwanted = [row.id for row in rows if row.is_suppressed]
@@ -177,24 +176,28 @@ class Claims:
                 if row.next_attempt_at > row.now and not row.is_suppressed
             },
             self._end(late, is_late, status=Status.EXPIRED.value),
-            self._end(unwanted, IS_SUPPRESSED, status=Status.CANCELLED.value, last_error=REASON),
+            self._end(
+                unwanted, tables.is_suppressed, status=Status.CANCELLED.value, last_error=REASON
+            ),
         )
 
     def _end(
         self, message_ids: Sequence[UUID], reason: ColumnElement[bool], **values: str
     ) -> dict[UUID, str]:
         """End those of scheduled messages to which ``reason`` applies; return their channels."""
+        tables = self._tables
+        messages = tables.messages
         if not message_ids:
             return {}
         these = (
             select(messages.c.id)
-            .where(messages.c.id.in_(message_ids), has_status(Status.SCHEDULED), reason)
+            .where(messages.c.id.in_(message_ids), tables.has_status(Status.SCHEDULED), reason)
             .order_by(messages.c.id)
             .with_for_update()
         )
         end = (
             update(messages)
-            .where(has_status(Status.SCHEDULED), reason)
+            .where(tables.has_status(Status.SCHEDULED), reason)
             .values(finished_at=database_now(), **values)
         )
         rows = change_chosen(self._database, these, end, messages.c.id, messages.c.channel)
@@ -205,11 +208,13 @@ class Claims:
 
         Their task came far too early, and was perhaps that of a time before a reschedule.
         """
+        tables = self._tables
+        messages = tables.messages
         statement = (
             update(messages)
             .where(
                 messages.c.id.in_(message_ids),
-                has_status(Status.SCHEDULED),
+                tables.has_status(Status.SCHEDULED),
                 messages.c.enqueue_at > messages.c.next_attempt_at,
             )
             .values(enqueue_at=messages.c.next_attempt_at)
@@ -238,17 +243,23 @@ class Claims:
             succeeded = [_key(each.claim) for each in results]
             last = self._last_claims(connection, succeeded, Status.SENDING)
             tokens = {each.claim.message.id: each.claim.token for each in results}
-            OVERTAKEN.run(connection, [row for row in last if row["token"] > tokens[row["id"]]])
-            SENT.run(connection, succeeded)
-            FAILED.run(connection, [_key(each.claim) | {"error": each.error} for each in ended])
-            UNTOLD.run(connection, [_key(each.claim) | {"error": each.error} for each in untold])
+            self._changes.overtaken.run(
+                connection, [row for row in last if row["token"] > tokens[row["id"]]]
+            )
+            self._changes.sent.run(connection, succeeded)
+            self._changes.failed.run(
+                connection, [_key(each.claim) | {"error": each.error} for each in ended]
+            )
+            self._changes.untold.run(
+                connection, [_key(each.claim) | {"error": each.error} for each in untold]
+            )
             rows = [
                 _key(each.claim) | _waits(each.wait, enqueue_in) | {"error": each.error}
                 for each in again
             ]
-            AGAIN.run(connection, rows)
+            self._changes.again.run(connection, rows)
             expired = self._without_time(connection, again)
-            EXPIRED.run(connection, [_key(each.claim) for each in again])
+            self._changes.expired.run(connection, [_key(each.claim) for each in again])
             outcomes = [
                 _key(each.claim)
                 | {"outcome": Outcome.SENT.value, "error": None, "receipt": each.receipt}
@@ -258,7 +269,7 @@ class Claims:
                 | {"outcome": each.outcome.value, "error": each.error, "receipt": None}
                 for each in failures
             ]
-            OUTCOME.run(connection, outcomes)
+            self._changes.outcome.run(connection, outcomes)
             return expired
 
         return self._database.transact(work)
@@ -276,25 +287,27 @@ class Claims:
             return
 
         def work(connection: Connection) -> None:
-            SNOOZED.run(connection, rows)
-            UNDONE_ATTEMPT.run(connection, [_key(claim) for claim, _ in given])
+            self._changes.snoozed.run(connection, rows)
+            self._changes.undone_attempt.run(connection, [_key(claim) for claim, _ in given])
             last = self._last_claims(connection, rows, Status.SENT)
             ours = {row["id"]: row["token"] for row in rows}
             overtaken = [row for row in last if row["token"] == ours[row["id"]]]
-            UNCOUNTED.run(connection, overtaken)
-            UNDONE_OVERTAKEN.run(connection, overtaken)
+            self._changes.uncounted.run(connection, overtaken)
+            self._changes.undone_overtaken.run(connection, overtaken)
 
         self._database.transact(work)
 
     def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
         """Return those of which ``EXPIRED`` will end."""
+        tables = self._tables
+        messages = tables.messages
         claims = [each.claim for each in again if each.claim.expires_in is not None]
         if not claims:
             return set()
         tokens = {each.message.id: each.token for each in claims}
         query = select(messages.c.id, messages.c.claim_token).where(
             self._database.one_of(messages.c.id, list(tokens)),
-            has_status(Status.SCHEDULED),
+            tables.has_status(Status.SCHEDULED),
             messages.c.expires_at <= messages.c.next_attempt_at,
         )
         rows = connection.execute(query)
@@ -304,13 +317,15 @@ class Claims:
         self, connection: Connection, rows: Sequence[Row], status: Status
     ) -> list[Row]:
         """Lock those of the messages that have this status; return their last claims."""
+        tables = self._tables
+        messages = tables.messages
         if not rows:
             return []
         query = (
             select(messages.c.id, messages.c.claim_token)
             .where(
                 self._database.one_of(messages.c.id, [row["id"] for row in rows]),
-                has_status(status),
+                tables.has_status(status),
             )
             .order_by(messages.c.id)
             .with_for_update()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import (
     ARRAY,
@@ -32,10 +33,12 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.clock import SystemClock
-from dispatcher.errors import InvalidSettings, StoreUnavailable
+from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
 from dispatcher.message import dump_json, load_json
+from dispatcher.settings import TABLE_PREFIX, Settings
 from dispatcher.store import numbers
 from dispatcher.store.columns import MYSQL
+from dispatcher.store.schema import tables_named
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -54,9 +57,11 @@ _EXTRAS = {
     "mariadb": "dispatcher[mysql]",
 }
 _TRIES = 3
+# An error of a PostgreSQL connection has no SQLSTATE, only what the server wrote.
+_NO_DATABASE = re.compile(r'FATAL:\s+database ".*" does not exist')
 # A table or a column: PostgreSQL, then MariaDB and MySQL.
 _NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
-_NO_SUCH_IN_SQLITE = ("no such table", "no such column", "table messages has no column")
+_NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
 
 
 class Unanswered(Exception):
@@ -78,8 +83,11 @@ class Database:
     database or the driver cannot do.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, *, table_prefix: str = TABLE_PREFIX, table_schema: str | None = None
+    ) -> None:
         self.url = _with_driver(url)
+        self.tables = tables_named(table_prefix, table_schema)
         sqlite = self.url.get_backend_name() == "sqlite"
         self._begin = "BEGIN IMMEDIATE" if sqlite else "BEGIN"
         try:
@@ -108,6 +116,15 @@ class Database:
             event.listen(self.engine, "do_connect", _connect_mariadb)
         else:
             event.listen(self.engine, "do_connect", _connect_postgres)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the database of these settings, with its tables under their names."""
+        return cls(
+            settings.database_url,
+            table_prefix=settings.table_prefix,
+            table_schema=settings.table_schema or None,
+        )
 
     def close(self) -> None:
         """Close the pooled connections."""
@@ -154,7 +171,7 @@ class Database:
                     return work(connection)
             except (StatementError, PoolTimeout) as error:
                 if not tries_left or not worth_another_try(error):
-                    raise unavailable(error) from cause(error)
+                    raise unavailable(error, self.url) from cause(error)
             except (UnicodeError, OverflowError) as error:
                 reason = f"the driver refused a value ({type(error).__name__})"
                 raise StoreUnavailable(reason, refused=True) from None
@@ -175,8 +192,8 @@ class Database:
         return self.run(in_transaction)
 
 
-def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
-    """Say what went wrong without addresses, statements or values."""
+def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavailable:
+    """Say what went wrong without statements, values or secrets; of ``url`` the place is named."""
     if isinstance(error, PoolTimeout):
         return StoreUnavailable("no connection became free in time")
     if not isinstance(error, DBAPIError):
@@ -189,19 +206,36 @@ def unavailable(error: SQLAlchemyError) -> StoreUnavailable:
         or getattr(error.orig, "sqlstate", None)
         or getattr(error.orig, "sqlite_errorname", None)
     )
+    if number == numbers.NO_DATABASE or (code is None and _NO_DATABASE.search(str(error.orig))):
+        name = quoted(url.database) if url and _at(url) else "of that name"
+        remedy = "create it, or correct database_url"
+        return StoreUnavailable(f"the server has no database {name}", remedy=remedy)
     if (code is None and name == "OperationalError") or number in numbers.NOT_REACHED:
-        return StoreUnavailable("the database cannot be reached")
+        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
     refused = isinstance(error, IntegrityError | DataError) or number in numbers.CHECKS
-    return StoreUnavailable(_answer(error, code or name), refused=refused)
+    reason, remedy = _answer(error, code or name)
+    return StoreUnavailable(reason, refused=refused, remedy=remedy)
 
 
-def _answer(error: DBAPIError, code: object) -> str:
-    if code in _NO_SUCH_TABLE or str(error.orig).startswith(_NO_SUCH_IN_SQLITE):
-        return f"its schema is behind ({code}); run `dispatcher migrate`"
+def _answer(error: DBAPIError, code: object) -> tuple[str, str]:
+    """Return what the database said, and what helps."""
+    if code in _NO_SUCH_TABLE or _NO_SUCH_IN_SQLITE.match(str(error.orig)):
+        return f"its schema is behind ({code})", "run `dispatcher migrate`"
     if code == "SQLITE_CANTOPEN":
         made = "`dispatcher up` or `dispatcher migrate` makes it, in a folder that can be written"
-        return f"the file cannot be opened ({code}); {made}"
-    return f"the database answered {code}"
+        return f"the file cannot be opened ({code})", made
+    return f"the database answered {code}", ""
+
+
+def _at(url: URL | None) -> str:
+    """Return " at HOST:PORT", or at a socket, without user, password and options."""
+    if url is None or "@" in f"{url.host}{url.database}":  # of a password, unless it is written %40
+        return ""
+    host = url.host or url.query.get("host") or url.query.get("unix_socket")
+    if not isinstance(host, str):  # none is named, or several
+        return ""
+    port = url.port or {"postgresql": 5432, "mysql": 3306}.get(url.get_backend_name())
+    return f" at {host}" if host.startswith("/") else f" at {host}:{port}"
 
 
 def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
@@ -225,12 +259,12 @@ def worth_another_try(error: SQLAlchemyError) -> bool:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated(url: URL | None = None) -> Iterator[None]:
     """Raise StoreUnavailable for whatever SQLAlchemy raises inside."""
     try:
         yield
     except SQLAlchemyError as error:
-        raise unavailable(error) from cause(error)
+        raise unavailable(error, url) from cause(error)
 
 
 def _undo(connection: Connection) -> None:
@@ -251,8 +285,8 @@ def _with_driver(text: str) -> URL:
     if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
         raise InvalidSettings("database_url", "SQLite without a file", accepted)
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
-    is_known = url.get_backend_name() in {"sqlite", "postgresql"}
-    if not is_known and url.drivername != "mysql+pymysql":
+    ours = {"postgresql+psycopg", "mysql+pymysql"}
+    if url.get_backend_name() != "sqlite" and url.drivername not in ours:
         raise InvalidSettings("database_url", f"a database {url.drivername}", accepted)
     return url
 

@@ -15,7 +15,6 @@ from dispatcher.scope import NOBODY
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later, minute_of
 from dispatcher.store.listing import is_plainly, overdue_since
-from dispatcher.store.schema import IS_MESSAGE, messages
 
 MOST_COUNTED = 1_000_000
 """Most messages that one number is counted from: looking must not take longer and longer."""
@@ -73,18 +72,21 @@ class Figures:
 
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
         self._database = database
+        self._tables = database.tables
         self._late = late.total_seconds()
         self._put_off = put_off.total_seconds()
 
     def counts(self, *, since: timedelta) -> Counts:
         """Count messages by channel and status."""
+        tables = self._tables
+        messages = tables.messages
         found: dict[str, Counter[Status]] = {}
         complete = True
         ended = messages.c.finished_at > later(database_now(), -since.total_seconds())
-        for where in (*map(is_plainly, _LIVE), ended):
+        for where in (*(is_plainly(tables, each) for each in _LIVE), ended):
             some = (
                 select(messages.c.channel, messages.c.status)
-                .where(where, IS_MESSAGE)
+                .where(where, tables.is_message)
                 .limit(MOST_COUNTED + 1)
                 .subquery()
             )
@@ -101,7 +103,11 @@ class Figures:
 
     def overdue(self) -> OverdueFigure:
         """Tell what should have been claimed a while ago."""
-        where = (is_plainly(Status.SCHEDULED), *overdue_since(self._late, self._put_off))
+        messages = self._tables.messages
+        where = (
+            is_plainly(self._tables, Status.SCHEDULED),
+            *overdue_since(self._tables, self._late, self._put_off),
+        )
         counted = select(func.count(), func.min(messages.c.next_attempt_at), database_now())
         [(many, first, now)] = self._read(counted.where(*where))
         if not many:
@@ -112,6 +118,7 @@ class Figures:
 
     def load(self) -> Load:
         """Count what is due in each minute of the next hour."""
+        messages = self._tables.messages
         [(start,)] = self._read(select(minute_of(database_now())))
         due = self._due(start, start + timedelta(minutes=_MINUTES), messages.c.next_attempt_at)
         minute = minute_of(due.c.next_attempt_at)
@@ -124,6 +131,7 @@ class Figures:
 
     def busiest(self, of: Of, *, within: timedelta, at_most: int) -> tuple[list[Busy], bool]:
         """Return those with most messages due ``within`` from now; whether all were counted."""
+        messages = self._tables.messages
         [(now,)] = self._read(select(database_now()))
         column = messages.c[of]
         due = self._due(None, now + within, column, messages.c.next_attempt_at)
@@ -142,8 +150,9 @@ class Figures:
 
     def _due(self, start: datetime | None, end: datetime, *columns: Any) -> Any:
         """Return the messages that are due from ``start`` until before ``end``, soonest first."""
+        messages = self._tables.messages
         query = select(*columns).where(
-            is_plainly(Status.SCHEDULED),
+            is_plainly(self._tables, Status.SCHEDULED),
             messages.c.next_attempt_at < end,
             messages.c.enqueue_at < end + timedelta(seconds=self._put_off),
         )

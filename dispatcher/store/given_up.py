@@ -16,18 +16,17 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Insert, select
+from sqlalchemy import Column, Connection, Insert, select
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import HOLDS_NO_PLACE, VOID, messages
+from dispatcher.store.schema import VOID, Tables
 
 log = logging.getLogger(__name__)
 
-KEPT = (messages.c.id, messages.c.send_at, messages.c.move_token)
 _MOST_FAILURES = 5
 """After which the others wait for the next sweep."""
 
@@ -66,18 +65,26 @@ class Settled(NamedTuple):
     under_way: set[UUID]
 
 
+def kept_columns(tables: Tables) -> tuple[Column[Any], ...]:
+    """Return the columns of an id and of what is :class:`Kept`."""
+    row = tables.messages.c
+    return row.id, row.send_at, row.move_token
+
+
 def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     """Let none of these be stored from now on, and say how they stand. Raises StoreUnavailable."""
+    tables = database.tables
+    messages = tables.messages
     ordered = sorted(message_ids)  # as others take them, so that no two wait for each other
     try:
-        database.transact(lambda connection: _take(connection, ordered))
+        database.transact(lambda connection: _take(database.tables, connection, ordered))
     except StoreUnavailable as error:
         log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
         if database.url.get_backend_name() != "sqlite":  # there one writer keeps out all others
             _take_singly(database, ordered)
-    query = select(*KEPT, messages.c.status, HOLDS_NO_PLACE.label("ended")).where(
-        database.one_of(messages.c.id, ordered)
-    )
+    query = select(
+        *kept_columns(tables), messages.c.status, tables.holds_no_place.label("ended")
+    ).where(database.one_of(messages.c.id, ordered))
     rows = database.run(lambda connection: connection.execute(query).all())
     void = {row.id for row in rows if row.status == VOID}
     holding = {
@@ -96,7 +103,7 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
     failures = 0
     for message_id in random.sample(message_ids, len(message_ids)):
         try:
-            database.transact(partial(_take, message_ids=[message_id]))
+            database.transact(partial(_take, database.tables, message_ids=[message_id]))
         except StoreUnavailable as error:
             log.warning("message %s: it is perhaps being stored: %s", message_id, error)
             failures += 1
@@ -104,8 +111,9 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
                 return
 
 
-def _take(connection: Connection, message_ids: Sequence[UUID]) -> None:
-    insert = insert_once(connection.dialect.name).values(_NOTHING)
+def _take(tables: Tables, connection: Connection, message_ids: Sequence[UUID]) -> None:
+    messages = tables.messages
+    insert = insert_once(tables, connection.dialect.name).values(_NOTHING)
     with _impatience(connection):
         if _is_mysql(connection):  # the shortest wait that it knows is a second, for each
             seen = select(messages.c.id).where(messages.c.id.in_(message_ids))

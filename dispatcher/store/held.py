@@ -10,11 +10,9 @@ from dispatcher.errors import MessageNotFound
 from dispatcher.message import Message, Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
-from dispatcher.store.messages import MESSAGE_COLUMNS, to_message
-from dispatcher.store.schema import IS_MESSAGE, TOLD_ANEW, messages
+from dispatcher.store.messages import to_message
 
-_DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
-_HELD = messages.c.status == Status.HELD.value
+DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
 
 
 class HeldMessages:
@@ -22,20 +20,24 @@ class HeldMessages:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
+        self._is_held = self._tables.messages.c.status == Status.HELD.value
 
     def find(self, *, at_most: int) -> list[Message]:
         """Return what is held, oldest first."""
+        tables = self._tables
+        messages = tables.messages
         # Nothing held has a claim, so MariaDB and MySQL read the ids, in order, in the index of
         # claims; asked for whole rows, they would rather read all messages from the oldest on.
         first = (
             select(messages.c.id)
-            .where(_HELD, messages.c.claim_expires_at.is_(None))
+            .where(self._is_held, messages.c.claim_expires_at.is_(None))
             .order_by(messages.c.id)
             .limit(at_most)
             .subquery()
         )
         query = (
-            select(*MESSAGE_COLUMNS)
+            select(*tables.message_columns)
             .join(first, first.c.id == messages.c.id)
             .order_by(messages.c.id)
         )
@@ -47,12 +49,14 @@ class HeldMessages:
 
         Return it as it now stands. Raises MessageNotFound.
         """
+        tables = self._tables
+        messages = tables.messages
         now = database_now()
         too_late = messages.c.expires_at <= now
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, _HELD)
+            .where(messages.c.id == message_id, self._is_held)
             .values(
                 status=case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
                 finished_at=case((too_late, now), else_=None),
@@ -61,22 +65,27 @@ class HeldMessages:
                 max_attempts=case(
                     (used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts
                 ),
-                told=TOLD_ANEW,
+                told=tables.told_anew,
             )
         )
         return self._changed(message_id, statement)
 
     def drop(self, message_id: UUID) -> Message:
         """Give a held message up; return it as it now stands. Raises MessageNotFound."""
+        messages = self._tables.messages
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, _HELD)
-            .values(status=Status.FAILED.value, finished_at=database_now(), last_error=_DROPPED)
+            .where(messages.c.id == message_id, self._is_held)
+            .values(status=Status.FAILED.value, finished_at=database_now(), last_error=DROPPED)
         )
         return self._changed(message_id, statement)
 
     def _changed(self, message_id: UUID, statement: Update) -> Message:
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
+        tables = self._tables
+        messages = tables.messages
+        query = select(*tables.message_columns).where(
+            messages.c.id == message_id, tables.is_message
+        )
 
         def work(connection: Connection) -> Row[tuple[object, ...]] | None:
             connection.execute(statement)

@@ -33,9 +33,9 @@ from dispatcher.store.callers import (
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.identity import Identity
-from dispatcher.store.messages import MESSAGE_COLUMNS, to_message, to_row
+from dispatcher.store.messages import to_message, to_row
 from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import IS_MESSAGE, messages
+from dispatcher.store.schema import AS_NAMED, Tables
 from dispatcher.store.suppressions import is_suppressed
 
 log = logging.getLogger(__name__)
@@ -84,19 +84,22 @@ class JoinedTransaction(Generic[T]):
     does not allow that, the caller's next statement says so. Raises StoreUnavailable.
     """
 
-    def __init__(self, connection: Connection, watch: Watch[T]) -> None:
+    def __init__(self, tables: Tables, connection: Connection, watch: Watch[T]) -> None:
         self.watch = watch
+        self._tables = tables
         self._connection = connection
         # SQLite undoes a statement that fails by itself. Its driver begins a transaction only with
         # the first write, so that a savepoint before would be one that commits when it is released.
         self._needs_savepoints = connection.dialect.name != "sqlite"
         self._is_mysql = connection.dialect.name in MYSQL
-        self._insert = insert_once(connection.dialect.name)
+        self._insert = insert_once(tables, connection.dialect.name)
         self._was_asked = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as seen from inside, and its fingerprint."""
-        query = select(*MESSAGE_COLUMNS, messages.c.fingerprint).where(
+        tables = self._tables
+        messages = tables.messages
+        query = select(*tables.message_columns, messages.c.fingerprint).where(
             messages.c.idempotency_key == idempotency_key
         )
         if self._is_mysql and self._was_asked:
@@ -104,7 +107,7 @@ class JoinedTransaction(Generic[T]):
             query = query.with_for_update(read=True)
         self._was_asked = True
         with self._undone_alone():
-            row = self._connection.execute(query).one_or_none()
+            row = self._connection.execute(query, execution_options=AS_NAMED).one_or_none()
         return (to_message(row), row.fingerprint) if row is not None else None
 
     def add(
@@ -122,21 +125,31 @@ class JoinedTransaction(Generic[T]):
         """
         row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
         with self._undone_alone():
-            if is_suppressed(self._connection, message.recipient, message.channel):
-                raise Suppressed(message.channel)
+            self._check_wanted(message.recipient, message.channel)
             return unless_there(lambda: self._is_inserted(row))
+
+    def check_wanted(self, recipient: str, channel: str) -> None:
+        """Raise Suppressed where a recipient gets nothing on a channel, as seen from inside."""
+        with self._undone_alone():
+            self._check_wanted(recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of the messages that are stored, as seen from inside."""
         with self._undone_alone():
-            return _present(self._connection, message_ids)
+            return _present(self._tables, self._connection, message_ids)
+
+    def _check_wanted(self, recipient: str, channel: str) -> None:
+        if is_suppressed(self._tables, self._connection, recipient, channel):
+            raise Suppressed(channel)
 
     def _is_inserted(self, row: dict[str, Any]) -> bool:
+        messages = self._tables.messages
         if self._is_mysql:
-            self._connection.execute(self._insert, row)
+            self._connection.execute(self._insert, row, execution_options=AS_NAMED)
             return True
         returning = self._insert.returning(messages.c.id)
-        return self._connection.execute(returning, row).one_or_none() is not None
+        found = self._connection.execute(returning, row, execution_options=AS_NAMED)
+        return found.one_or_none() is not None
 
     @contextmanager
     def _undone_alone(self) -> Iterator[None]:
@@ -163,6 +176,7 @@ class JoinedMessages:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
         self._identity = Identity(database)
 
     def join(
@@ -191,7 +205,7 @@ class JoinedMessages:
                 )
             if self._identity.differs(connection):
                 raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
-            return JoinedTransaction(connection, _watch(connection, on_end))
+            return JoinedTransaction(self._tables, connection, _watch(connection, on_end))
         except InvalidRequestError as error:
             raise unusable(error) from None
         except SQLAlchemyError as error:
@@ -199,14 +213,18 @@ class JoinedMessages:
 
     def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Return those of the messages that are committed. Raises StoreUnavailable."""
-        return self._database.run(lambda connection: _present(connection, message_ids))
+        return self._database.run(
+            lambda connection: _present(self._tables, connection, message_ids)
+        )
 
 
-def _present(connection: Connection, message_ids: Sequence[UUID]) -> set[UUID]:
+def _present(tables: Tables, connection: Connection, message_ids: Sequence[UUID]) -> set[UUID]:
+    messages = tables.messages
     found: set[UUID] = set()
     for start in range(0, len(message_ids), _IDS_AT_ONCE):
         some = messages.c.id.in_(message_ids[start : start + _IDS_AT_ONCE])
-        found.update(connection.scalars(select(messages.c.id).where(some, IS_MESSAGE)))
+        query = select(messages.c.id).where(some, tables.is_message)
+        found.update(connection.scalars(query, execution_options=AS_NAMED))
     return found
 
 

@@ -7,16 +7,17 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, select
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
+from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.sendtime import from_ms
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import MESSAGE_COLUMNS, to_attempt, to_message
-from dispatcher.store.schema import IS_MESSAGE, attempts, messages
+from dispatcher.store.messages import to_attempt, to_message
+from dispatcher.store.schema import Tables
 
 _EXAMINED = 5_000
 """How many messages one statement looks at, where no index leads to those that match."""
@@ -51,6 +52,7 @@ class Listing:
 
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
         self._database = database
+        self._tables = database.tables
         self._late = late.total_seconds()
         self._put_off = put_off.total_seconds()
 
@@ -67,6 +69,8 @@ class Listing:
 
         Only ids behind ``after`` in that order, and smaller than ``before``.
         """
+        tables = self._tables
+        messages = tables.messages
         where = self._conditions(wanted)
         if before is not None:
             where.append(messages.c.id < before)
@@ -83,18 +87,18 @@ class Listing:
                     place, before, wanted.made_after, oldest_first=oldest_first, many=_EXAMINED
                 )
                 is_last = end is None
-            stretch = _between(place, end, oldest_first=oldest_first)
+            stretch = _between(place, end, by=messages.c.id, oldest_first=oldest_first)
             first = (
                 select(messages.c.id)
                 .where(*where, *stretch)
-                .order_by(_order(by=by, oldest_first=oldest_first))
+                .order_by(_order(by, oldest_first=oldest_first))
                 .limit(size)
                 .subquery()
             )
             query = (
-                select(*MESSAGE_COLUMNS)
+                select(*tables.message_columns)
                 .join(first, first.c.id == messages.c.id)
-                .order_by(_order(oldest_first=oldest_first))
+                .order_by(_order(messages.c.id, oldest_first=oldest_first))
             )
             found = [to_message(row) for row in self._read(query)]
             yield found
@@ -116,6 +120,7 @@ class Listing:
 
     def count(self, wanted: Selection) -> int:
         """Return how many messages are selected; what changes meanwhile may be missed."""
+        messages = self._tables.messages
         where = self._conditions(wanted)
         counted = select(func.count()).select_from(messages)
         if _is_found_by_index(wanted):
@@ -123,7 +128,7 @@ class Listing:
         total, place = 0, wanted.made_after
         while True:
             end = self._edge(place, None, None, oldest_first=True, many=_COUNTED)
-            stretch = _between(place, end, oldest_first=True)
+            stretch = _between(place, end, by=messages.c.id, oldest_first=True)
             total += int(self._read(counted.where(*where, *stretch))[0][0])
             if end is None:
                 return total
@@ -131,13 +136,16 @@ class Listing:
 
     def traced(self, message_id: UUID) -> Traced:
         """Return a message, its tries, and who has it. Raises MessageNotFound."""
+        tables = self._tables
+        messages = tables.messages
+        attempts = tables.attempts
         query = select(
-            *MESSAGE_COLUMNS,
+            *tables.message_columns,
             messages.c.enqueue_at,
             messages.c.claim_expires_at,
             messages.c.status_url,
             messages.c.told,
-        ).where(messages.c.id == message_id, IS_MESSAGE)
+        ).where(messages.c.id == message_id, tables.is_message)
         tried = (
             select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
         )
@@ -164,10 +172,11 @@ class Listing:
         many: int,
     ) -> UUID | None:
         """Return the id so many messages further on; None where there are not so many."""
+        messages = self._tables.messages
         query = (
             select(messages.c.id)
-            .where(*_between(place, None, oldest_first=oldest_first))
-            .order_by(_order(oldest_first=oldest_first))
+            .where(*_between(place, None, by=messages.c.id, oldest_first=oldest_first))
+            .order_by(_order(messages.c.id, oldest_first=oldest_first))
             .offset(many - 1)
             .limit(1)
         )
@@ -179,14 +188,21 @@ class Listing:
         return rows[0].id if rows else None
 
     def _conditions(self, wanted: Selection) -> list[ColumnElement[bool]]:
+        tables = self._tables
+        messages = tables.messages
         named = {
             messages.c.channel: wanted.channel,
             messages.c.recipient: wanted.recipient,
             messages.c.scope: wanted.scope,
             messages.c.idempotency_key: wanted.idempotency_key,
         }
-        where: list[ColumnElement[bool]] = [IS_MESSAGE]
+        where: list[ColumnElement[bool]] = [tables.is_message]
         where += [column == value for column, value in named.items() if value is not None]
+        where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
+        if wanted.key_prefix is not None:
+            # Not LIKE, which on SQLite takes capitals for small letters.
+            key = func.substr(messages.c.idempotency_key, 1, len(wanted.key_prefix))
+            where.append(key == wanted.key_prefix)
         if wanted.made_after is not None:
             where.append(messages.c.id > wanted.made_after)
         if wanted.from_at is not None:
@@ -195,7 +211,7 @@ class Listing:
             where.append(messages.c.send_at < wanted.until_at)
         status = Status.SCHEDULED if wanted.overdue else wanted.status
         if status is not None:
-            where.append(is_plainly(status))
+            where.append(is_plainly(tables, status))
         # Said twice, so that the index of claims is found: what is being sent has one, and what is
         # held has none, by which MariaDB and MySQL find it.
         if wanted.status is Status.SENDING:
@@ -203,27 +219,29 @@ class Listing:
         if wanted.status is Status.HELD:
             where.append(messages.c.claim_expires_at.is_(None))
         if wanted.overdue:
-            where += overdue_since(self._late, self._put_off)
+            where += overdue_since(tables, self._late, self._put_off)
         return where
 
     def _read(self, query: Select[Any]) -> Any:
         return self._database.run(lambda connection: connection.execute(query).all())
 
 
-def is_plainly(status: Status) -> ColumnElement[bool]:
+def is_plainly(tables: Tables, status: Status) -> ColumnElement[bool]:
     """Return the condition that a row has this status, written out, so that its index is found.
 
     SQLite takes a partial index only where it sees the value.
     """
+    messages = tables.messages
     return messages.c.status == bindparam(None, status.value, literal_execute=True)
 
 
-def overdue_since(late: float, put_off: float) -> list[ColumnElement[bool]]:
+def overdue_since(tables: Tables, late: float, put_off: float) -> list[ColumnElement[bool]]:
     """Return the conditions that what is scheduled was due ``late`` seconds ago.
 
     The sweep looks at nothing that is due later than ``put_off`` seconds from now: that is for
     the index.
     """
+    messages = tables.messages
     now = database_now()
     return [
         messages.c.next_attempt_at <= later(now, -late),
@@ -236,17 +254,28 @@ def _is_found_by_index(wanted: Selection) -> bool:
     return named or wanted.overdue or wanted.status in _FEW
 
 
-def _order(*, oldest_first: bool, by: ColumnElement[UUID] = messages.c.id) -> ColumnElement[Any]:
+def _counts_against(messages: Table, kind: str, name: str) -> ColumnElement[bool]:
+    """Return the condition that a message counts against the scope of that kind and name."""
+    _, _, channel = kind.partition(".")
+    if of_scope_on(channel) == kind:
+        return and_(messages.c.channel == channel, messages.c.scope == name)
+    if of_channel(channel) == kind:
+        return and_(messages.c.channel == channel, messages.c.channel == name)
+    named: ColumnElement[bool] = messages.c.scopes[kind].as_string() == name
+    return named
+
+
+def _order(by: ColumnElement[UUID], *, oldest_first: bool) -> ColumnElement[Any]:
     return by.asc() if oldest_first else by.desc()
 
 
 def _between(
-    place: UUID | None, end: UUID | None, *, oldest_first: bool
+    place: UUID | None, end: UUID | None, *, by: ColumnElement[UUID], oldest_first: bool
 ) -> list[ColumnElement[bool]]:
     """Return the conditions that an id lies behind ``place``, and not behind ``end``."""
     found = []
     if place is not None:
-        found.append(messages.c.id > place if oldest_first else messages.c.id < place)
+        found.append(by > place if oldest_first else by < place)
     if end is not None:
-        found.append(messages.c.id <= end if oldest_first else messages.c.id >= end)
+        found.append(by <= end if oldest_first else by >= end)
     return found

@@ -18,6 +18,8 @@ from dispatcher.store import numbers
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
 
+    from dispatcher.store.schema import Tables
+
 _STATEMENT_SECONDS = 10
 _LOCK_SECONDS = 3  # a wait for a lock is begun three times
 _ANSWER_SECONDS = _STATEMENT_SECONDS + 1.0
@@ -144,14 +146,14 @@ def taking_turns(connection: Connection) -> Iterator[None]:
         connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
 
 
-def finish_what_was_begun(impl: DefaultImpl) -> None:
+def finish_what_was_begun(impl: DefaultImpl, tables: Tables) -> None:
     """Let a migration go on past what is done already, if a migration was here before.
 
     These databases commit each statement of a migration, so one that was interrupted has left its
     first statements. Without the table of versions nothing here is ours.
     """
     connection = impl.connection
-    if connection is None or not inspect(connection).has_table("alembic_version"):
+    if connection is None or not inspect(connection).has_table(tables.version):
         return
     execute = impl._exec
 

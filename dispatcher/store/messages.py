@@ -7,12 +7,25 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Insert, Row, Update, delete, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Insert,
+    Row,
+    Select,
+    Update,
+    case,
+    delete,
+    select,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable, Suppressed
 from dispatcher.message import Attempt, Body, Message, Outcome, Status, dump_json
+from dispatcher.store.changes import Change
 from dispatcher.store.database import (
     Database,
     Unanswered,
@@ -24,11 +37,9 @@ from dispatcher.store.database import (
 from dispatcher.store.given_up import GivenUp
 from dispatcher.store.instants import database_now, to_length_ms
 from dispatcher.store.once import insert_if_wanted, unless_there
-from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, has_status, messages
+from dispatcher.store.schema import VOID, Tables
 from dispatcher.store.suppressions import is_suppressed
 
-MESSAGE_COLUMNS = tuple(messages.c[name] for name in Message.__dataclass_fields__)
-MOVABLE_COLUMNS = (*MESSAGE_COLUMNS, messages.c.move_token, database_now().label("read_at"))
 _WRITTEN = (
     "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
     "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
@@ -51,13 +62,31 @@ class Movable(NamedTuple):
     read_at: datetime
 
 
+class NewTime(NamedTuple):
+    """What a move writes into the row of a message that was ``found`` so.
+
+    ``zone`` is what ``send_at`` was judged by; the next try is at ``next_attempt_at``.
+    """
+
+    found: Movable
+    send_at: datetime
+    next_attempt_at: datetime
+    enqueue_at: datetime
+    zone: str | None
+    expires_at: datetime | None
+    expire_after: timedelta | None
+    asked_at: datetime | None
+
+
 class Messages:
     """Messages by id and by idempotency key."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
+        self._moved = moved(database.tables)
         self._is_postgres = database.url.get_backend_name() == "postgresql"
-        insert = insert_if_wanted(database.engine.dialect.name, _WRITTEN)
+        insert = insert_if_wanted(database.tables, database.engine.dialect.name, _WRITTEN)
         self._insert = insert.execution_options(preserve_rowcount=True)
         self._written = _written(insert, database.engine) if self._is_postgres else b""
 
@@ -112,7 +141,11 @@ class Messages:
 
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
-        query = select(*MESSAGE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
+        tables = self._tables
+        messages = tables.messages
+        query = select(*tables.message_columns).where(
+            messages.c.id == message_id, tables.is_message
+        )
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise MessageNotFound(message_id)
@@ -120,7 +153,9 @@ class Messages:
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, and its fingerprint."""
-        query = select(*MESSAGE_COLUMNS, messages.c.fingerprint).where(
+        tables = self._tables
+        messages = tables.messages
+        query = select(*tables.message_columns, messages.c.fingerprint).where(
             messages.c.idempotency_key == idempotency_key
         )
         row = self._database.run(lambda connection: connection.execute(query).one_or_none())
@@ -128,6 +163,7 @@ class Messages:
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the tries of a message, first one first."""
+        attempts = self._tables.attempts
         query = (
             select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
         )
@@ -136,97 +172,106 @@ class Messages:
 
     def movable(self, message_id: UUID) -> Movable:
         """Return a message with what its move is to be guarded by. Raises MessageNotFound."""
-        return self._changed(message_id, None)
+        found = self.movables([message_id]).get(message_id)
+        if found is None:
+            raise MessageNotFound(message_id)
+        return found
+
+    def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
+        """Return those of these messages that are stored, as :meth:`movable` does."""
+        query = self._movables(message_ids)
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return {row.id: to_movable(row) for row in rows}
+
+    def cancelled(self, message_ids: Sequence[UUID]) -> list[Message]:
+        """Return those of these messages that are cancelled."""
+        tables = self._tables
+        these = self._database.one_of(tables.messages.c.id, message_ids)
+        query = select(*tables.message_columns).where(these, tables.has_status(Status.CANCELLED))
+        rows = self._database.run(lambda connection: connection.execute(query).all())
+        return [to_message(row) for row in rows]
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a message if it is still scheduled; return it as it now stands.
 
         Raises MessageNotFound. The caller reads from the status whether it is cancelled.
         """
+        tables = self._tables
+        messages = tables.messages
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
+            .where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))
             .values(status=Status.CANCELLED.value, finished_at=database_now())
         )
-        return self._changed(message_id, statement).message
+        return self._changed(message_id, statement)
 
-    def move(
-        self,
-        found: Movable,
-        *,
-        within: timedelta,
-        send_at: datetime,
-        next_attempt_at: datetime | None = None,
-        zone: str | None,
-        expires_at: datetime | None,
-        expire_after: timedelta | None,
-        asked_at: datetime | None,
-        enqueue_at: datetime,
-    ) -> Movable:
-        """Give a message another time if nobody has moved it since it was found, or barred that.
+    def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
+        """Give messages other times, each if nobody moved it since it was found, or barred that.
 
-        And no later than ``within`` after that: its place is held for no longer. ``zone`` is what
-        the new time was judged by. The next try is at that time unless ``next_attempt_at`` says
-        otherwise. Return the message as it now stands. Raises MessageNotFound.
+        And no later than ``within`` after that: its place is held for no longer. Return those that
+        are stored as they now stand. All are changed in one transaction.
         """
-        due_at = next_attempt_at or send_at
-        # The sweep looks at it before it is due, unless whoever moves it gives it to Celery.
-        enqueued = {"enqueued_at": database_now()} if enqueue_at > due_at else {}
-        statement = (
-            update(messages)
-            .where(
-                messages.c.id == found.message.id,
-                has_status(Status.SCHEDULED),
-                messages.c.move_token == found.token,
-                database_now() <= found.read_at + within,
-            )
-            .values(
-                send_at=send_at,
-                next_attempt_at=due_at,
-                enqueue_at=enqueue_at,
-                zone=zone,
-                expires_at=expires_at,
-                expire_after=expire_after,
-                asked_at=asked_at,
-                move_token=messages.c.move_token + 1,
-                **enqueued,
-            )
-        )
-        return self._changed(found.message.id, statement)
+        rows: list[dict[str, Any]] = [
+            {
+                "id": each.found.message.id,
+                "token": each.found.token,
+                "until": each.found.read_at + within,
+                **{name: getattr(each, name) for name in NewTime._fields[1:]},
+            }
+            for each in sorted(moves, key=lambda each: each.found.message.id)
+        ]
+        query = self._movables([row["id"] for row in rows])
+
+        def work(connection: Connection) -> Sequence[Row[Any]]:
+            self._moved.run(connection, rows)
+            return connection.execute(query).all()
+
+        run = self._database.transact if len(rows) > 1 else self._database.run
+        return {row.id: to_movable(row) for row in run(work)}
+
+    def _movables(self, message_ids: Sequence[UUID]) -> Select[Any]:
+        tables = self._tables
+        these = self._database.one_of(tables.messages.c.id, message_ids)
+        return select(*movable_columns(tables)).where(these, tables.is_message)
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
         """Give a message another body if it is still scheduled; return it as it now stands.
 
         Raises MessageNotFound.
         """
+        tables = self._tables
+        messages = tables.messages
         statement = (
             update(messages)
-            .where(messages.c.id == message_id, has_status(Status.SCHEDULED))
+            .where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))
             .values(body=body)
         )
-        return self._changed(message_id, statement).message
+        return self._changed(message_id, statement)
 
-    def _changed(self, message_id: UUID, statement: Update | None) -> Movable:
+    def _changed(self, message_id: UUID, statement: Update) -> Message:
         """Run a guarded statement, then read what is there: it may have been run before."""
-        query = select(*MOVABLE_COLUMNS).where(messages.c.id == message_id, IS_MESSAGE)
+        tables = self._tables
+        these = tables.messages.c.id == message_id
+        query = select(*tables.message_columns).where(these, tables.is_message)
 
         def work(connection: Connection) -> Row[Any] | None:
-            if statement is not None:
-                connection.execute(statement)
+            connection.execute(statement)
             return connection.execute(query).one_or_none()
 
         row = self._database.run(work)
         if row is None:
             raise MessageNotFound(message_id)
-        return to_movable(row)
+        return to_message(row)
 
     def remove(self, message_id: UUID) -> bool:
         """Delete a message that nobody has been told of, if it is still scheduled.
 
         Return whether it is gone.
         """
+        tables = self._tables
+        messages = tables.messages
         statement = delete(messages).where(
-            messages.c.id == message_id, has_status(Status.SCHEDULED)
+            messages.c.id == message_id, tables.has_status(Status.SCHEDULED)
         )
         query = select(messages.c.id).where(messages.c.id == message_id)
 
@@ -238,10 +283,12 @@ class Messages:
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         """Let the sweep hand these over at its next turn, because their tasks are lost."""
+        tables = self._tables
+        messages = tables.messages
         statement = (
             update(messages)
             .where(
-                messages.c.id.in_(message_ids), has_status(Status.SCHEDULED)
+                messages.c.id.in_(message_ids), tables.has_status(Status.SCHEDULED)
             )
             .values(enqueue_at=database_now(), enqueued_at=None)
         )  # fmt: skip
@@ -281,14 +328,16 @@ class Messages:
         return postgres.execute(self._database.engine, self._written, values) == 1
 
     def _stored(self, connection: Connection, message: Message) -> Message | None:
-        query = select(*MESSAGE_COLUMNS)
+        tables = self._tables
+        messages = tables.messages
+        query = select(*tables.message_columns)
         mine = connection.execute(query.where(messages.c.id == message.id)).one_or_none()
         if mine is None and message.idempotency_key is not None:
             key = messages.c.idempotency_key == message.idempotency_key
             mine = connection.execute(query.where(key)).one_or_none()
         if mine is not None and mine.status == VOID:
             raise GivenUp
-        if mine is None and is_suppressed(connection, message.recipient, message.channel):
+        if mine is None and is_suppressed(tables, connection, message.recipient, message.channel):
             raise Suppressed(message.channel)
         return to_message(mine) if mine is not None else None
 
@@ -302,6 +351,46 @@ def _written(insert: Insert, engine: Engine) -> bytes:
     for name in _WRITTEN:
         text = text.replace(f"%(new_{name})s", "%s")
     return text.encode()
+
+
+def moved(tables: Tables) -> Change:
+    """Return the change of a time, if nobody moved it since its token was read, or barred that.
+
+    The sweep looks at it before it is due, unless whoever moves it gives it to Celery.
+    """
+    messages = tables.messages
+    return Change(
+        lambda given: update(messages)
+        .where(
+            messages.c.id == given("id"),
+            messages.c.move_token == given("token"),
+            tables.has_status(Status.SCHEDULED),
+            given("until") >= database_now(),
+        )
+        .values(
+            send_at=given("send_at"),
+            next_attempt_at=given("next_attempt_at"),
+            enqueue_at=given("enqueue_at"),
+            zone=given("zone"),
+            expires_at=given("expires_at"),
+            expire_after=given("expire_after"),
+            asked_at=given("asked_at"),
+            move_token=messages.c.move_token + 1,
+            enqueued_at=case(
+                (given("enqueue_at") > given("next_attempt_at"), database_now()),
+                else_=messages.c.enqueued_at,
+            ),
+        ),
+        "until", "send_at", "next_attempt_at", "enqueue_at", "zone", "expires_at", "expire_after",
+        "asked_at",
+    )  # fmt: skip
+
+
+def movable_columns(tables: Tables) -> tuple[ColumnElement[Any], ...]:
+    """Return the columns of a message, and what its move is guarded by."""
+    return (
+        *tables.message_columns, tables.messages.c.move_token, database_now().label("read_at")
+    )  # fmt: skip
 
 
 def told_at_first(status_url: str | None) -> str | None:
@@ -334,7 +423,7 @@ def to_message(row: Sequence[Any]) -> Message:
 
 
 def to_movable(row: Row[Any]) -> Movable:
-    """Turn a row of ``MOVABLE_COLUMNS``, and perhaps more, into what they tell."""
+    """Turn a row of :func:`movable_columns`, and perhaps more, into what they tell."""
     return Movable(to_message(row), row.move_token, row.read_at)
 
 

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sqlalchemy import Connection, inspect
+
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database, translated
+from dispatcher.store.schema import Tables
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 _one_at_a_time = Lock()  # Alembic's context is global to the process
 _PACKAGE = Path(__file__).parent.parent
+_PRE_RELEASE = frozenset(f"{number:04}" for number in range(1, 11))
+"""The revisions of the versions before 0.1.0, whose tables had no prefix."""
+_PRE_RELEASE_COLUMNS = {"claim_token", "enqueue_at", "next_attempt_at", "reserved"}
 _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
+
+
+class Obstacle(NamedTuple):
+    """What is in the way of the first migration, and what to do about it."""
+
+    found: str
+    remedy: str
 
 
 class SchemaStanding(NamedTuple):
@@ -31,20 +45,34 @@ class SchemaStanding(NamedTuple):
     head: str
     missing: tuple[str, ...]
     is_known: bool
+    obstacle: Obstacle | None = None
 
 
 def migrate(database: Database) -> str:
     """Run all migrations that are missing; return the revision the database then has.
 
-    Safe to run any number of times and side by side. Raises StoreUnavailable.
+    Safe to run any number of times and side by side. Raises StoreUnavailable, which says what to do
+    where the database has tables in the way or is at a revision of a later version.
     """
     from alembic import command  # noqa: PLC0415 - see above
     from alembic.script import ScriptDirectory  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
 
     config = _config()
-    with _one_at_a_time, translated(), database.engine.connect() as connection:
+    config.attributes["tables"] = database.tables
+    with _one_at_a_time, translated(database.url), database.engine.connect() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        try:
+            command.upgrade(config, "head")
+        except CommandError:
+            standing = schema_standing(database)
+            if standing.is_known:
+                raise
+            raise StoreUnavailable(
+                f"it is at revision {standing.revision}, which this version does not know; nothing "
+                "was changed: run `dispatcher migrate` of the version that made it, or upgrade",
+                refused=True,
+            ) from None
     return ScriptDirectory.from_config(config).get_current_head() or ""
 
 
@@ -56,15 +84,74 @@ def schema_standing(database: Database) -> SchemaStanding:
 
     scripts = ScriptDirectory.from_config(_config())
     head = scripts.get_current_head() or ""
-    revision = database.run(
-        lambda connection: MigrationContext.configure(connection).get_current_revision()
+    opts = options(database.tables)
+    revision, obstacle = database.run(
+        lambda connection: (
+            MigrationContext.configure(connection, opts=opts).get_current_revision(),
+            obstacle_of(connection, database.tables),
+        )
     )
     try:
         later = list(scripts.iterate_revisions("head", revision or "base"))
     except RevisionError:
         return SchemaStanding(revision, head, (), is_known=False)
     missing = tuple(each.revision for each in reversed(later))
-    return SchemaStanding(revision, head, missing, is_known=True)
+    return SchemaStanding(revision, head, missing, is_known=True, obstacle=obstacle)
+
+
+def options(tables: Tables) -> dict[str, Any]:
+    """Return what Alembic is told, so that it sees these tables and no others."""
+
+    def is_ours(name: str | None, kind: str, _parents: object) -> bool:
+        if kind == "schema":
+            return name == tables.schema
+        return kind != "table" or str(name).startswith(tables.prefix)
+
+    return {
+        "tables": tables,
+        "version_table": tables.version,
+        "version_table_schema": tables.schema,
+        "include_schemas": tables.schema is not None,
+        "include_name": is_ours,
+    }
+
+
+def refuse_what_is_in_the_way(connection: Connection, tables: Tables) -> None:
+    """Raise StoreUnavailable where no migration can begin; it says why, and what to do."""
+    found = obstacle_of(connection, tables)
+    if found is not None:
+        raise StoreUnavailable(f"{found.found}; {found.remedy}", refused=True)
+
+
+def obstacle_of(connection: Connection, tables: Tables) -> Obstacle | None:
+    """Return why no migration can begin here; None where one can, or has begun before."""
+    there = inspect(connection)
+    if there.has_table(tables.version, tables.schema):
+        return None
+    names = [each.name for each in tables.metadata.sorted_tables]
+    if taken := [name for name in names if there.has_table(name, tables.schema)]:
+        return Obstacle(
+            f"it has {', '.join(taken)} but no {tables.version}, so another program may have made "
+            "them",
+            "set another table_prefix, or drop them where nothing needs them",
+        )
+    if _is_of_pre_release(connection):
+        return Obstacle(
+            "it holds the tables of a version before the first release (messages, attempts, "
+            "suppressions, alembic_version), which cannot be migrated",
+            "drop these tables or take another database, then run `dispatcher migrate`",
+        )
+    return None
+
+
+def _is_of_pre_release(connection: Connection) -> bool:
+    there = inspect(connection)
+    if not (there.has_table("alembic_version") and there.has_table("messages")):
+        return False
+    if not {each["name"] for each in there.get_columns("messages")} >= _PRE_RELEASE_COLUMNS:
+        return False
+    found = connection.exec_driver_sql("SELECT version_num FROM alembic_version")
+    return any(version in _PRE_RELEASE for (version,) in found)
 
 
 def _config() -> Config:

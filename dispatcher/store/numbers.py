@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.exc import SQLAlchemyError
 
 NOT_REACHED = frozenset({2002, 2003, 2005})
+NO_DATABASE = 1049
 TAKEN = 1062
 """The id or the key is there already."""
 

@@ -14,11 +14,11 @@ from dispatcher.store.chosen import change_chosen
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import MOVABLE_COLUMNS, Movable, to_movable
-from dispatcher.store.schema import messages
+from dispatcher.store.messages import Movable, movable_columns, to_movable
+from dispatcher.store.schema import Tables
 
-_EXPIRED = "overdue: nobody took it in time"
-_NO_SLOT = "overdue: no slot was left for it"
+OVERDUE = "overdue: nobody took it in time"
+NO_SLOT = "overdue: no slot was left for it"
 
 
 class Taken(NamedTuple):
@@ -28,12 +28,13 @@ class Taken(NamedTuple):
     now: datetime
 
 
-def overdue(channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
+def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
     """Return the condition that a message is overdue on one of ``channels``.
 
     It has been due for longer than ``after``, and was never tried. What a limiter has put back is
     due at its turn.
     """
+    messages = tables.messages
     return and_(
         messages.c.status == Status.SCHEDULED.value,
         messages.c.next_attempt_at <= later(database_now(), -after.total_seconds()),
@@ -57,14 +58,16 @@ class Overdue:
         reslot: Collection[str] = (),
     ) -> None:
         self._database = database
-        self._to_expire = overdue(expire, after)
-        self._to_reslot = overdue(reslot, after)
+        self._tables = database.tables
+        self._to_expire = overdue(self._tables, expire, after)
+        self._to_reslot = overdue(self._tables, reslot, after)
 
     def expire(self, *, at_most: int) -> dict[UUID, str]:
         """End what is not to be sent late, and what is to be booked again but past its expiry.
 
         Return the ids with their channels.
         """
+        messages = self._tables.messages
         now = database_now()
         too_late = and_(self._to_reslot, messages.c.expires_at <= now)
         ends = or_(self._to_expire, too_late)
@@ -78,7 +81,7 @@ class Overdue:
         end = (
             update(messages)
             .where(ends)
-            .values(status=Status.EXPIRED.value, finished_at=now, last_error=_EXPIRED)
+            .values(status=Status.EXPIRED.value, finished_at=now, last_error=OVERDUE)
         )
         rows = change_chosen(self._database, wanted, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
@@ -89,6 +92,8 @@ class Overdue:
         Nobody else takes them until ``ttl`` is over. None where there are none, or where
         another sweep has earlier ones: it is to go on, or the order would be lost.
         """
+        tables = self._tables
+        messages = tables.messages
         now = database_now()
         free = and_(self._to_reslot, messages.c.enqueue_at <= now)
         ordered = select(messages.c.id).order_by(messages.c.send_at, messages.c.id).limit(at_most)
@@ -101,7 +106,7 @@ class Overdue:
         wanted = ordered.where(these).with_for_update(skip_locked=True)
         taken_until = later(now, ttl.total_seconds())
         put_off = update(messages).values(enqueue_at=taken_until)
-        rows = change_chosen(self._database, wanted, put_off, *MOVABLE_COLUMNS)
+        rows = change_chosen(self._database, wanted, put_off, *movable_columns(tables))
         if not rows:
             return None
         found = sorted(map(to_movable, rows), key=_place)
@@ -120,6 +125,7 @@ class Overdue:
 
     def give_back(self, taken: Sequence[Message]) -> None:
         """Let the next sweep take what was not booked again."""
+        messages = self._tables.messages
         these = messages.c.id.in_([each.id for each in taken])
         statement = update(messages).where(these, self._to_reslot)
         again = statement.values(enqueue_at=database_now())
@@ -130,6 +136,7 @@ class Overdue:
 
         Tell whether it has ended so.
         """
+        messages = self._tables.messages
         statement = (
             update(messages)
             .where(
@@ -137,12 +144,12 @@ class Overdue:
                 messages.c.send_at == message.send_at,
                 self._to_reslot,
             )
-            .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=_NO_SLOT)
+            .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=NO_SLOT)
         )
         ended = (
             messages.c.id == message.id,
             messages.c.status == Status.EXPIRED.value,
-            messages.c.last_error == _NO_SLOT,
+            messages.c.last_error == NO_SLOT,
         )
 
         def work(connection: Connection) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 from psycopg.abc import RV, PQGen
-from sqlalchemy import ClauseElement, Connection, Engine, Executable
+from sqlalchemy import ClauseElement, Connection, Engine, Executable, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
@@ -67,11 +67,12 @@ def be_patient(connection: Connection) -> None:
     connection.exec_driver_sql("SET lock_timeout = 0")
 
 
-def copy(engine: Engine, table: str, columns: Sequence[str], parts: Iterable[bytes]) -> None:
+def copy(engine: Engine, table: Table, columns: Sequence[str], parts: Iterable[bytes]) -> None:
     """Store rows in the binary format of COPY, all or none. Raises StoreUnavailable."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    whole = [table.schema, table.name] if table.schema else [table.name]
     copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
-        sql.Identifier(table), names
+        sql.Identifier(*whole), names
     )
     with translated(), engine.connect() as connection:
         driver = connection.connection.driver_connection

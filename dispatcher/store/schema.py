@@ -1,9 +1,15 @@
-"""The tables. The migrations build them; ``alembic check`` proves that both agree."""
+"""The tables. The migrations build them; ``alembic check`` proves that both agree.
+
+They live beside those of an application, so their names come from the settings. Nothing here is
+global but what does not depend on a name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import get_args
+from collections.abc import Iterable, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
 
 from sqlalchemy import (
     Boolean,
@@ -26,19 +32,18 @@ from sqlalchemy import (
     text,
 )
 
-from dispatcher.message import MAX_RECIPIENT, MAX_ZONE, OnUnknown, Outcome, Status
+from dispatcher.message import MAX_RECIPIENT, Message, OnUnknown, Outcome, Status
 from dispatcher.store.columns import MYSQL, id_type, json_type
 from dispatcher.store.instants import Instant, Length
+from dispatcher.zones import MAX_ZONE
 
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
+_NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
 
 
 def _one_of(column: str, values: Iterable[str]) -> str:
@@ -54,169 +59,215 @@ UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored (``given_up.py``)."""
 
-messages = Table(
-    "messages",
-    metadata,
-    Column("id", id_type(), primary_key=True),
-    Column("channel", String(63), nullable=False),
-    Column("recipient", String(MAX_RECIPIENT), nullable=False),
-    Column("scope", String(MAX_RECIPIENT), nullable=False),
-    Column("body", json_type(), nullable=False),
-    Column("send_at", Instant, nullable=False),
-    Column("next_attempt_at", Instant, nullable=False),
-    Column("enqueue_at", Instant, nullable=False),
-    Column("expires_at", Instant),
-    Column("status", String(9), nullable=False),
-    Column("attempt_count", SmallInteger, nullable=False),
-    Column("max_attempts", SmallInteger, nullable=False),
-    Column("claim_token", Integer, nullable=False),
-    Column("claimed_by", id_type()),
-    Column("claim_expires_at", Instant),
-    Column("reserved", Boolean, nullable=False),
-    Column("idempotency_key", String(MAX_RECIPIENT)),
-    Column("fingerprint", String(64)),
-    Column("created_at", Instant, nullable=False),
-    Column("finished_at", Instant),
-    Column("last_error", Text),
-    Column("scopes", json_type(none_as_null=True)),
-    Column("zone", String(MAX_ZONE)),
-    Column("quiet_hours", Text),
-    Column("on_unknown", String(5), nullable=False, server_default="retry"),
-    Column("expire_after", Length),
-    Column("asked_at", Instant),
-    Column("move_token", Integer, nullable=False, server_default="0"),
-    Column("status_url", String(MAX_RECIPIENT)),
-    Column("told", String(9)),
-    Column("trace", String(55)),  # all that version 00 of a traceparent has
-    Column("enqueued_at", Instant),
-    UniqueConstraint("idempotency_key"),
-    CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
-    CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
-    CheckConstraint(
-        "(status = 'sending') = (claim_expires_at IS NOT NULL AND claimed_by IS NOT NULL)",
-        name="sending_has_claim",
-    ),
-    CheckConstraint(
-        "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
-        name="final_has_end",
-    ),
-    CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
-    CheckConstraint(_one_of("on_unknown", get_args(OnUnknown)), name="on_unknown_known"),
-    CheckConstraint(
-        "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
-        name="expire_after_has_expiry",
-    ),
-    CheckConstraint(
-        "(told IS NULL) = (status_url IS NULL) AND "
-        f"(told IS NULL OR {_one_of('told', [Status.SCHEDULED, *TOLD_OF])})",
-        name="told_known",
-    ),
-)
+AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
+"""What a statement is executed with on a connection that may be a caller's.
 
-IS_MESSAGE = messages.c.status != VOID
-TOLD_ANEW = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
-"""The value of ``told`` by which a status that was told before is told again."""
-HOLDS_NO_PLACE = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
+Whatever schemas its engine translates, the tables are those of the settings.
+"""
+
+EVERY_CHANNEL = ""
+"""What stands for every channel in a suppression, because a key holds no NULL."""
+
+
+class _Index(NamedTuple):
+    name: str
+    columns: tuple[str, ...]
+    where: str
+    on_mysql: tuple[str, ...]
+
 
 # What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
 # partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What
 # is held is found there by the index of those that are sent: it has no claim, and every index ends
 # with the id. What is untold is found by that of what is unreleased, so that no write pays for
 # another one.
-_wide: dict[str, tuple[str, ...]] = {}
-for _name, _columns, _where, _on_mysql in (
-    ("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
-    (
+_PARTIAL = (
+    _Index("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
+    _Index(
         "claim_expires_at",
         ("claim_expires_at",),
         "status = 'sending'",
         ("status", "claim_expires_at"),
     ),
-    ("finished_at", ("finished_at",), "finished_at IS NOT NULL", ("finished_at",)),
-    (
+    _Index("finished_at", ("finished_at",), "finished_at IS NOT NULL", ("finished_at",)),
+    _Index(
         "unreleased",
         ("id",),
         "reserved AND status IN ('cancelled', 'expired')",
         ("status", "reserved", "told"),
     ),
-    ("held", ("id",), "status = 'held'", ()),
-    ("untold", ("told", "status", "id"), UNTOLD, ()),
-):
-    _wide[f"ix_messages_{_name}"] = _on_mysql
-    Index(
-        f"ix_messages_{_name}",
-        *(messages.c[column] for column in _columns),
-        postgresql_where=text(_where),
-        sqlite_where=text(_where),
-    )
-Index("ix_messages_recipient", messages.c.recipient)
-
-attempts = Table(
-    "attempts",
-    metadata,
-    Column(
-        "message_id", id_type(), ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
-    ),
-    Column("token", Integer, primary_key=True, autoincrement=False),
-    Column("started_at", Instant, nullable=False),
-    Column("finished_at", Instant),
-    Column("outcome", String(9)),
-    Column("error", Text),
-    Column("receipt", Text),
-    CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
-    CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
-    Index("ix_attempts_finished_at", "finished_at"),
+    _Index("held", ("id",), "status = 'held'", ()),
+    _Index("untold", ("told", "status", "id"), UNTOLD, ()),
 )
 
 
-EVERY_CHANNEL = ""
-"""What stands for every channel in a suppression, because a key holds no NULL."""
+class Tables:
+    """The tables by their names in one database, and the conditions that every room shares.
 
-suppressions = Table(
-    "suppressions",
-    metadata,
-    Column("recipient", String(MAX_RECIPIENT), primary_key=True),
-    Column("channel", String(63), primary_key=True),
-    Column("created_at", Instant, nullable=False),
-)
-
-
-def has_status(*statuses: Status) -> ColumnElement[bool]:
-    """Return the guard that a row has one of these statuses, for rows that are found by their id.
-
-    Written so that no index fits it: PostgreSQL would rather read all that are scheduled, when it
-    believes that they are few.
+    ``prefix`` begins the name of each table, and so those of its constraints and indexes;
+    ``schema`` is one of PostgreSQL's, None for the first one of the connection's ``search_path``.
     """
-    return or_(*(messages.c.status.concat("") == each.value for each in statuses))
 
+    def __init__(self, prefix: str, schema: str | None) -> None:
+        self.prefix = prefix
+        self.schema = schema
+        self.version = f"{prefix}alembic_version"
+        """The table that holds the revision of the schema."""
+        self.metadata = MetaData(naming_convention=_NAMES, schema=schema)
+        self.messages = messages = _messages(f"{prefix}messages", self.metadata)
+        self.attempts = _attempts(f"{prefix}attempts", self.metadata, messages)
+        self.suppressions = _suppressions(f"{prefix}suppressions", self.metadata)
+        self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
+        """The columns of which a ``Message`` is made, in the order of its fields."""
+        self.is_message = messages.c.status != VOID
+        self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
+        """The value of ``told`` by which a status that was told before is told again."""
+        self.holds_no_place = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
+        self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
+        """The condition that the recipient of a message has opted out."""
 
-def suppressed(
-    recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
-) -> ColumnElement[bool]:
-    """Return the condition that a recipient gets nothing on a channel: two looks at the key."""
-    return (
-        exists()
-        .where(
-            suppressions.c.recipient == recipient,
-            suppressions.c.channel.in_([literal_column("''"), channel]),
+    def has_status(self, *statuses: Status) -> ColumnElement[bool]:
+        """Return the guard that a row has one of these statuses, for rows found by their id.
+
+        Written so that no index fits it: PostgreSQL would rather read all that are scheduled, when
+        it believes that they are few.
+        """
+        status = self.messages.c.status.concat("")
+        return or_(*(status == each.value for each in statuses))
+
+    def suppressed(
+        self, recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
+    ) -> ColumnElement[bool]:
+        """Return the condition that a recipient gets nothing on a channel: two looks at the key."""
+        row = self.suppressions.c
+        return (
+            exists()
+            .where(row.recipient == recipient, row.channel.in_([literal_column("''"), channel]))
+            .correlate_except(self.suppressions)
         )
-        .correlate_except(suppressions)
+
+    def described(self, dialect: str) -> MetaData:
+        """Return the tables as they are on this kind of database."""
+        if dialect not in MYSQL:
+            return self.metadata
+        own = MetaData(naming_convention=_NAMES)
+        for table in self.metadata.sorted_tables:
+            table.to_metadata(own)
+        messages = own.tables[self.messages.name]
+        wide = {f"ix_{messages.name}_{each.name}": each.on_mysql for each in _PARTIAL}
+        for index in [index for index in messages.indexes if index.name in wide]:
+            messages.indexes.discard(index)
+            if columns := wide[str(index.name)]:
+                Index(index.name, *(messages.c[name] for name in columns))
+        return own
+
+
+@cache
+def tables_named(prefix: str, schema: str | None) -> Tables:
+    """Return the tables of these names.
+
+    They are the same ones each time, so that statements that were compiled before are found again.
+    """
+    return Tables(prefix, schema)
+
+
+def _messages(name: str, metadata: MetaData) -> Table:
+    table = Table(
+        name,
+        metadata,
+        Column("id", id_type(), primary_key=True),
+        Column("channel", String(63), nullable=False),
+        Column("recipient", String(MAX_RECIPIENT), nullable=False),
+        Column("scope", String(MAX_RECIPIENT), nullable=False),
+        Column("body", json_type(), nullable=False),
+        Column("send_at", Instant, nullable=False),
+        Column("next_attempt_at", Instant, nullable=False),
+        Column("enqueue_at", Instant, nullable=False),
+        Column("expires_at", Instant),
+        Column("status", String(9), nullable=False),
+        Column("attempt_count", SmallInteger, nullable=False),
+        Column("max_attempts", SmallInteger, nullable=False),
+        Column("claim_token", Integer, nullable=False),
+        Column("claimed_by", id_type()),
+        Column("claim_expires_at", Instant),
+        Column("reserved", Boolean, nullable=False),
+        Column("idempotency_key", String(MAX_RECIPIENT)),
+        Column("fingerprint", String(64)),
+        Column("created_at", Instant, nullable=False),
+        Column("finished_at", Instant),
+        Column("last_error", Text),
+        Column("scopes", json_type(none_as_null=True)),
+        Column("zone", String(MAX_ZONE)),
+        Column("quiet_hours", Text),
+        Column("on_unknown", String(5), nullable=False, server_default="retry"),
+        Column("expire_after", Length),
+        Column("asked_at", Instant),
+        Column("move_token", Integer, nullable=False, server_default="0"),
+        Column("status_url", String(MAX_RECIPIENT)),
+        Column("told", String(9)),
+        Column("trace", String(55)),  # all that version 00 of a traceparent has
+        Column("enqueued_at", Instant),
+        UniqueConstraint("idempotency_key"),
+        CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
+        CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
+        CheckConstraint(
+            "(status = 'sending') = (claim_expires_at IS NOT NULL AND claimed_by IS NOT NULL)",
+            name="sending_has_claim",
+        ),
+        CheckConstraint(
+            "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
+            name="final_has_end",
+        ),
+        CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
+        CheckConstraint(_one_of("on_unknown", get_args(OnUnknown)), name="on_unknown_known"),
+        CheckConstraint(
+            "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
+            name="expire_after_has_expiry",
+        ),
+        CheckConstraint(
+            "(told IS NULL) = (status_url IS NULL) AND "
+            f"(told IS NULL OR {_one_of('told', [Status.SCHEDULED, *TOLD_OF])})",
+            name="told_known",
+        ),
+    )
+    for index in _PARTIAL:
+        Index(
+            f"ix_{name}_{index.name}",
+            *(table.c[column] for column in index.columns),
+            postgresql_where=text(index.where),
+            sqlite_where=text(index.where),
+        )
+    Index(f"ix_{name}_recipient", table.c.recipient)
+    return table
+
+
+def _attempts(name: str, metadata: MetaData, messages: Table) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column(
+            "message_id",
+            id_type(),
+            ForeignKey(messages.c.id, ondelete="CASCADE"),
+            primary_key=True,
+        ),
+        Column("token", Integer, primary_key=True, autoincrement=False),
+        Column("started_at", Instant, nullable=False),
+        Column("finished_at", Instant),
+        Column("outcome", String(9)),
+        Column("error", Text),
+        Column("receipt", Text),
+        CheckConstraint(_one_of("outcome", Outcome), name="outcome_known"),
+        CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="outcome_has_end"),
+        Index(f"ix_{name}_finished_at", "finished_at"),
     )
 
 
-IS_SUPPRESSED = suppressed(messages.c.recipient, messages.c.channel)
-"""The condition that a message belongs to somebody who has opted out."""
-
-
-def described(dialect: str) -> MetaData:
-    """Return the tables as they are on this kind of database."""
-    if dialect not in MYSQL:
-        return metadata
-    own = MetaData(naming_convention=metadata.naming_convention)
-    for table in metadata.sorted_tables:
-        copied = table.to_metadata(own)
-        for index in [index for index in copied.indexes if index.name in _wide]:
-            copied.indexes.discard(index)
-            if wide := _wide[str(index.name)]:
-                Index(index.name, *(copied.c[name] for name in wide))
-    return own
+def _suppressions(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("recipient", String(MAX_RECIPIENT), primary_key=True),
+        Column("channel", String(63), primary_key=True),
+        Column("created_at", Instant, nullable=False),
+    )

@@ -11,8 +11,7 @@ from sqlalchemy import Row, Select, and_, select, true
 
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import HOLDS_NO_PLACE, IS_MESSAGE, messages
-from dispatcher.store.upkeep import PLACE, Place
+from dispatcher.store.upkeep import Place, place_columns
 
 _IDS_AT_ONCE = 5_000
 
@@ -34,22 +33,25 @@ class Standings:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
 
     def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, Standing]:
         """Return how these messages stand; those that are not stored are left out.
 
         ``grace`` is how long after its end a message may still have its place.
         """
+        tables = self._tables
+        messages = tables.messages
         recently = messages.c.finished_at > later(database_now(), -grace.total_seconds())
         query = select(
-            *PLACE,
-            (~HOLDS_NO_PLACE).label("holds"),
-            and_(HOLDS_NO_PLACE, messages.c.reserved == true(), recently).label("frees"),
+            *place_columns(tables),
+            (~tables.holds_no_place).label("holds"),
+            and_(tables.holds_no_place, messages.c.reserved == true(), recently).label("frees"),
         )
         found = {}
         for start in range(0, len(message_ids), _IDS_AT_ONCE):
             some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
-            for row in self._read(query.where(some, IS_MESSAGE)):
+            for row in self._read(query.where(some, tables.is_message)):
                 found[row.id] = Standing(Place._make(row[:-2]), bool(row.holds), bool(row.frees))
         return found
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Row,
     delete,
@@ -28,7 +27,7 @@ from dispatcher.message import Status
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now
 from dispatcher.store.once import unless_there
-from dispatcher.store.schema import EVERY_CHANNEL, has_status, messages, suppressed, suppressions
+from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, Tables
 
 _ROWS_AT_ONCE = 1_000
 REASON = "its recipient is suppressed"
@@ -45,9 +44,10 @@ class Suppression(NamedTuple):
     created_at: datetime
 
 
-def is_suppressed(connection: Connection, recipient: str, channel: str) -> bool:
+def is_suppressed(tables: Tables, connection: Connection, recipient: str, channel: str) -> bool:
     """Tell whether a recipient gets nothing on a channel, as this connection sees it."""
-    return bool(connection.scalar(select(suppressed(recipient, channel))))
+    query = select(tables.suppressed(recipient, channel))
+    return bool(connection.scalar(query, execution_options=AS_NAMED))
 
 
 class Suppressions:
@@ -55,6 +55,8 @@ class Suppressions:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
+        suppressions = self._tables.suppressions
         name = database.engine.dialect.name
         statement = insert(suppressions)
         if name == "postgresql":
@@ -77,16 +79,21 @@ class Suppressions:
 
     def remove(self, recipient: str, channel: str | None) -> None:
         """Take back what :meth:`add` did for the same recipient and channel."""
-        statement = delete(suppressions).where(*_exactly(recipient, channel))
+        suppressions = self._tables.suppressions
+        rows = suppressions.c
+        statement = delete(suppressions).where(
+            rows.recipient == recipient, rows.channel == (channel or EVERY_CHANNEL)
+        )
         self._database.run(lambda connection: connection.execute(statement))
 
     def check(self, recipient: str, channel: str) -> None:
         """Raise Suppressed where a recipient gets nothing on a channel."""
-        if self._database.run(lambda connection: is_suppressed(connection, recipient, channel)):
+        if self._database.run(lambda each: is_suppressed(self._tables, each, recipient, channel)):
             raise Suppressed(channel)
 
     def among(self, asked: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return those of these recipients and channels on which they get nothing."""
+        suppressions = self._tables.suppressions
         wanted = set(asked)
         by_recipient: dict[str, set[str]] = {}
         for recipient, channel in wanted:
@@ -107,6 +114,7 @@ class Suppressions:
         self, recipient: str | None, *, after: tuple[str, str] | None, at_most: int
     ) -> Sequence[Suppression]:
         """Return who gets nothing, in the order of recipients, from behind ``after`` on."""
+        suppressions = self._tables.suppressions
         place = (suppressions.c.recipient, suppressions.c.channel)
         query = select(*place, suppressions.c.created_at).order_by(*place).limit(at_most)
         if recipient is not None:
@@ -125,11 +133,13 @@ class Suppressions:
         self, recipient: str, channel: str | None, *, after: UUID | None, at_most: int
     ) -> list[UUID]:
         """Return messages of a recipient that are scheduled, oldest first, behind ``after``."""
+        tables = self._tables
+        messages = tables.messages
         query = (
             select(messages.c.id)
             .where(
                 messages.c.recipient == recipient,
-                has_status(Status.SCHEDULED),
+                tables.has_status(Status.SCHEDULED),
                 true() if channel is None else messages.c.channel == channel,
                 true() if after is None else messages.c.id > after,
             )
@@ -140,10 +150,3 @@ class Suppressions:
 
     def _read(self, query: Any) -> Sequence[Row[Any]]:
         return self._database.run(lambda connection: connection.execute(query).all())
-
-
-def _exactly(recipient: str, channel: str | None) -> tuple[ColumnElement[bool], ...]:
-    return (
-        suppressions.c.recipient == recipient,
-        suppressions.c.channel == (channel or EVERY_CHANNEL),
-    )

@@ -1,18 +1,31 @@
-"""What somebody who examines a deployment asks the database. Changes nothing."""
+"""What a doctor asks the database. Changes nothing: the one row that it writes is taken back."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
+from uuid import uuid4
 
-from sqlalchemy import Connection, MetaData, Select, UniqueConstraint, func, inspect, select
+from sqlalchemy import (
+    Connection,
+    MetaData,
+    Select,
+    UniqueConstraint,
+    func,
+    insert,
+    inspect,
+    select,
+)
 
 from dispatcher.message import Status
 from dispatcher.store.database import Database, translated
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.migrate import SchemaStanding, schema_standing
-from dispatcher.store.schema import described, messages
+from dispatcher.store.schema import VOID
 from dispatcher.store.untold import found_untold
 
 _DURABILITY = {
@@ -21,6 +34,14 @@ _DURABILITY = {
     "sqlite": ("journal_mode", "synchronous"),
 }
 _ASK = {"postgresql": "SHOW {}", "mysql": "SELECT @@GLOBAL.{}", "sqlite": "PRAGMA {}"}
+
+
+_TRIED_BYTES = 8_192
+"""Above a page of PostgreSQL's: a table without room has to grow."""
+
+
+class _TakenBack(Exception):
+    pass
 
 
 class Late(NamedTuple):
@@ -35,11 +56,18 @@ class StoreSurvey:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._tables = database.tables
 
     @property
     def kind(self) -> str:
         """``postgresql``, ``mysql`` (also of MariaDB) or ``sqlite``."""
         return self._database.url.get_backend_name()
+
+    @property
+    def file(self) -> Path | None:
+        """The file of SQLite; None for a server."""
+        name = self._database.url.database
+        return Path(name) if self.kind == "sqlite" and name else None
 
     def now(self) -> datetime:
         """Return the present by the clock that decides what is due."""
@@ -55,17 +83,38 @@ class StoreSurvey:
         """Name the indexes and unique constraints of the schema that the database lacks."""
 
         def names(connection: Connection) -> set[str | None]:
-            found = inspect(connection)
+            found, schema = inspect(connection), self._tables.schema
             return {
                 each["name"]
-                for table in set(expected.tables) & set(found.get_table_names())
-                for each in (*found.get_indexes(table), *found.get_unique_constraints(table))
+                for table in ours & set(found.get_table_names(schema))
+                for each in (
+                    *found.get_indexes(table, schema),
+                    *found.get_unique_constraints(table, schema),
+                )
             }
 
-        expected = described(self._database.engine.dialect.name)
+        expected = self._tables.described(self._database.engine.dialect.name)
+        ours = {table.name for table in expected.tables.values()}
         with translated():
             there = self._database.run(names)
         return tuple(sorted(_names_of_indexes(expected) - there))
+
+    def try_write(self) -> None:
+        """Store one row as a submit does, and take it back: nothing is committed."""
+        now = database_now()
+        row = insert(self._tables.messages).values(
+            id=uuid4(), channel="doctor", recipient="doctor", scope="doctor",
+            body={"text": token_hex(_TRIED_BYTES)}, send_at=now, next_attempt_at=now,
+            enqueue_at=now, status=VOID, attempt_count=0, max_attempts=1, claim_token=0,
+            reserved=False, created_at=now, finished_at=now,
+        )  # fmt: skip
+
+        def work(connection: Connection) -> None:
+            connection.execute(row)
+            raise _TakenBack
+
+        with suppress(_TakenBack):
+            self._database.transact(work)
 
     def durability(self) -> Mapping[str, str]:
         """Return what the database says of how safely it commits on our connections."""
@@ -80,6 +129,7 @@ class StoreSurvey:
 
     def not_enqueued(self, *, older_than: timedelta) -> Late:
         """Return the messages that the sweep should have handed over longer ago than that."""
+        messages = self._tables.messages
         return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
 
     def overdue(self, *, older_than: timedelta, grace: timedelta) -> Late:
@@ -88,23 +138,36 @@ class StoreSurvey:
         ``grace`` is how long after it was due a message may be handed over again: with it the
         index finds them.
         """
+        messages = self._tables.messages
         soon = later(database_now(), grace.total_seconds())
         return self._late(
             messages.c.next_attempt_at, Status.SCHEDULED, older_than, messages.c.enqueue_at <= soon
         )
 
+    def waiting(self, *, older_than: timedelta) -> Late:
+        """Return the messages whose send time is longer ago and whose next try is to come.
+
+        A limit or a silent destination put them back, or they wait for another try.
+        """
+        messages = self._tables.messages
+        to_come = messages.c.next_attempt_at > database_now()
+        return self._late(messages.c.send_at, Status.SCHEDULED, older_than, to_come)
+
     def not_rescued(self, *, older_than: timedelta) -> Late:
         """Return the messages whose claim ended longer ago than that."""
+        messages = self._tables.messages
         return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
 
     def untold(self, *, older_than: timedelta) -> Late:
         """Return the messages of which somebody should have been told longer ago than that."""
+        messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
-        found = found_untold(self._database.engine.dialect.name)
+        found = found_untold(self._tables, self._database.engine.dialect.name)
         return self._late_where(since, older_than, found.where)
 
     def strange_channels(self, known: Collection[str]) -> dict[str, int]:
         """Return the channels of scheduled messages that are none of ``known``, and how many."""
+        messages = self._tables.messages
         query = (
             select(messages.c.channel, func.count().label("many"))
             .where(
@@ -116,6 +179,7 @@ class StoreSurvey:
         return {each.channel: each.many for each in self._read(query)}
 
     def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
+        messages = self._tables.messages
         return self._late_where(since, older_than, messages.c.status == status.value, *more)
 
     def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> Late:

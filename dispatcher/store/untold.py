@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
+from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,36 +22,61 @@ from sqlalchemy import (
 )
 
 from dispatcher.faults import fault
-from dispatcher.message import Body, Status
+from dispatcher.message import Body, Outcome, Status
 from dispatcher.scope import NOBODY
+from dispatcher.sendtime import as_text
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
+from dispatcher.store.held import DROPPED
 from dispatcher.store.instants import database_now
-from dispatcher.store.schema import TOLD_OF, UNTOLD, messages
+from dispatcher.store.overdue import NO_SLOT, OVERDUE
+from dispatcher.store.schema import TOLD_OF, UNTOLD, Tables
+from dispatcher.store.suppressions import REASON
 
 _VERSION, _VARIANT = 0x7 << 76, 0b10 << 62
-_SHOWN = tuple(
-    messages.c[name]
-    for name in (
-        "id", "channel", "status", "attempt_count", "send_at", "finished_at", "last_error",
-        "claim_token", "status_url",
-    )
+_SHOWN = (
+    "id", "channel", "status", "attempt_count", "send_at", "finished_at", "last_error",
+    "claim_token", "status_url",
 )  # fmt: skip
+
+
+class Reason(StrEnum):
+    """Why a message stands as it does, as receivers are told. docs/status-webhooks.md says more."""
+
+    REFUSED = "refused"
+    ATTEMPTS_USED_UP = "attempts_used_up"
+    DROPPED = "dropped"
+    EXPIRY = "expiry"
+    OVERDUE = "overdue"
+    NO_SLOT = "no_slot"
+    REQUESTED = "requested"
+    SUPPRESSED = "suppressed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
 
 
 class Untold:
     """The store's half of telling. Any number of sweeps may run side by side.
 
-    Status messages go on ``channel``, each tried up to ``max_attempts`` times.
+    Status messages go on ``channel``, each tried up to ``max_attempts`` times. With
+    ``tells_errors`` they tell ``last_error``, too.
     """
 
-    def __init__(self, database: Database, *, channel: str, max_attempts: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        channel: str,
+        max_attempts: int,
+        tells_errors: bool = False,
+    ) -> None:
         self._database = database
-        self._found = found_untold(database.engine.dialect.name)
+        self._tells_errors = tells_errors
+        self._tables = database.tables
+        self._found = found_untold(database.tables, database.engine.dialect.name)
         now = database_now()
         # It has no place that could be freed, and its try is repeated whatever the channel says:
         # who is told twice knows it by the id.
-        self._add = insert(messages).values(
+        self._add = insert(self._tables.messages).values(
             channel=channel, scope=NOBODY, send_at=now, next_attempt_at=now, enqueue_at=now,
             created_at=now, status=Status.SCHEDULED.value, attempt_count=0,
             max_attempts=max_attempts, claim_token=0, reserved=False, on_unknown="retry",
@@ -63,8 +88,9 @@ class Untold:
         What is told is noted in the same transaction. Should a status message be there already,
         it is the same one.
         """
+        messages = self._tables.messages
         wanted: Select[Any] = (
-            select(*_SHOWN, database_now().label("now"))
+            select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
             .where(self._found.where)
             .order_by(*self._found.order)
             .limit(at_most)
@@ -81,8 +107,13 @@ class Untold:
                     select(messages.c.id).where(self._database.one_of(messages.c.id, list(made)))
                 )
             )
+            outcomes = self._outcomes(connection, [row.id for row in rows])
             new = [
-                {"id": id_, "recipient": row.status_url, "body": _body(row)}
+                {
+                    "id": id_,
+                    "recipient": row.status_url,
+                    "body": _body(row, outcomes.get(row.id), tells_errors=self._tells_errors),
+                }
                 for id_, row in made.items()
                 if id_ not in there
             ]
@@ -95,6 +126,18 @@ class Untold:
 
         return self._database.transact(work)
 
+    def _outcomes(self, connection: Connection, ids: list[UUID]) -> dict[UUID, str]:
+        """Return what came of the last attempts of these messages."""
+        attempts = self._tables.attempts
+        query = (
+            select(attempts.c.message_id, attempts.c.outcome)
+            .where(
+                self._database.one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
+            )
+            .order_by(attempts.c.token)
+        )
+        return dict(tuple(row) for row in connection.execute(query))
+
 
 class FoundUntold(NamedTuple):
     """The condition that somebody is yet to be told, and the order of its index."""
@@ -103,12 +146,13 @@ class FoundUntold(NamedTuple):
     order: tuple[Column[Any], ...]
 
 
-def found_untold(dialect: str) -> FoundUntold:
+def found_untold(tables: Tables, dialect: str) -> FoundUntold:
     """Return it in the words by which a database takes the index, and reads nothing else.
 
     A partial index holds nothing else. MariaDB and MySQL, which have none, find what is equal: each
     pair, and both that ``reserved`` may be, since that stands between in the index.
     """
+    messages = tables.messages
     row = messages.c
     if dialect not in MYSQL:
         return FoundUntold(literal_column(UNTOLD), (row.told, row.status, row.id))
@@ -133,22 +177,44 @@ def _id(row: Row[Any]) -> UUID:
     return UUID(int=row.id.int >> 80 << 80 | _VERSION | _VARIANT | free)
 
 
-def _body(row: Row[Any]) -> Body:
-    """Return what is told: neither the body nor the recipient of the message."""
+def _body(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
+    """Return what is told: neither the body nor the recipient of the message.
+
+    Nor what a provider wrote, unless that is asked for: it may quote both.
+    """
+    if row.status == Status.SENT.value:  # perhaps by an attempt that was not the last
+        outcome = Outcome.SENT.value
+    data = {
+        "id": str(row.id),
+        "channel": row.channel,
+        "status": row.status,
+        "attempt_count": row.attempt_count,
+        "send_at": as_text(row.send_at),
+        "finished_at": None if row.finished_at is None else as_text(row.finished_at),
+        "outcome": outcome,
+        "reason": _reason(row, outcome),
+    }
+    if tells_errors:
+        data["last_error"] = row.last_error
     return {
         "type": f"message.{row.status}",
-        "timestamp": (row.finished_at or row.now).isoformat(),
-        "data": {
-            "id": str(row.id),
-            "channel": row.channel,
-            "status": row.status,
-            "attempt_count": row.attempt_count,
-            "send_at": row.send_at.isoformat(),
-            "finished_at": _iso(row.finished_at),
-            "last_error": row.last_error,
-        },
+        "timestamp": as_text(row.finished_at or row.now),
+        "data": data,
     }
 
 
-def _iso(instant: datetime | None) -> str | None:
-    return None if instant is None else instant.isoformat()
+def _reason(row: Row[Any], outcome: str | None) -> Reason | None:
+    match Status(row.status):
+        case Status.FAILED:
+            is_refused = outcome == Outcome.PERMANENT.value
+            usual = Reason.REFUSED if is_refused else Reason.ATTEMPTS_USED_UP
+            return Reason.DROPPED if row.last_error == DROPPED else usual
+        case Status.EXPIRED:
+            ours = {OVERDUE: Reason.OVERDUE, NO_SLOT: Reason.NO_SLOT}
+            return ours.get(row.last_error, Reason.EXPIRY)
+        case Status.CANCELLED:
+            return Reason.SUPPRESSED if row.last_error == REASON else Reason.REQUESTED
+        case Status.HELD:
+            return Reason.OUTCOME_UNKNOWN
+        case _:
+            return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -16,6 +18,7 @@ from sqlalchemy import (
     and_,
     case,
     delete,
+    exists,
     false,
     func,
     literal,
@@ -31,23 +34,24 @@ from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
 from dispatcher.store import given_up
+from dispatcher.store.changes import Changes
 from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
-from dispatcher.store.given_up import KEPT, Kept, Settled
+from dispatcher.store.given_up import Kept, Settled, kept_columns
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import HOLDS_NO_PLACE, IS_MESSAGE, attempts, messages
+from dispatcher.store.schema import Tables
 
-_UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
-PLACE: tuple[Column[Any], ...] = tuple(
-    messages.c[name] for name in ("id", "scope", "send_at", "channel", "scopes")
-)
+T = TypeVar("T")
+# Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
+UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
+NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
 
 
 class Due(NamedTuple):
     """A message to hand to Celery.
 
-    ``is_suspect``: the outcome of its last attempt is unknown. ``is_first``: it is due at its
-    promised time, not at that of a retry or after a snooze.
+    ``is_suspect``: its last worker died with it. ``is_first``: it is due at its promised time, not
+    at that of a retry or after a snooze.
     """
 
     message_id: UUID
@@ -74,7 +78,8 @@ class Place(NamedTuple):
 class Taken(NamedTuple):
     """A permit as the store knows it: of an attempt that has begun.
 
-    ``age`` since its hand-over at the latest; negative while it may still happen.
+    ``age`` since its hand-over at the latest; negative while it may still happen. ``is_under_way``
+    while the attempt has no outcome.
     """
 
     message_id: UUID
@@ -82,6 +87,7 @@ class Taken(NamedTuple):
     scope: str
     channel: str
     age: timedelta
+    is_under_way: bool
 
 
 class Rescued(NamedTuple):
@@ -93,6 +99,22 @@ class Rescued(NamedTuple):
     status: Status
 
 
+class Unbegun(NamedTuple):
+    """A message whose worker died before it began to send it, and the claim.
+
+    ``counts``: so did the worker before, so that the message may be what kills them. Then the
+    attempt counts, as one that failed; ``status`` is what becomes of the message by that.
+    """
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+    attempt: int
+    counts: bool
+    status: Status
+
+
 class StoreUpkeep:
     """The store's half of the sweep. Any number of sweeps may run side by side.
 
@@ -101,7 +123,11 @@ class StoreUpkeep:
 
     def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
         self._database = database
+        self._tables = database.tables
+        self._changes = Changes(database.tables)
         self._takes = true() if leaves is None else ~leaves
+        last_error = func.coalesce(database.tables.messages.c.last_error, "")
+        self._is_suspect = last_error.in_([UNKNOWN, NOT_BEGUN])
 
     def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
         """Return messages whose time to be enqueued has come, soonest first.
@@ -109,6 +135,7 @@ class StoreUpkeep:
         Each is returned again ``grace`` after it is due if nobody has claimed it by then: its
         task was lost.
         """
+        messages = self._tables.messages
         now = database_now()
         wanted = (
             select(messages.c.id)
@@ -129,7 +156,7 @@ class StoreUpkeep:
             messages.c.id,
             messages.c.channel,
             messages.c.next_attempt_at,
-            messages.c.last_error.is_not_distinct_from(_UNKNOWN),
+            self._is_suspect,
             messages.c.next_attempt_at == messages.c.send_at,
         )
         rows = change_chosen(self._database, wanted, put_off, *told)
@@ -142,6 +169,7 @@ class StoreUpkeep:
         record. Such a message is held where it says so; else it is due again at once, unless its
         tries or its time are used up. ``next_attempt_at`` tells since when.
         """
+        messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
         run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
         chosen = (
@@ -184,7 +212,7 @@ class StoreUpkeep:
                     enqueue_at=now,
                     claimed_by=None,
                     claim_expires_at=None,
-                    last_error=_UNKNOWN,
+                    last_error=UNKNOWN,
                 )
             )
             standing = select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
@@ -193,16 +221,82 @@ class StoreUpkeep:
 
         return self._database.transact(work)
 
+    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
+        """Return what the claim with this mark holds of these, of which none was sent."""
+        messages = self._tables.messages
+        is_last = messages.c.attempt_count >= messages.c.max_attempts
+        query = (
+            select(
+                messages.c.id,
+                messages.c.claim_token,
+                messages.c.scope,
+                messages.c.channel,
+                messages.c.attempt_count,
+                self._is_suspect.label("counts"),
+                and_(self._is_suspect, is_last).label("fails"),
+            )
+            .where(
+                self._database.one_of(messages.c.id, message_ids),
+                messages.c.claimed_by == mark,
+                self._tables.has_status(Status.SENDING),
+            )
+            .order_by(messages.c.id)
+        )
+        return [
+            Unbegun(
+                row.id,
+                row.claim_token,
+                row.scope,
+                row.channel,
+                row.attempt_count,
+                bool(row.counts),
+                Status.FAILED if row.fails else Status.SCHEDULED,
+            )
+            for row in self._read(query)
+        ]
+
+    def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
+        """Put back what no worker has begun to send.
+
+        Each is due as it was, and no attempt counts; those whose attempt counts are due ``wait``
+        from now, or fail after their last.
+        """
+        pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds()}
+        said = {"error": NOT_BEGUN, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
+        uncounted, again, failed = (
+            [
+                said | {"id": each.message_id, "token": each.token}
+                for each in unbegun
+                if (each.counts, each.status) == kind
+            ]
+            for kind in (
+                (False, Status.SCHEDULED), (True, Status.SCHEDULED), (True, Status.FAILED),
+            )
+        )  # fmt: skip
+
+        changes = self._changes
+
+        def work(connection: Connection) -> None:
+            changes.not_begun.run(connection, uncounted)
+            changes.undone_attempt.run(connection, uncounted)
+            changes.again.run(connection, again)
+            changes.failed.run(connection, failed)
+            changes.outcome.run(connection, [*again, *failed])
+
+        self._database.transact(work)
+
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many.
 
         Not those of which somebody is yet to be told.
         """
+        tables = self._tables
+        messages = tables.messages
         wanted = (
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
-                ~and_(HOLDS_NO_PLACE, messages.c.reserved),
+                ~and_(tables.holds_no_place, messages.c.reserved),
                 or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
             )
             .order_by(messages.c.finished_at)
@@ -215,16 +309,24 @@ class StoreUpkeep:
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
         """Return the promised times of those of the messages that hold a reservation."""
-        query = select(*KEPT).where(
-            self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE, IS_MESSAGE
+        tables = self._tables
+        messages = tables.messages
+        query = select(*kept_columns(tables)).where(
+            self._database.one_of(messages.c.id, message_ids),
+            ~tables.holds_no_place,
+            tables.is_message,
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return {row.id: Kept(row.send_at, row.move_token) for row in rows}
 
     def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
         """Return the reservations of those of the messages that hold one."""
-        query = select(*PLACE).where(
-            self._database.one_of(messages.c.id, message_ids), ~HOLDS_NO_PLACE, IS_MESSAGE
+        tables = self._tables
+        messages = tables.messages
+        query = select(*place_columns(tables)).where(
+            self._database.one_of(messages.c.id, message_ids),
+            ~tables.holds_no_place,
+            tables.is_message,
         )
         return [Place._make(row) for row in self._read(query)]
 
@@ -233,6 +335,7 @@ class StoreUpkeep:
 
         Left out are those that are not stored, and those that somebody is changing.
         """
+        messages = self._tables.messages
         wanted = (
             select(messages.c.id)
             .where(self._database.one_of(messages.c.id, message_ids))
@@ -248,9 +351,11 @@ class StoreUpkeep:
 
     def unreleased(self, *, at_most: int) -> list[Place]:
         """Return cancelled and expired messages whose place may still be taken."""
+        tables = self._tables
+        messages = tables.messages
         query = (
-            select(*PLACE)
-            .where(HOLDS_NO_PLACE, messages.c.reserved == true())
+            select(*place_columns(tables))
+            .where(tables.holds_no_place, messages.c.reserved == true())
             .order_by(messages.c.id)
             .limit(at_most)
         )
@@ -259,6 +364,7 @@ class StoreUpkeep:
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         """Note that the places of these messages are free."""
+        messages = self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         statement = update(messages).where(these).values(reserved=false())
         self._database.run(lambda connection: connection.execute(statement))
@@ -272,52 +378,135 @@ class StoreUpkeep:
     ) -> Iterator[list[Place]]:
         """Yield all reservations that still matter: times from ``memory`` ago on.
 
-        With ``created``, only of messages whose ids were made between those two instants.
+        With ``created``, only of messages whose ids were made between those two instants. The next
+        page is read while the caller works on one: at most two are in memory.
         """
+        tables = self._tables
+        messages = tables.messages
         query: Select[Any] = (
-            select(*PLACE).where(*_holding_since(memory)).order_by(messages.c.id).limit(batch)
+            select(*place_columns(tables))
+            .where(*_holding_since(tables, memory))
+            .order_by(messages.c.id)
+            .limit(batch)
         )
         last = UUID(int=0)
         if created is not None:
             last = _first_id(created[0])
             query = query.where(messages.c.id < _first_id(created[1]))
-        while True:
-            rows = self._read(query.where(messages.c.id > last))
-            if rows:
-                yield [Place._make(row) for row in rows]
-            if len(rows) < batch:
-                return
-            last = rows[-1].id
+
+        def pages(last: UUID) -> Iterator[list[Place]]:
+            while True:
+                rows = self._read(query.where(messages.c.id > last))
+                if rows:
+                    yield [Place._make(row) for row in rows]
+                if len(rows) < batch:
+                    return
+                last = rows[-1].id
+
+        return _ahead(pages(last))
 
     def count_places(self, *, memory: timedelta) -> int:
         """Return how many reservations :meth:`places` would yield now."""
-        query = select(func.count()).select_from(messages).where(*_holding_since(memory))
+        messages = self._tables.messages
+        query = (
+            select(func.count()).select_from(messages).where(*_holding_since(self._tables, memory))
+        )
         found: int = self._read(query)[0][0]
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
         """Yield the permits of all attempts whose hand-over may lie within ``memory``.
 
-        One that ends while this reads may be yielded twice.
+        One that ends while this reads may be yielded twice. Reads ahead like :meth:`places`.
         """
+        messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
         query = select(
             attempts.c.message_id,
             attempts.c.token,
             messages.c.scope,
             messages.c.channel,
+            attempts.c.finished_at,
             func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
             now.label("now"),
         ).join(messages, messages.c.id == attempts.c.message_id)
         place: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
         under_way = query.where(attempts.c.finished_at.is_(None)).order_by(*place)
-        yield from self._pages(under_way, place, batch, lambda row: (row.message_id, row.token))
         recent = attempts.c.finished_at > later(now, -memory.total_seconds())
-        place = (attempts.c.finished_at, *place)
-        ended = query.where(recent).order_by(*place)
-        yield from self._pages(
-            ended, place, batch, lambda row: (row.end, row.message_id, row.token)
+        at = (attempts.c.finished_at, *place)
+        ended = query.where(recent).order_by(*at)
+        rows = chain(
+            self._pages(under_way, place, batch, lambda row: (row.message_id, row.token)),
+            self._pages(ended, at, batch, lambda row: (row.end, row.message_id, row.token)),
         )
+        return _ahead([_taken(row) for row in page] for page in rows)
+
+    def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
+        """Return how long ago attempts ended, by message and token; None for one under way.
+
+        One whose claim was put back is not there.
+        """
+        attempts = self._tables.attempts
+        query = select(
+            attempts.c.message_id,
+            attempts.c.token,
+            attempts.c.finished_at,
+            database_now().label("now"),
+        ).where(self._database.one_of(attempts.c.message_id, sorted({id_ for id_, _ in these})))
+        return {
+            (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
+            for row in self._read(query)
+        }
+
+    def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
+        """Yield the messages that are past their send time and wait, without a try of their claim.
+
+        They were put back by a limit, for a silent destination, or by a worker that ended. Not
+        those that wait for another try: their providers may have asked for that.
+        """
+        messages, attempts = self._tables.messages, self._tables.attempts
+        now = database_now()
+        was_tried = exists().where(
+            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
+        )
+        place: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
+        query = (
+            select(*place)
+            .where(
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.send_at <= now,
+                messages.c.next_attempt_at > now,
+                ~was_tried,
+            )
+            .order_by(*place)
+        )
+        for page in self._pages(query, place, batch, lambda row: (row.enqueue_at, row.id)):
+            yield [row.id for row in page]
+
+    def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Let those of the messages that were snoozed be due and enqueued now; return which come.
+
+        Also those that are due or being sent already; none whose promised time is to come.
+        """
+        now, messages = database_now(), self._tables.messages
+        these = self._database.one_of(messages.c.id, message_ids)
+        statement = (
+            update(messages)
+            .where(
+                these,
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.send_at <= now,
+                messages.c.next_attempt_at > now,
+            )
+            .values(next_attempt_at=now, enqueue_at=now)
+        )
+        self._database.run(lambda connection: connection.execute(statement))
+        come = select(messages.c.id).where(
+            these,
+            self._tables.has_status(Status.SCHEDULED, Status.SENDING),
+            messages.c.next_attempt_at <= now,
+        )
+        return {row.id for row in self._read(come)}
 
     def _pages(
         self,
@@ -325,15 +514,12 @@ class StoreUpkeep:
         place: tuple[Column[Any], ...],
         batch: int,
         place_of: Callable[[Row[Any]], tuple[Any, ...]],
-    ) -> Iterator[list[Taken]]:
+    ) -> Iterator[Sequence[Row[Any]]]:
         page = query.limit(batch)
         while True:
             rows = self._read(page)
             if rows:
-                yield [
-                    Taken(row.message_id, row.token, row.scope, row.channel, row.now - row.end)
-                    for row in rows
-                ]
+                yield rows
             if len(rows) < batch:
                 return
             last = [
@@ -347,9 +533,36 @@ class StoreUpkeep:
         return self._database.run(lambda connection: connection.execute(query).all())
 
 
-def _holding_since(memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
+    """Yield the pages, and let a thread read the next one meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, pages, None)
+        while (page := coming.result()) is not None:
+            coming = thread.submit(next, pages, None)
+            yield page
+
+
+def _taken(row: Row[Any]) -> Taken:
+    return Taken(
+        row.message_id,
+        row.token,
+        row.scope,
+        row.channel,
+        row.now - row.end,
+        is_under_way=row.finished_at is None,
+    )
+
+
+def place_columns(tables: Tables) -> tuple[Column[Any], ...]:
+    """Return the columns of a :class:`Place`."""
+    row = tables.messages.c
+    return row.id, row.scope, row.send_at, row.channel, row.scopes
+
+
+def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+    messages = tables.messages
     earliest = later(database_now(), -memory.total_seconds())
-    return messages.c.reserved == true(), ~HOLDS_NO_PLACE, messages.c.send_at > earliest
+    return messages.c.reserved == true(), ~tables.holds_no_place, messages.c.send_at > earliest
 
 
 def _first_id(instant: datetime) -> UUID:

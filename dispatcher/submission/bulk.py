@@ -19,7 +19,7 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, Rejection
-from dispatcher.reservation import Booking, Bulk, Posting, Request
+from dispatcher.reservation import Booking, Bulk, Request, UnderWay
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, BulkMessages, Suppressions
@@ -60,7 +60,7 @@ class _Prepared:
     started: float
     atomic: bool
     waiting: list[Case] = field(default_factory=list)
-    posting: Posting | None = None
+    posting: UnderWay | None = None
     booked: list[Case] = field(default_factory=list)
 
 

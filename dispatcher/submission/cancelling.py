@@ -37,16 +37,19 @@ class Cancelling:
         self._store = store
         self._journal = journal
 
-    def cancel(self, message_ids: Sequence[UUID]) -> list[Message | DispatcherError]:
+    def cancel(
+        self, message_ids: Sequence[UUID], *, because: str | None = None
+    ) -> list[Message | DispatcherError]:
         """Cancel what is still scheduled, and give the places back at once.
 
         Return for each id the cancelled message, or the error that cancelling it alone would
-        raise. Raises StoreUnavailable: some are cancelled then, and cancelling again tells.
+        raise. ``because`` becomes the ``last_error`` of what is cancelled. Raises
+        StoreUnavailable: some are cancelled then, and cancelling again tells.
         """
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
             some = message_ids[start : start + _AT_ONCE]
-            found = self._store.cancel(some)
+            found = self._store.cancel(some, because=because)
             cancelled = [each for each in found.values() if each.status is Status.CANCELLED]
             for each in cancelled:
                 self._journal.tell(Transition.CANCELLED, each)

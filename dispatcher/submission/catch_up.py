@@ -21,8 +21,8 @@ from dispatcher.scope import counted
 from dispatcher.sendtime import after
 from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
-from dispatcher.submission.changes import Changes
 from dispatcher.submission.handover import Handover
+from dispatcher.submission.moves import Moves
 from dispatcher.submission.schedule import ValidDraft, read_hours
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,13 @@ class CatchUp:
         *,
         settings: Settings,
         store: Overdue,
-        changes: Changes,
+        moves: Moves,
         handover: Handover,
         journal: Journal,
     ) -> None:
         self._settings = settings
         self._store = store
-        self._changes = changes
+        self._moves = moves
         self._handover = handover
         self._journal = journal
         self._reslots = bool(settings.caught_up_by("reslot"))
@@ -169,7 +169,7 @@ class CatchUp:
             expire_after=message.expire_after,
         )
         asked_at = message.asked_at or message.send_at
-        return self._changes.move(movable, wanted, asked_at=asked_at)
+        return self._moves.move(movable, wanted, asked_at=asked_at)
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon

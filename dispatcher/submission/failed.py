@@ -1,14 +1,24 @@
-"""Give a failed message another round of tries."""
+"""Give failed messages another round of tries."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
-from dispatcher.errors import InvalidValue, TooLate, UnknownChannel
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidValue,
+    MessageNotFound,
+    Suppressed,
+    TooLate,
+    UnknownChannel,
+)
 from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
-from dispatcher.store import FailedMessages, Suppressions
+from dispatcher.store import FailedMessages, Standstill, Suppressions
+
+_AT_ONCE = 500
 
 
 class Failed:
@@ -39,22 +49,71 @@ class Failed:
         knows what came of its last try, its ``on_unknown`` is ``hold``, and ``perhaps_sent`` does
         not say that it may go out twice.
         """
-        found = self._failed.look(message_id)
+        [answer] = self.retry_many([message_id], perhaps_sent=perhaps_sent)
+        if isinstance(answer, DispatcherError):
+            raise answer
+        return answer
+
+    def retry_many(
+        self, message_ids: Sequence[UUID], *, perhaps_sent: bool = False
+    ) -> list[Message | DispatcherError]:
+        """Return for each id what :meth:`retry` would return or raise.
+
+        Raises StoreUnavailable: some are tried again then, and doing it again tells.
+        """
+        answers: dict[UUID, Message | DispatcherError] = {}
+        every = list(dict.fromkeys(message_ids))
+        for start in range(0, len(every), _AT_ONCE):
+            answers |= self._retried(every[start : start + _AT_ONCE], perhaps_sent)
+        return [answers[each] for each in message_ids]
+
+    def _retried(
+        self, message_ids: Sequence[UUID], perhaps_sent: bool
+    ) -> dict[UUID, Message | DispatcherError]:
+        found = self._failed.look(message_ids)
+        answers: dict[UUID, Message | DispatcherError] = {}
+        for each in message_ids:
+            refused = self._refusal(each, found.get(each), perhaps_sent)
+            if refused is not None:
+                answers[each] = refused
+        left = [found[each] for each in message_ids if each not in answers]
+        asked = {(each.message.recipient, each.message.channel) for each in left}
+        unwanted = self._suppressions.among(asked)
+        wanted: list[tuple[Standstill, int]] = []
+        for before in left:
+            message = before.message
+            if (message.recipient, message.channel) in unwanted:
+                answers[message.id] = Suppressed(message.channel)
+            else:
+                wanted.append((before, self._settings.channels[message.channel].max_attempts))
+        standing = self._failed.retry(wanted) if wanted else {}
+        for before, _ in wanted:
+            now = standing.get(before.message.id)
+            answers[before.message.id] = self._answer(before, now)
+        return answers
+
+    def _refusal(
+        self, message_id: UUID, found: Standstill | None, perhaps_sent: bool
+    ) -> DispatcherError | None:
+        if found is None:
+            return MessageNotFound(message_id)
         message = found.message
         if message.status is not Status.FAILED:
-            raise TooLate(message_id, message.status)
+            return TooLate(message_id, message.status)
         if found.is_unknown and message.on_unknown == "hold" and not perhaps_sent:
-            raise InvalidValue(
+            return InvalidValue(
                 "perhaps_sent",
                 f"message {message_id} may have been sent, and must not go out twice",
                 "True, to send it nevertheless",
             )
-        channel = self._settings.channels.get(message.channel)
-        if channel is None:
-            raise UnknownChannel(message.channel, tuple(self._settings.channels))
-        self._suppressions.check(message.recipient, message.channel)
-        now = self._failed.retry(found, tries=channel.max_attempts)
-        if now.message.status is Status.FAILED and now.token == found.token:
-            raise TooLate(message_id, "past its expiry")
+        if message.channel not in self._settings.channels:
+            return UnknownChannel(message.channel, tuple(self._settings.channels))
+        return None
+
+    def _answer(self, before: Standstill, now: Standstill | None) -> Message | DispatcherError:
+        if now is None:
+            return MessageNotFound(before.message.id)
+        if now.message.status is Status.FAILED and now.token == before.token:
+            return TooLate(before.message.id, "past its expiry")
         self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         return now.message

@@ -107,6 +107,7 @@ class JoinedSubmission:
         except NoPlace:
             known = _known(valid, transaction)
             if known is None:
+                transaction.check_wanted(valid.recipient, valid.channel)
                 raise
             return known
         fault("joined.after_reserve")

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 
 from dispatcher import sendtime
 from dispatcher.clock import Clock
-from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of
+from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of, quoted
 from dispatcher.message import check_text
-from dispatcher.reservation import Timeline, Timelines
+from dispatcher.reservation import Terms, Timeline, Timelines
+from dispatcher.scope import NOBODY, of_channel
 from dispatcher.settings import Settings
 from dispatcher.submission.schedule import terms_for
 
@@ -26,7 +27,7 @@ class Outlook:
 
     def timeline(
         self,
-        scope: str,
+        scope: str | None,
         *,
         channel: str | None,
         scopes: Mapping[str, str] | None,
@@ -39,20 +40,7 @@ class Outlook:
 
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
-        check_text("scope", scope)
-        if kind is not None and not isinstance(kind, str):
-            raise InvalidDraft("kind", kind_of(kind), "a kind of the settings")
-        if kind is not None and (channel is not None or scopes is not None):
-            raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
-        terms = terms_for(
-            self._settings,
-            scope=scope,
-            channel=channel,
-            scopes=scopes if kind is None else {kind: scope},
-            zone=zone,
-        )
-        if kind is not None:
-            terms = terms._replace(scopes=tuple(each for each in terms.scopes if each.kind == kind))
+        terms = self._terms(scope, channel, scopes, zone, kind)
         now = self._clock.now()
         if start is None:
             begins = sendtime.after(timedelta(0), now=now)
@@ -64,6 +52,40 @@ class Outlook:
                 raise InvalidSendTime("start", f"{begins.isoformat()}", "a time from 1970 on")
         accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
-            raise InvalidSendTime("length", f"{length}", accepted)
+            raise InvalidSendTime("length", quoted(length), accepted)
         ends = sendtime.after(length, now=begins, field="length")
         return self._timelines.read(terms, begins, ends, now=now)
+
+    def _terms(
+        self,
+        scope: str | None,
+        channel: str | None,
+        scopes: Mapping[str, str] | None,
+        zone: str | None,
+        kind: str | None,
+    ) -> Terms:
+        """Return what times are judged by: all that a message counts against, or some alone."""
+        if scope is not None:
+            check_text("scope", scope)
+        elif kind is not None or (channel is None) == (not scopes):
+            raise InvalidDraft("scope", "not given", "a scope, a channel, or scopes by kind")
+        if kind is not None and not isinstance(kind, str):
+            raise InvalidDraft("kind", kind_of(kind), "a kind of the settings")
+        if kind is not None and (channel is not None or scopes is not None):
+            raise InvalidDraft("kind", "given together with channel or scopes", "one of them")
+        terms = terms_for(
+            self._settings,
+            scope=scope or NOBODY,
+            channel=channel,
+            scopes=scopes if kind is None or scope is None else {kind: scope},
+            zone=zone,
+        )
+        if kind is None and scope is not None:
+            return terms
+        kinds = [kind or of_channel(channel or ""), *(scopes or ())]
+        alone = tuple(each for each in terms.scopes if each.kind in kinds)
+        if not alone:
+            problem = f"{quoted(channel)} as a whole has no quotas (channels.{channel}.quotas)"
+            accepted = "one that has, or a recipient too, to see what counts for them there"
+            raise InvalidDraft("channel", problem, accepted)
+        return terms._replace(scopes=alone)

@@ -8,7 +8,14 @@ from typing import NamedTuple, get_args
 
 from dispatcher import sendtime
 from dispatcher.channel import Channel, check_hours
-from dispatcher.errors import InvalidDraft, InvalidSendTime, InvalidValue, UnknownChannel, kind_of
+from dispatcher.errors import (
+    InvalidDraft,
+    InvalidSendTime,
+    InvalidValue,
+    UnknownChannel,
+    kind_of,
+    quoted,
+)
 from dispatcher.hours import Hours
 from dispatcher.message import Body, Draft, OnUnknown, check_body, check_text, fingerprint
 from dispatcher.reservation import Terms
@@ -77,7 +84,7 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     """
     channel, key = draft.channel, draft.idempotency_key
     _check_channel(channel, settings)
-    recipient = check_text("recipient", draft.recipient)
+    recipient = settings.spellings.on(channel, check_text("recipient", draft.recipient))
     scope = recipient if draft.scope is None else check_text("scope", draft.scope)
     if key is not None:
         check_text("idempotency_key", key)
@@ -205,8 +212,8 @@ def _expire_after(draft: Draft, channel: Channel, farthest: datetime) -> timedel
 def _on_unknown(draft: Draft, channel: Channel) -> OnUnknown:
     if draft.on_unknown is None:
         return channel.on_unknown
-    if draft.on_unknown not in get_args(OnUnknown):
-        raise InvalidDraft("on_unknown", repr(draft.on_unknown)[:80], "'retry' or 'hold'")
+    if not isinstance(draft.on_unknown, str) or draft.on_unknown not in get_args(OnUnknown):
+        raise InvalidDraft("on_unknown", quoted(draft.on_unknown), "'retry' or 'hold'")
     return draft.on_unknown
 
 
@@ -220,8 +227,8 @@ def _status_url(draft: Draft, settings: Settings) -> str | None:
 
 
 def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> datetime | None:
-    if draft.on_conflict not in ("reject", "shift"):
-        raise InvalidDraft("on_conflict", repr(draft.on_conflict)[:80], "'reject' or 'shift'")
+    if not isinstance(draft.on_conflict, str) or draft.on_conflict not in ("reject", "shift"):
+        raise InvalidDraft("on_conflict", quoted(draft.on_conflict), "'reject' or 'shift'")
     if draft.on_conflict == "reject":
         if draft.latest is not None:
             raise InvalidDraft("latest", "given without on_conflict='shift'", "none")
@@ -277,7 +284,7 @@ def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
     """
     if quiet_hours is None and send_window is None:
         return None
-    if quiet_hours == NO_HOURS and send_window is None:
+    if isinstance(quiet_hours, str) and quiet_hours == NO_HOURS and send_window is None:
         return NO_HOURS
     try:
         hours = _parsed(quiet_hours, "quiet_hours"), _parsed(send_window, "send_window")
@@ -295,7 +302,7 @@ def read_hours(text: str) -> Hours | None:
 
 def _check_channel(channel: object, settings: Settings) -> None:
     if not isinstance(channel, str) or channel not in settings.channels:
-        raise UnknownChannel(str(channel)[:80], sorted(settings.channels))
+        raise UnknownChannel(channel, sorted(settings.channels))
 
 
 def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
@@ -303,8 +310,8 @@ def _checked_scopes(scopes: object, settings: Settings) -> Mapping[str, str]:
     if not isinstance(scopes, Mapping):
         raise InvalidDraft("scopes", kind_of(scopes), accepted)
     for kind, name in scopes.items():
-        if kind not in settings.scopes:
-            raise InvalidDraft("scopes", f"there is no kind {str(kind)[:80]!r}", accepted)
+        if not isinstance(kind, str) or kind not in settings.scopes:
+            raise InvalidDraft("scopes", f"there is no kind {quoted(kind)}", accepted)
         check_text(f"scopes.{kind}", name)
     return dict(scopes)
 

@@ -23,7 +23,7 @@ from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
 from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
-from dispatcher.store import GivenUp, Messages
+from dispatcher.store import GivenUp, Messages, Suppressions
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import (
     Check,
@@ -38,8 +38,8 @@ from dispatcher.tracing import Tracing, traced
 
 log = logging.getLogger(__name__)
 
-_LOOKS = 10
-_BETWEEN_LOOKS_SECONDS = 0.5
+LOOKS = 10
+BETWEEN_LOOKS_SECONDS = 0.5
 
 
 class Submission:
@@ -56,6 +56,7 @@ class Submission:
         clock: Clock,
         windows: Windows,
         messages: Messages,
+        suppressions: Suppressions,
         handover: Handover,
         journal: Journal,
         check: Check = no_check,
@@ -66,6 +67,7 @@ class Submission:
         self._clock = clock
         self._windows = windows
         self._messages = messages
+        self._suppressions = suppressions
         self._handover = handover
         self._journal = journal
         self._check = check
@@ -75,7 +77,7 @@ class Submission:
     def submit(self, draft: Draft) -> Message:
         """Accept ``draft``: schedule, reserve, add, enqueue.
 
-        Raises InvalidDraft, QuotaExceeded, QuietHours, IdempotencyConflict,
+        Raises InvalidDraft, Suppressed, QuotaExceeded, QuietHours, IdempotencyConflict,
         ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
         OutcomeUnknown.
         """
@@ -139,6 +141,7 @@ class Submission:
         except NoPlace:
             known = self._known(draft)
             if known is None:
+                self._suppressions.check(draft.recipient, draft.channel)
                 raise
             return known
 
@@ -289,7 +292,7 @@ class Submission:
             return False
 
     def _reserve_again(self, message: Message, booking: Booking) -> None:
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             try:
                 self._windows.reserve(
                     message.id,
@@ -300,7 +303,7 @@ class Submission:
                 )
             except ReservationsUnavailable as error:
                 reason = error
-                self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
+                self._clock.sleep(BETWEEN_LOOKS_SECONDS)
             else:
                 return
         log.warning("message %s: its place is restored later: %s", message.id, reason)

@@ -8,7 +8,7 @@ from dispatcher.errors import UnknownChannel
 from dispatcher.faults import fault
 from dispatcher.message import Message, check_text
 from dispatcher.settings import Settings
-from dispatcher.store import Suppression, Suppressions
+from dispatcher.store import REASON, Suppression, Suppressions
 from dispatcher.submission.cancelling import Cancelling
 
 _AT_ONCE = 500
@@ -36,15 +36,21 @@ class Suppressing:
         doing it again is fine.
         """
         recipient = check_text("recipient", recipient)
-        if channel is not None and channel not in self._settings.channels:
-            raise UnknownChannel(str(channel)[:80], sorted(self._settings.channels))
-        self._suppressions.add(recipient, channel)
+        channels = self._settings.channels
+        if channel is not None and not (isinstance(channel, str) and channel in channels):
+            raise UnknownChannel(channel, sorted(channels))
+        spellings = self._settings.spellings.all(recipient, channel)
+        for each in spellings:
+            self._suppressions.add(each, channel)
         fault("suppress.after_row")
+        return sum(self._cancel(each, channel) for each in spellings)
+
+    def _cancel(self, recipient: str, channel: str | None) -> int:
         cancelled, last = 0, None
         while some := self._suppressions.scheduled(
             recipient, channel, after=last, at_most=_AT_ONCE
         ):
-            answers = self._cancelling.cancel(some)
+            answers = self._cancelling.cancel(some, because=REASON)
             cancelled += sum(isinstance(each, Message) for each in answers)
             last = some[-1]
         return cancelled
@@ -54,11 +60,19 @@ class Suppressing:
         recipient = check_text("recipient", recipient)
         if channel is not None:
             check_text("channel", channel)  # also one that the settings do not know any more
-        self._suppressions.remove(recipient, channel)
+        for each in self._settings.spellings.all(recipient, channel):
+            self._suppressions.remove(each, channel)
         return tuple(self.suppressed(recipient))
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
         """Yield who gets nothing, in the order of recipients, read some hundreds at a time."""
+        if recipient is None:
+            yield from self._pages(None)
+            return
+        for each in self._settings.spellings.all(recipient):
+            yield from self._pages(each)
+
+    def _pages(self, recipient: str | None) -> Iterator[Suppression]:
         after = None
         while True:
             page = self._suppressions.page(recipient, after=after, at_most=_AT_ONCE)

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dispatcher.channel import TEMPLATE_NAME, Channel
-from dispatcher.errors import InvalidDraft, InvalidSettings
+from dispatcher.errors import InvalidDraft, InvalidSettings, quoted
 from dispatcher.message import Draft, check_body
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _Channel:
         """Return a template's body, each text of which is compiled."""
         if not isinstance(name, str) or name not in self._sources:
             known = ", ".join(sorted(self._sources)) or "none"
-            problem = f"there is no template {str(name)[:80]!r} on this channel"
+            problem = f"there is no template {quoted(name)} on this channel"
             raise InvalidDraft("template", problem, f"one of its templates: {known}")
         if name not in self._compiled:
             plain, html = self._sandboxes()
@@ -132,7 +132,9 @@ class _Channel:
             name, part = match[1], match[2]
             path, body = self._sources.setdefault(name, (f"{directory}/{name}", {}))
             if path != f"{directory}/{name}":
-                raise InvalidSettings(field, f"there is a template {name!r} already", "one of each")
+                raise InvalidSettings(
+                    field, f"there is a template {quoted(name)} already", "one of each"
+                )
             body[part] = text
 
     def _sandboxes(self) -> tuple[Sandbox, Sandbox]:

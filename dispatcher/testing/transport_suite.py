@@ -139,6 +139,18 @@ class TransportSuite:
         _see(isinstance(error, DeliveryError), f"{error!r} from a provider that never answers")
         _see(took <= timeout + _GRACE_SECONDS, f"{took:.1f} s with a timeout of {timeout:g} s")
 
+    def test_it_names_one_destination_or_none(self) -> None:
+        """Messages to one recipient have one destination, a text that is not empty, or None."""
+
+        def names(transport: Transport) -> list[object]:
+            name_of = getattr(transport, "destination", lambda _: None)
+            return [name_of(self.a_message()) for _ in range(2)]
+
+        first, second = self._used(names)
+        is_name = isinstance(first, str) and bool(first)
+        _see(first is None or is_name, f"{kind_of(first)} as destination")
+        _see(first == second, "another destination for the same recipient")
+
     def test_what_can_be_sent_is_accepted(self) -> None:
         """The check lets through what the transport sends."""
         check = self._check()

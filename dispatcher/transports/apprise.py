@@ -18,16 +18,17 @@ from dispatcher.errors import (
     PermanentFailure,
     TemporaryFailure,
     kind_of,
+    quoted,
 )
 from dispatcher.message import Body, Message, check_text
 from dispatcher.transports.quiet import quiet, silence
 
 PLACEHOLDER: Final = "{recipient}"
-_AUTHORITY = re.compile(r"[a-z0-9]+://[^/?#]*", re.IGNORECASE)
+_AUTHORITY = re.compile(r"[a-zA-Z0-9]+://[^/?#]*")
 _RECIPIENT = re.compile(r"(?=.*[A-Za-z0-9])(?!.*\.\.)[A-Za-z0-9@._+#:!=-]+")
 _RECIPIENT_ACCEPTED = "letters, digits and @ . _ + # : ! = -, without two dots in a row"
 _NEUTRAL = "4915112345678"
-_KEYS = {"text", "title"}
+_MARKUP = frozenset("<>&")
 _MOST_LEFT = 64
 """How many hand-overs that did not end may be left to themselves before no other is begun."""
 _SHARE_OF_TIMEOUT = 0.95
@@ -47,7 +48,8 @@ class AppriseTransport:
     go to the same place. ``format``: what the text is written in. ``timeout``: seconds for all of a
     hand-over. Raises InvalidSettings.
 
-    A body is ``{"text": …}`` or ``{"title": …, "text": …}``; there are no attachments.
+    A body is ``{"text": …}`` or ``{"title": …, "text": …}``; with ``format="html"`` it has ``html``
+    instead of ``text``. There are no attachments.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class AppriseTransport:
     ) -> None:
         if isinstance(urls, str) or not isinstance(urls, list | tuple) or not urls:
             raise InvalidSettings("urls", "no list of URLs", "a list of one Apprise URL or more")
-        if format not in ("text", "markdown", "html"):
-            raise InvalidSettings("format", f"{format!r}", "text, markdown or html")
+        if not isinstance(format, str) or format not in ("text", "markdown", "html"):
+            raise InvalidSettings("format", quoted(format), "text, markdown or html")
         self._format = format
         self._seconds = timeout * _SHARE_OF_TIMEOUT
         self._left = threading.BoundedSemaphore(_MOST_LEFT)
@@ -83,7 +85,7 @@ class AppriseTransport:
 
         Raises InvalidDraft.
         """
-        _title_and_text(body)
+        _title_and_text(body, (options or {}).get("format"))
         urls = (options or {}).get("urls")
         if isinstance(urls, list | tuple) and any(PLACEHOLDER in str(each) for each in urls):
             _check_recipient(recipient)
@@ -96,7 +98,7 @@ class AppriseTransport:
         that broke. Otherwise a refusal is a TemporaryFailure.
         """
         try:
-            title, text = _title_and_text(message.body)
+            title, text = _title_and_text(message.body, self._format)
             if any(PLACEHOLDER in each for each in self._urls):
                 _check_recipient(message.recipient)
         except InvalidDraft as refused:
@@ -179,15 +181,25 @@ class AppriseTransport:
         return end
 
 
-def _title_and_text(body: Body) -> tuple[str, str]:
-    accepted = 'an object with "text" and, if need be, "title"'
-    others = sorted(body.keys() - _KEYS)
+def _title_and_text(body: Body, written_in: object) -> tuple[str, str]:
+    """Return both. Raises InvalidDraft.
+
+    What is HTML stands under ``html``, as everywhere, so that templates escape what they put in.
+    """
+    is_html = isinstance(written_in, str) and written_in == "html"
+    key = "html" if is_html else "text"
+    accepted = f'an object with "{key}" and, if need be, "title"'
+    others = sorted(body.keys() - {key, "title"})
     if others:
         raise InvalidDraft(f"body.{others[0][:40]}", "not known here", accepted)
-    title, text = body.get("title", ""), body.get("text")
+    title, text = body.get("title", ""), body.get(key)
     if not isinstance(text, str) or not text.strip():
-        raise InvalidDraft("body.text", "no text", accepted)
-    return check_text("body.title", title) if title != "" else "", text
+        raise InvalidDraft(f"body.{key}", "no text", accepted)
+    if title != "":
+        check_text("body.title", title)
+        if is_html and not _MARKUP.isdisjoint(title):  # some services put it into the page
+            raise InvalidDraft("body.title", "it has <, > or &", "a title without them")
+    return title, text
 
 
 def _check_recipient(recipient: str) -> None:

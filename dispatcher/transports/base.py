@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from dispatcher.channel import Channel
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, cut, quoted
 from dispatcher.message import Message
 from dispatcher.settings import Settings
 from dispatcher.transports import naming
@@ -28,6 +28,10 @@ class Transport(Protocol):
         is reserved, and raises InvalidDraft, naming ``recipient`` or ``body.…``, for what could
         never be sent. It connects to nothing. With a third parameter ``options`` it is given the
         channel's, as the submitting process knows them.
+    ``destination(message)``
+        Names what the message goes to: the host of a URL, the domain of an address; None where all
+        messages of the channel go the same way. One that gives no answer then leaves senders to
+        others. Called before ``send``, by many threads; it connects to nothing.
     ``probe()``
         Called by ``dispatcher doctor``, on an instance of its own that is closed after it. Asks the
         provider whether it is there and knows us, sends nothing, returns within some seconds, and
@@ -70,7 +74,7 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
         return cast("Transport", found)
     if callable(found):
         return _Function(found)
-    problem = f"{channel.transport!r} can not be called"
+    problem = f"{quoted(channel.transport)} can not be called"
     raise InvalidSettings(f"channels.{name}.transport", problem, naming.accepted())
 
 
@@ -110,7 +114,7 @@ def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
         raise InvalidSettings(field, error.problem, error.accepted) from None
     except (TypeError, ValueError, OSError) as error:
         raise InvalidSettings(
-            f"channels.{name}.options", str(error), "what the transport takes"
+            f"channels.{name}.options", cut(str(error)), "what the transport takes"
         ) from error
 
 

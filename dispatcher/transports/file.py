@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,8 @@ from typing import Protocol
 from dispatcher.clock import SystemClock
 from dispatcher.errors import TemporaryFailure
 from dispatcher.message import Message, dump_json
+from dispatcher.modes import make_private
+from dispatcher.sendtime import as_text
 
 
 class _Now(Protocol):
@@ -28,7 +31,7 @@ class FileTransport:
     def __init__(self, path: Path | str, clock: _Now | None = None) -> None:
         self._path = Path(path)
         self._clock = clock or SystemClock()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._made = make_private(self._path.parent)
 
     def send(self, message: Message) -> str | None:
         """Append ``message``. Raises TemporaryFailure when the disk takes no whole line."""
@@ -39,15 +42,15 @@ class FileTransport:
                     "channel": message.channel,
                     "recipient": message.recipient,
                     "body": message.body,
-                    "send_at": message.send_at.isoformat(),
-                    "sent_at": self._clock.now().isoformat(),
+                    "send_at": as_text(message.send_at),
+                    "sent_at": as_text(self._clock.now()),
                     "attempt": message.attempt_count,
                 }
             ).encode()
             + b"\n"
         )
         try:
-            target = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            target = self._open()
             try:
                 fcntl.flock(target, fcntl.LOCK_EX)  # until the close
                 size = os.fstat(target).st_size
@@ -61,3 +64,17 @@ class FileTransport:
         if written != len(line):
             raise TemporaryFailure("the disk took only part of the line")
         return None
+
+    def close(self) -> None:
+        """Remove the folders that were made for nothing."""
+        with suppress(OSError):
+            for each in self._made:
+                each.rmdir()
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        try:
+            return os.open(self._path, flags, 0o600)
+        except FileNotFoundError:
+            make_private(self._path.parent)
+            return os.open(self._path, flags, 0o600)

@@ -10,7 +10,7 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
-from dispatcher.errors import InvalidSettings
+from dispatcher.errors import InvalidSettings, cut, quoted
 
 GROUP = "dispatcher.transports"
 """The entry points by which distributions of others offer transports."""
@@ -51,11 +51,12 @@ def find(name: str, text: str) -> Any:
         return _offered(field, text)
     module, _, attribute = text.partition(":")
     if not module or not attribute:
-        raise InvalidSettings(field, f"there is no transport {text!r}", accepted())
+        raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted())
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise InvalidSettings(field, f"cannot load {text!r} ({error})", accepted()) from error
+        problem = f"cannot load {quoted(text)} ({cut(str(error))})"
+        raise InvalidSettings(field, problem, accepted()) from error
 
 
 def accepted() -> str:
@@ -72,7 +73,7 @@ def _shipped(field: str, text: str, shipped: _Shipped) -> Any:
     except ModuleNotFoundError as error:
         if shipped.extra is None:
             raise
-        problem = f"the transport {text!r} needs {error.name}, which is not installed"
+        problem = f"the transport {quoted(text)} needs {error.name}, which is not installed"
         install = f"pip install 'dispatcher[{shipped.extra}]'"
         raise InvalidSettings(field, problem, f"it after {install}") from error
 
@@ -80,16 +81,16 @@ def _shipped(field: str, text: str, shipped: _Shipped) -> Any:
 def _offered(field: str, text: str) -> Any:
     offers = list(entry_points(group=GROUP, name=text))
     if not offers:
-        raise InvalidSettings(field, f"there is no transport {text!r}", accepted())
+        raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted())
     places = sorted({each.value for each in offers})
     if len(places) > 1:
         found = ", ".join(f"{each.value} of {_distribution(each)}" for each in offers)
-        problem = f"the transport {text!r} is offered more than once: {found}"
+        problem = f"the transport {quoted(text)} is offered more than once: {found}"
         raise InvalidSettings(field, problem, f"the one you mean, as in {places[0]}")
     try:
         return offers[0].load()
     except Exception as error:
-        problem = f"cannot load {text!r} of {_distribution(offers[0])} ({error})"
+        problem = f"cannot load {quoted(text)} of {_distribution(offers[0])} ({cut(str(error))})"
         raise InvalidSettings(field, problem, accepted()) from error
 
 

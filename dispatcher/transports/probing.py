@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from dispatcher.errors import DeliveryError, InvalidSettings
 from dispatcher.settings import Settings
 from dispatcher.transports.base import close_all, load
-from dispatcher.transports.naming import find
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
     """The channels whose providers can be asked: those that answer, and why others do not.
 
-    ``unmade`` are the channels whose transports these settings do not make, with the reasons.
+    ``unmade`` are the channels whose transports a worker with these settings cannot make, with the
+    reasons.
     """
 
     answer: tuple[str, ...]
@@ -24,20 +24,24 @@ class Probed:
 
 
 def probe_all(settings: Settings) -> Probed:
-    """Call ``probe`` of every channel's transport that has one. Raises nothing of theirs."""
+    """Make every channel's transport as a worker does, and call ``probe`` of those that have one.
+
+    Raises nothing of theirs.
+    """
     answer: list[str] = []
     refuse: dict[str, str] = {}
     unmade: dict[str, str] = {}
     for name, channel in settings.channels.items():
         try:
-            if not callable(getattr(find(name, channel.transport), "probe", None)):
-                continue
             transport = load(name, channel, settings)
         except InvalidSettings as error:
-            unmade[name] = f"{error.field}: {error.problem}"
+            unmade[name] = str(error)
             continue
         except Exception as error:  # noqa: BLE001 - it may raise anything, secrets in its text
             unmade[name] = type(error).__name__
+            continue
+        if not callable(getattr(transport, "probe", None)):
+            close_all([transport])
             continue
         why = _refusal(transport)
         close_all([transport])

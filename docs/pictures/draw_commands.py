@@ -16,8 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import UUID
 
-from rich.console import Console
-
 from dispatcher.cli import demo, show, timeline
 from dispatcher.cli.glance import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill
@@ -82,6 +80,7 @@ def overview() -> Overview:
         ),
         beats=(Sign(name="beat@one 4713", age=_SECOND),),
         duties=tuple(Sign(name=name, age=seconds * _SECOND) for name, seconds in age.items()),
+        items_rejected=0,
         silence=None,
     )
 
@@ -110,7 +109,7 @@ def timeline_svg(house: House) -> str:
         "ada", channel="sms", zone="Europe/Berlin", start=start, length=28 * _HOUR
     )
 
-    def say(console: Console) -> None:
+    def say(console: show.Terminal) -> None:
         for line in timeline.picture(found, width=WIDTH):
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
@@ -120,7 +119,7 @@ def timeline_svg(house: House) -> str:
 def demo_svg() -> str:
     """Play the demo, which takes half a minute, and draw it."""
 
-    def play(console: Console) -> None:
+    def play(console: show.Terminal) -> None:
         before, show.out = show.out, console
         try:
             demo.demo()
@@ -130,9 +129,9 @@ def demo_svg() -> str:
     return drawn("dispatcher demo", play)
 
 
-def drawn(title: str, say: Callable[[Console], object]) -> str:
+def drawn(title: str, say: Callable[[show.Terminal], object]) -> str:
     """Return what is said as a picture, the same for the same words, without fonts from afar."""
-    console = Console(
+    console = show.Terminal(
         record=True, width=WIDTH, file=StringIO(), color_system="truecolor", highlight=False
     )
     say(console)

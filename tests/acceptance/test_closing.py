@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.support.environment import CHANNEL, SERVICES, Maker
 from tests.support.ledger import Ledger, read
-
-STOP_SECONDS = 15.0
 
 
 class Closing(Ledger):
@@ -36,9 +34,13 @@ def test_a_worker_that_ends_closes_its_transports_after_its_hand_overs(
     running = environment(
         services={"worker": SERVICES["worker"], "beat": SERVICES["beat-1"]}, channels=channels
     )
-    at = datetime.now(UTC) + timedelta(seconds=1)
-    running.dispatcher.submit(channel=CHANNEL, recipient="ada", body={}, send_at=at)
-    running.wait_until_ended(20)
-    running.stop("worker", STOP_SECONDS)
+    running.dispatcher.submit(channel=CHANNEL, recipient="ada", body={}, send_in=timedelta(0))
+    running.wait_until_ended()
+    sends = running.settings.data_dir / f"sends.{running.settings.namespace}"
+    assert len([*sends.iterdir()]) == 1
+    running.stop("worker")
+    assert not sends.exists() or [*sends.iterdir()] == [], "nothing is left for the rescue"
     [closed] = (folder / "ledger.closed").read_text().splitlines()[-1:]
     assert closed.split()[1] == "2", "a hand-over begun and ended"
+    grace = f"end within {running.settings.stop_grace.total_seconds():g} s"
+    assert grace in (folder / "worker.log").read_text()

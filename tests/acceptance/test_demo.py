@@ -70,9 +70,9 @@ def test_a_demo_that_is_told_to_end_leaves_nothing(cwd: Path, how: signal.Signal
             stdout=said,
             stderr=said,
         )
-    wait_until(lambda: len(inhabitants(cwd.parent)) >= 4, 20)  # itself, Redis, worker, beat
+    wait_until(lambda: len(inhabitants(cwd.parent)) >= 4)  # itself, Redis, worker, beat
     running.send_signal(how)
-    assert running.wait(30) != 0
+    assert running.wait(60) != 0
     assert nothing_is_left(cwd), inhabitants(cwd.parent)
 
 

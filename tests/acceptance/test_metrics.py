@@ -52,23 +52,25 @@ def test_a_worker_tells_what_all_its_processes_counted(
         running.dispatcher.submit(
             channel=CHANNEL, recipient=f"person {number}", body={}, send_in=timedelta(0)
         )
-    running.wait_until_ended(20)
-    wait_until(lambda: address(folder) is not None, 10)
+    running.wait_until_ended()
+    wait_until(lambda: address(folder) is not None)
     url = address(folder)
     assert url is not None
 
     def value(name: str, **labels: str) -> float:
         return scraped(url).get((name, frozenset(labels.items())), 0.0)
 
-    wait_until(lambda: value("transitions_total", transition="sent", channel=CHANNEL) == MANY, 10)
+    wait_until(lambda: value("transitions_total", transition="sent", channel=CHANNEL) == MANY)
     assert value("attempts_total", channel=CHANNEL, outcome="sent") == MANY
     assert value("lateness_seconds_count", channel=CHANNEL) == MANY
-    wait_until(lambda: value("sweep_runs_total", duty="rescue", result="done") >= 2, 10)
-    wait_until(lambda: value("workers") == 1, 15)
-    assert 0 <= value("sweep_age_seconds", duty="rescue") < 10
+    wait_until(lambda: value("sweep_runs_total", duty="rescue", result="done") >= 2)
+    wait_until(lambda: value("workers") == 1)
+    assert 0 <= value("sweep_age_seconds", duty="rescue") < 60, (
+        "a turn is late at most on a slow machine"
+    )
     assert value("overdue_messages") == 0
     names = {name for name, _ in scraped(url)}
     assert {"process_cpu_seconds_total", "oldest_overdue_seconds"} <= names
     assert list(folder.glob("dispatcher-metrics-*"))
-    running.stop("worker", 15)
+    running.stop("worker")
     assert not list(folder.glob("dispatcher-metrics-*")), "it takes its counters along"

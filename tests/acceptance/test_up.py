@@ -61,7 +61,7 @@ class Shell:
         return self.ask("submit", *to, "--send-in", send_in)
 
     def wait_until_sent(self, message: Any) -> None:
-        wait_until(lambda: self.ask("show", message["id"])["status"] == "sent", 20, every=0.3)
+        wait_until(lambda: self.ask("show", message["id"])["status"] == "sent", every=0.3)
 
 
 @contextmanager
@@ -83,15 +83,41 @@ def up(
             return "Ctrl-C ends it" in said.read_text().replace("\n", " ")
 
         try:
-            wait_until(is_up, 30, every=0.05)
+            wait_until(is_up, every=0.05)
             yield
             send(running.pid, end_by)
-            assert running.wait(30) == 0, said.read_text()
+            assert running.wait(60) == 0, said.read_text()
             assert inhabitants(shell.folder) == {}
             assert list(shell.temporary.iterdir()) == []
         finally:
             running.kill()
             running.wait()
+
+
+def test_up_shows_what_a_console_channel_sends(folder: Path) -> None:
+    shell = Shell(folder, "console")
+    shell.prepare()
+    with up(shell):
+        shell.ask(
+            "submit", "--channel=console", "--recipient=ada", "--text=hi", "--send-in=1 second"
+        )
+        said = shell.folder / "said"
+        wait_until(lambda: '[console] to ada: {"text":"hi"}' in said.read_text().splitlines())
+    assert "what goes to console is shown here" in said.read_text()
+
+
+def test_up_warns_where_the_settings_name_other_servers(folder: Path) -> None:
+    """What a second shell submits goes there, and no worker of this environment sends it."""
+    shell = Shell(folder, "elsewhere")
+    shell.prepare()
+    (shell.cwd / "dispatcher.toml").write_text('database_url = "sqlite:///shop.db"')
+    with up(shell):
+        said, warning = (
+            shell.folder / "said",
+            "warning: the settings name servers of their own (database_url)",
+        )
+        wait_until(lambda: warning in said.read_text().replace("\n", " "))
+        assert "try, from a second shell" not in said.read_text()
 
 
 def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
@@ -108,7 +134,7 @@ def test_up_serves_a_second_shell_and_keeps_its_data(folder: Path) -> None:
         assert slot["next_slot"] == gone["send_at"]
         shell.wait_until_sent(soon)
         wait_until(
-            lambda: set(shell.ask("status")["duties"]) >= {"enqueue_due", "rescue"}, 20, every=0.3
+            lambda: set(shell.ask("status")["duties"]) >= {"enqueue_due", "rescue"}, every=0.3
         )
         seen = shell.ask("status")
         assert [each["alive"] for each in (*seen["workers"], *seen["beats"])] == [True, True]
@@ -163,4 +189,4 @@ def test_up_tells_why_its_worker_does_not_stay(folder: Path) -> None:
     (shell.cwd / "dispatcher.toml").write_text(f"[channels.hooks]\n{options}")
     why = "worker.log ends with: error: channels.hooks.options.url: it has another scheme"
     with up(shell):
-        wait_until(lambda: why in (shell.folder / "said").read_text(), 30)
+        wait_until(lambda: why in (shell.folder / "said").read_text())

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher, InvalidSettings, Settings
-from dispatcher.embedded import Process, _child_environment, _load, _supervised, embedded
+from dispatcher.embedded import (
+    Process,
+    _child_environment,
+    _load,
+    _supervised,
+    embedded,
+    environment,
+)
 from tests.support.environment import ROOT
 from tests.support.waiting import wait_until
 
@@ -130,3 +137,53 @@ def test_what_is_given_is_judged_as_ever(tmp_path: Path) -> None:
     assert refused.value.field.startswith("channels.sms")
     with pytest.raises(TypeError, match="brings its own"):
         _load(tmp_path, {"redis_url": "redis://elsewhere"})
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return what others than the owner may do anything with."""
+    return [
+        f"{each} {each.stat().st_mode:o}"
+        for each in [folder, *folder.rglob("*")]
+        if each.stat().st_mode & 0o077
+    ]
+
+
+def test_what_is_written_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    before = os.umask(0)
+    try:
+        with environment(data, channels={"sms": {"transport": "file"}}) as settings:
+            with Dispatcher(settings) as dispatcher:
+                wait_until(
+                    lambda: dispatcher.status(since=timedelta(hours=1)).workers, 30, every=0.2
+                )
+                dispatcher.submit(
+                    channel="sms", recipient="ada", body={"text": "x"}, send_in=timedelta(0)
+                )
+                wait_until((data / "sent" / "sms.jsonl").exists, 30)
+            assert open_files(data) == []
+        assert open_files(data) == []
+        assert (data / "dispatcher.db").exists()
+        assert list((data / "redis").rglob("*.aof*"))
+    finally:
+        os.umask(before)
+
+
+def test_what_an_older_version_left_open_is_closed_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    for name in ("redis/appendonlydir/a.aof", "logs/worker.log", "sent/sms.jsonl", "lock"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).touch(mode=0o644)
+    for each in (data, data / "redis", data / "logs", data / "sent"):
+        each.chmod(0o755)
+    (data / "notes").touch(mode=0o644)
+    with embedded(data):
+        assert open_files(data) == []
+    monkeypatch.chdir(data)
+    (data / "notes").chmod(0o644)
+    data.chmod(0o755)
+    with embedded(data):
+        found = [each.split()[0] for each in open_files(data)]
+    assert found == [str(data), str(data / "notes")], "a folder that is worked in is the user's"

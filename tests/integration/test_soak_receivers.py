@@ -59,7 +59,7 @@ def test_transports_tell_the_truth_of_what_receivers_have(channel: str, tmp_path
         with ThreadPoolExecutor(16) as hands:
             list(hands.map(hand_over, sent))
         close_all([transport])
-        wait_until(lambda: sum("kept" in each for each in receivers.did) == len(FATES), 10)
+        wait_until(lambda: sum("kept" in each for each in receivers.did) == len(FATES))
     history = History.of(
         line for name in ("provider", "receivers") for line in read(tmp_path / f"{name}.jsonl")
     )

@@ -6,7 +6,7 @@ offsets, changes or bounds.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.hours import Hours
-from dispatcher.periods import CalendarUnit
+from dispatcher.periods import CalendarUnit, bounds
 from dispatcher.quota import CalendarQuota
 from dispatcher.sendtime import from_ms, to_ms
 from tests.support.calendar_model import (
@@ -69,6 +69,77 @@ def test_bounds_around_each_change(unit: CalendarUnit, zone: str) -> None:
             assert quota.bounds(begins, zone, 1) == (begins, ends)
             assert quota.bounds(ends - 1, zone, 1) == (begins, ends)
             assert ends - begins <= quota.longest_ms
+
+
+def begun_of_length(length_ms: int, zone: str, start: int, end: int, step: int) -> list[int]:
+    """Return where windows of a length begin, found by what the clocks show at each step.
+
+    A change of the clocks by a multiple of the length leaves them as they are.
+    """
+    rules, monday, ms = ZoneInfo(zone), datetime(1970, 1, 5, tzinfo=UTC), timedelta(milliseconds=1)
+    found: list[int] = []
+    latest, shift, before = -(10**12), 0, None
+    for at in range(start, end, step):
+        wall = from_ms(at).astimezone(rules)
+        offset = (wall.utcoffset() or timedelta(0)) // ms
+        change = 0 if before is None else offset - before
+        if length_ms < abs(change) and change % length_ms == 0:
+            shift += change // length_ms
+        window = (wall.replace(tzinfo=UTC) - monday) // ms // length_ms - shift
+        if window > latest:
+            found.append(at)
+            latest = window
+        before = offset
+    return found[1:]  # the first may have begun earlier
+
+
+@pytest.mark.parametrize("zone", sorted(CHANGES))
+@pytest.mark.parametrize("seconds", [1, 7, 30, 60, 300, 660, 900, 1_800, 3_600, 5_400, 7_200])
+def test_windows_of_a_length_are_cut_by_what_the_clocks_show(zone: str, seconds: int) -> None:
+    for text in CHANGES[zone]:
+        change, length = to_ms(datetime.fromisoformat(text)), 1_000 * seconds
+        reach = max(5 * length, 90_000)
+        step = 1_000 if seconds % 60 else MINUTE_MS
+        begun = begun_of_length(length, zone, change - reach, change + reach, step)
+        for begins, ends in pairwise(begun):
+            assert bounds(length, zone, begins, 1) == (begins, ends)
+            assert bounds(length, zone, ends - 1, 1) == (begins, ends)
+        assert list(bounds(length, zone, begun[0], len(begun) - 1)) == begun
+
+
+@pytest.mark.parametrize("days", [1, 2, 7, 10, 14])
+@settings(max_examples=30, deadline=None, database=None)
+@given(zoned=zoned)
+def test_windows_of_days_are_counted_from_a_monday(days: int, zoned: tuple[str, int]) -> None:
+    zone, instant = zoned
+    begins, ends = bounds(days * DAY_MS, zone, instant, 1)
+    [day, _] = bounds("day", zone, instant, 1)
+    counted = (from_ms(day).astimezone(ZoneInfo(zone)).date() - date(1970, 1, 5)).days % days
+    if zone not in {"Pacific/Apia", "Pacific/Kwajalein"}:  # no day is skipped
+        assert len(between("day", zone, begins, ends)) == days
+        assert len(between("day", zone, begins, day)) == counted
+    assert begins <= instant < ends
+    if days == 7:
+        assert (begins, ends) == bounds("week", zone, instant, 1)
+
+
+def between(unit: CalendarUnit, zone: str, begins: int, ends: int) -> list[int]:
+    found = []
+    while begins < ends:
+        [at, begins] = bounds(unit, zone, begins, 1)
+        found.append(at)
+    return found
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(zoned)
+def test_a_year_is_twelve_months_of_the_calendar(zoned: tuple[str, int]) -> None:
+    zone, instant = zoned
+    begins, ends = bounds("year", zone, instant, 1)
+    assert begins <= instant < ends
+    months = between("month", zone, begins, ends)
+    assert len(months) == 12
+    assert from_ms(begins).astimezone(ZoneInfo(zone)).month == 1
 
 
 @settings(max_examples=150, deadline=None, database=None)

@@ -22,9 +22,10 @@ from dispatcher.errors import (
     ReservationsUnavailable,
     TooLate,
 )
-from dispatcher.message import Rejection, new_id
+from dispatcher.message import Message, Rejection, new_id
 from dispatcher.reservation import Submit
 from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.store import NewTime
 from dispatcher.submission.schedule import schedule
 from tests.support.all_windows import (
     let_graces_pass,
@@ -56,7 +57,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.house.redis.flushall()
-        self.house.sql("DELETE FROM messages")
+        self.house.sql("DELETE FROM dispatcher_messages")
         self.house.open()
         self.house.moved.set_wall(FAR)
         self.model = HouseModel(self.house, {"memory": (QUIET,)}, to_ms(FAR))
@@ -164,6 +165,38 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         else:
             self.check_moved(message, asked, latest)
 
+    @SOMETHING
+    @rule(
+        chosen=st.lists(choices, min_size=2, max_size=5),
+        offset=offsets,
+        beside=st.one_of(st.none(), choices),
+        room=st.one_of(st.none(), rooms),
+    )
+    def reschedule_many(
+        self, chosen: list[int], offset: int, beside: int | None, room: int | None
+    ) -> None:
+        """As one after the other; where some shard is closed, none of them."""
+        ids = list(dict.fromkeys(self.pick(choice)[0] for choice in chosen))
+        asked = self.model.start + offset
+        if beside is not None:
+            asked = self.pick(beside)[1].at
+        wanted: dict[str, Any] = {"send_at": from_ms(asked)}
+        if room is not None:
+            wanted |= {"on_conflict": "shift", "latest": from_ms(asked + room)}
+        answers = self.house.dispatcher.reschedule_many(ids, **wanted)
+        if any(isinstance(each, ReservationsUnavailable) for each in answers):
+            assert any(self.model.is_closed(self.model.stored[each].wish) for each in ids)
+            assert not any(isinstance(each, Message) for each in answers)
+            return
+        for message_id, answer in zip(ids, answers, strict=True):
+            expires = self.model.stored[message_id].expires
+            latest = asked + (room or 0)
+            latest = latest if expires is None else min(latest, expires - 1)
+            if isinstance(answer, Message):
+                self.check_moved(answer, asked, latest)
+            else:
+                self.check_not_moved(message_id, asked, latest, answer)
+
     @rule(ask=asks)
     def look_for_a_slot(self, ask: Ask) -> None:
         wish, asked = self.model.wish(ask), self.model.start + ask.offset
@@ -221,20 +254,21 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             return
         message = self.house.dispatcher.get(message_id)
         found = self.house.parts.messages.movable(message_id)
-        moved = self.house.parts.messages.move(
+        new = NewTime(
             found,
-            within=timedelta(minutes=1),
             send_at=moving.send_at,
+            next_attempt_at=moving.send_at,
+            enqueue_at=moving.send_at,
             zone=message.zone,
             expires_at=message.expires_at,
             expire_after=message.expire_after,
             asked_at=None,
-            enqueue_at=moving.send_at,
         )
+        moved = self.house.parts.messages.move([new], within=timedelta(minutes=1))[message_id]
         accepted.at = asked
         if steps == 2:
             first = self.house.parts.windows.groups(moving.terms)[0]
-            self.house.parts.windows.shards.take(first, moving, moved.token)
+            self.house.parts.windows.shards.take([(first, moving, moved.token)])
             self.model.ledger.take(first.scopes, message_id, as_id)
             self.model.forget_holds()
 

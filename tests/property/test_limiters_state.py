@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,17 +38,20 @@ ZONE = "America/St_Johns"
 
 
 class AlignedModel(WindowModel):
-    """Calendar hours of a zone that is not a whole number of hours from UTC."""
+    """Windows by the clocks of a zone that is not a whole number of hours from UTC."""
 
     def bounds(self, now: int) -> tuple[int, int]:
-        begin, end = bounds("hour", ZONE, now, 1)
+        begin, end = bounds(self.length, ZONE, now, 1)
         return begin, end
 
 
 Pair = Callable[[int, int], tuple[Algorithm, Model]]
 PAIRS: dict[str, Pair] = {
     "FixedWindow": lambda n, ms: (FixedWindow(n, ms * MS), WindowModel(n, ms)),
-    "aligned": lambda n, _: (FixedWindow(n, "hour", align=ZONE), AlignedModel(n, 3_600_000)),
+    "aligned": lambda n, ms: (
+        FixedWindow(n, max(ms // 1_000, 1) * 1_000 * MS, align=ZONE),
+        AlignedModel(n, max(ms // 1_000, 1) * 1_000),
+    ),
     "CounterPerKey": lambda n, ms: (CounterPerKey(n, ms * MS), WindowModel(n, ms)),
     "SlidingLog": lambda n, ms: (SlidingLog(n, ms * MS), LogModel(n, ms)),
     "SlidingList": lambda n, ms: (SlidingList(n, ms * MS), LogModel(n, ms)),
@@ -76,16 +80,27 @@ class Story(RuleBasedStateMachine):
     def now(self) -> int:
         return self.client.now_us // 1_000
 
-    @rule(n=st.integers(1, 6))
+    @rule(n=st.integers(1, 8))
     def acquire(self, n: int) -> None:
         self.permits += 1
-        self.take(f"permit {self.permits}", min(n, self.model.count))
+        self.take(f"permit {self.permits}", n)
+
+    @rule(permit=st.sampled_from(["permit 1", "never taken"]))
+    def acquire_nothing(self, permit: str) -> None:
+        before, room = self.client.everything(), max(0, self.model.room(self.now))
+        for decision in (
+            self.limiter.acquire("ada", 0, permit=permit),
+            self.limiter.acquire_up_to("ada", 0, permit=permit),
+        ):
+            assert (decision.allowed, decision.granted, decision.remaining) == (True, 0, room)
+        assert self.client.everything() == before
 
     def take(self, permit: str, n: int) -> None:
         now, room = self.now, self.model.room(self.now)
         before = None if room >= n else self.client.everything()
         decision = self.limiter.acquire("ada", n, permit=permit)
         assert decision.allowed == (room >= n), (decision, room)
+        assert bool(decision.refusals) != decision.allowed
         if decision.allowed:
             self.model.take(permit, n, now)
             self.known[permit] = True
@@ -93,7 +108,11 @@ class Story(RuleBasedStateMachine):
             assert decision.state is (State.ALLOWED if room > n else State.REACHED)
         else:
             assert decision.remaining == max(0, room)
-            assert decision.retry_after // MS == self.model.wait(n, now)
+            if n > self.model.count:
+                assert (decision.state, decision.retry_after) == (State.OVERSIZED, timedelta.max)
+            else:
+                assert decision.state is State.REFUSED
+                assert decision.retry_after // MS == self.model.wait(n, now)
             assert self.client.everything() == before
 
     @rule(n=st.integers(1, 9))
@@ -114,12 +133,13 @@ class Story(RuleBasedStateMachine):
         call = self.model.calls[permit]
         age = self.now - call.at
         if not self.known[permit] or (self.limit.knows_permits and age >= self.model.length):
-            self.take(permit, call.n)
+            self.take(permit, data.draw(st.integers(1, self.model.count)))  # for other work
             return
         if not self.limit.knows_permits and age >= 60_000:
             return  # may be known or not
         before = self.client.everything()
-        assert self.limiter.acquire("ada", call.n, permit=permit).granted == call.n
+        n = data.draw(st.integers(1, 8))
+        assert self.limiter.acquire("ada", n, permit=permit).granted == call.n
         assert self.client.everything() == before
 
     @precondition(lambda self: self.known)

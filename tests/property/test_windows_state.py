@@ -124,7 +124,7 @@ class WindowsMachine(RuleBasedStateMachine):
         moving = self.windows.move(message_id, **cast(Any, more))
         assert to_ms(moving.send_at) == slot
         if taken:
-            assert self.windows.take(moving, token=next(TOKENS))
+            assert self.windows.take([(moving, next(TOKENS))]) == [True]
             self.booked[message_id] = slot
             self.unconfirmed.add(message_id)
         else:

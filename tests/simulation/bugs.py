@@ -19,7 +19,8 @@ from dispatcher.errors import TooLate
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Booking, Windows
 from dispatcher.store import Claim, Movable
-from dispatcher.submission import BulkSubmission, CatchUp, Changes, Submission
+from dispatcher.submission import BulkSubmission, CatchUp, Changes, Moves, Submission
+from dispatcher.submission.moves import Order
 from dispatcher.submission.schedule import ValidDraft
 from dispatcher.sweep import Sweep
 from tests.simulation.claims import MemoryClaims
@@ -157,8 +158,9 @@ def what_was_tried_is_overdue() -> AbstractContextManager[object]:
 
 
 def what_is_booked_again_keeps_its_place() -> AbstractContextManager[object]:
-    def move(self: Changes, found: Movable, valid: ValidDraft, *, asked_at: datetime) -> Message:
-        return self._change_row(found, valid.send_at, valid, asked_at).message
+    def move(self: Moves, found: Movable, valid: ValidDraft, *, asked_at: datetime) -> Message:
+        order = Order(found, valid, asked_at)
+        return self._changed([order], {0: valid.send_at}, {}, [None])[0].message
 
     return patch.object(CatchUp, "_moved", _moved_by(move))
 
@@ -167,7 +169,7 @@ def _moved_by(move: Any) -> Any:
     real = CatchUp._moved
 
     def moved(self: CatchUp, movable: Movable, now: datetime) -> Message | None:
-        with patch.object(Changes, "move", move):
+        with patch.object(Moves, "move", move):
             return real(self, movable, now)
 
     return moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from dispatcher.submission import (
     Suppressing,
     Wish,
 )
+from dispatcher.submission.submission import BETWEEN_LOOKS_SECONDS, LOOKS
 from tests.simulation.facts import Asked
 from tests.simulation.joined import Session
 from tests.simulation.scheduler import Process
@@ -83,6 +84,7 @@ class Caller:
     def _submit(self) -> None:
         draft = self._draft()
         (asked,) = self._asking([draft])
+        begun = self._process.monotonic()
         self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
         try:
             message = self._cases.submission.submit(draft)
@@ -95,12 +97,14 @@ class Caller:
             self._no_trace([asked], type(error).__name__)
         else:
             self._accepted(asked, message)
+            self._perhaps_late([message.id], begun)
         self._world.scheduler.running().seed = None
 
     def _submit_many(self) -> None:
         keyed = self._rng.choice([0.0, 0.5])
         drafts = [self._draft(keyed) for _ in range(self._rng.randrange(2, 8))]
         every = self._asking(drafts)
+        begun = self._process.monotonic()
         way = self._rng.choice(["each", "ahead", "all or none"])
         self._tell("asks: submit many", f"{len(drafts)}, {way}")
         results: list[Message | Rejection] = []
@@ -123,6 +127,7 @@ class Caller:
         for asked, result in zip(every, results, strict=False):
             if isinstance(result, Message):
                 self._accepted(asked, result)
+                self._perhaps_late([result.id], begun)
             else:
                 asked.told = "refused"
                 self._tell("is told", type(result.error).__name__)
@@ -190,6 +195,12 @@ class Caller:
         self._world.facts.asked += every
         self._world.scheduler.running().seed = every[0]
         return every
+
+    def _perhaps_late(self, ids: Iterable[UUID], begun: float) -> None:
+        """Note messages whose second look at their place may have found no Redis for as long."""
+        settle = self._world.settings.settle.total_seconds()
+        if self._process.monotonic() - begun > settle + LOOKS * BETWEEN_LOOKS_SECONDS:
+            self._world.facts.committed_late.update(ids)
 
     def _accepted(self, asked: Asked, message: Message) -> None:
         asked.told, asked.answer = "accepted", message.id
@@ -271,13 +282,14 @@ class Caller:
             send_in=timedelta(milliseconds=self._rng.choice([500, 5_000, 20_000, 20_000])),
             on_conflict=self._rng.choice(["reject", "shift"]),
         )
-        self._tell("asks: reschedule", str(id_))
-        try:
-            moved = self._cases.changes.reschedule(id_, wish)
-        except DispatcherError as error:
-            self._tell("is told", type(error).__name__)
-        else:
-            self._tell("is told", f"moved to {moved.send_at.time()}")
+        ids = [id_, *self._rng.sample(self._known.ids, min(2, len(self._known.ids)))]
+        ids = ids[: self._rng.choice([1, 1, 3])]
+        self._tell("asks: reschedule", ", ".join(map(str, ids)))
+        for moved in self._cases.changes.reschedule_many(ids, wish):
+            if isinstance(moved, DispatcherError):
+                self._tell("is told", type(moved).__name__)
+            else:
+                self._tell("is told", f"moved {moved.id} to {moved.send_at.time()}")
 
     # Opting out
 

@@ -32,7 +32,13 @@ class MemoryClaims:
         self._ttl = ttl
         self._leaves = leaves
 
-    def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = _NO_WAIT) -> list[Claim]:
+    def claim(
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        ahead: timedelta = _NO_WAIT,
+        mark: UUID | None = None,
+    ) -> list[Claim]:
         tables, now = self._tables, self._tables.now()
         taken = []
         for message_id in set(message_ids):
@@ -45,6 +51,7 @@ class MemoryClaims:
                 continue
             row.status = Status.SENDING
             row.claim_token += 1
+            row.claimed_by = mark
             row.attempt_count += 1
             row.claim_expires_at = now + self._ttl
             begun = AttemptRow(row.id, row.claim_token, max(row.next_attempt_at, now))
@@ -115,7 +122,9 @@ class MemoryClaims:
             row = tables.ours(claim, OPEN)
             if row is not None:
                 row.attempt_count -= 1
+                due_at = row.next_attempt_at
                 self._again(row, wait, enqueue_in)
+                row.next_attempt_at = max(due_at, row.next_attempt_at)
                 if row.enqueue_at > row.next_attempt_at:
                     row.enqueued_at = tables.now()
             attempt = tables.attempts[claim.message.id].get(claim.token)

@@ -92,7 +92,7 @@ class Facts:
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)
     committed_late: set[UUID] = field(default_factory=set)
-    """Messages of transactions that took so long that others may have got their places."""
+    """Messages stored so late, or looked at so long in vain, that others may have their places."""
     pruned: dict[UUID, Pruned] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)
@@ -111,8 +111,14 @@ class WatchedClaims(MemoryClaims):
         self._rows = tables
         self._facts = facts
 
-    def claim(self, message_ids: Sequence[UUID], *, ahead: timedelta = timedelta(0)) -> list[Claim]:
-        claims = super().claim(message_ids, ahead=ahead)
+    def claim(
+        self,
+        message_ids: Sequence[UUID],
+        *,
+        ahead: timedelta = timedelta(0),
+        mark: UUID | None = None,
+    ) -> list[Claim]:
+        claims = super().claim(message_ids, ahead=ahead, mark=mark)
         for claim in claims:
             known = self._rows.outcomes(claim.message.id, before=claim.token)
             then = self._facts.known_then.setdefault(claim.message.id, [])

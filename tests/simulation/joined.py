@@ -45,8 +45,7 @@ class MemoryTransaction:
     def insert(self, message: Message, *, enqueue_at: datetime, fingerprint: str | None) -> bool:
         self._check_open()
         tables, key = self._tables, message.idempotency_key
-        if tables.is_suppressed(message.recipient, message.channel):
-            raise Suppressed(message.channel)
+        self.check_wanted(message.recipient, message.channel)
         if message.id in tables.messages or message.id in tables.void or key in tables.keys:
             return False
         if message.id in self._staged or (key is not None and self.with_key(key) is not None):
@@ -54,6 +53,11 @@ class MemoryTransaction:
         tables.check_free(message.id, key)
         self._staged[message.id] = Staged(message, enqueue_at, fingerprint)
         return True
+
+    def check_wanted(self, recipient: str, channel: str) -> None:
+        self._check_open()
+        if self._tables.is_suppressed(recipient, channel):
+            raise Suppressed(channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
         self._check_open()
@@ -107,6 +111,9 @@ class Session:
     def add(self, message: Message, **more: Any) -> Any:
         del more["status_url"]
         return self._do(lambda: self._reached.insert(message, **more))
+
+    def check_wanted(self, recipient: str, channel: str) -> None:
+        self._do(lambda: self._reached.check_wanted(recipient, channel))
 
     def present(self, message_ids: Sequence[UUID]) -> Any:
         return self._do(lambda: self._reached.present(message_ids))

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dispatcher.errors import MessageNotFound, StoreUnavailable, Suppressed
 from dispatcher.message import Attempt, Body, Message, Status
-from dispatcher.store import Addition, GivenUp, Movable, Suppression
+from dispatcher.store import Addition, GivenUp, Movable, NewTime, Suppression
 from dispatcher.store.schema import EVERY_CHANNEL
 from tests.simulation.tables import Tables, cut
 
@@ -77,31 +77,28 @@ class MemoryMessages:
         message = self.get(message_id)
         return Movable(message, self._tables.messages[message_id].move_token, self._tables.now())
 
-    def move(
-        self,
-        found: Movable,
-        *,
-        within: timedelta,
-        send_at: datetime,
-        next_attempt_at: datetime | None = None,
-        zone: str | None,
-        expires_at: datetime | None,
-        expire_after: timedelta | None,
-        asked_at: datetime | None,
-        enqueue_at: datetime,
-    ) -> Movable:
-        row = self._tables.scheduled(found.message.id)
-        in_time = self._tables.now() <= found.read_at + within
-        if row is not None and row.move_token == found.token and in_time:
-            row.move_token += 1
-            row.send_at, row.next_attempt_at = cut(send_at), cut(next_attempt_at or send_at)
-            row.zone, row.expire_after = zone, expire_after
-            row.asked_at = None if asked_at is None else cut(asked_at)
-            row.expires_at = None if expires_at is None else cut(expires_at)
-            row.enqueue_at = cut(enqueue_at)
-            if row.enqueue_at > row.next_attempt_at:
-                row.enqueued_at = self._tables.now()
-        return self.movable(found.message.id)
+    def cancelled(self, message_ids: Sequence[UUID]) -> list[Message]:
+        found = self.movables(message_ids).values()
+        return [each.message for each in found if each.message.status is Status.CANCELLED]
+
+    def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
+        found = [each for each in message_ids if self._tables.messages.get(each) is not None]
+        return {each: self.movable(each) for each in found}
+
+    def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
+        for new in moves:
+            row = self._tables.scheduled(new.found.message.id)
+            in_time = self._tables.now() <= new.found.read_at + within
+            if row is not None and row.move_token == new.found.token and in_time:
+                row.move_token += 1
+                row.send_at, row.next_attempt_at = cut(new.send_at), cut(new.next_attempt_at)
+                row.zone, row.expire_after = new.zone, new.expire_after
+                row.asked_at = None if new.asked_at is None else cut(new.asked_at)
+                row.expires_at = None if new.expires_at is None else cut(new.expires_at)
+                row.enqueue_at = cut(new.enqueue_at)
+                if row.enqueue_at > row.next_attempt_at:
+                    row.enqueued_at = self._tables.now()
+        return self.movables([new.found.message.id for new in moves])
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
         row = self._tables.scheduled(message_id)
@@ -156,9 +153,11 @@ class MemoryBulkMessages:
         rows = map(self._tables.messages.get, message_ids)
         return [row.message() for row in rows if row is not None]
 
-    def cancel(self, message_ids: Sequence[UUID]) -> dict[UUID, Message]:
+    def cancel(
+        self, message_ids: Sequence[UUID], *, because: str | None = None
+    ) -> dict[UUID, Message]:
         for row in filter(None, map(self._tables.scheduled, message_ids)):
-            row.end(Status.CANCELLED, self._tables.now())
+            row.end(Status.CANCELLED, self._tables.now(), because)
         return {each.id: each for each in self.these(message_ids)}
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import UUID
 
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import Permit, PermitAnswer
@@ -16,15 +17,20 @@ from tests.simulation.server import MILLISECOND, Log, Server
 
 _LATE_MS, _LATE_ENOUGH_MS = 60_000, 100
 _SLACK = 1.02
+_ROOM_KEPT_MS = 3_600_000
 _NO_AGE = timedelta(0)
 
 
 @dataclass(slots=True)
 class _State:
-    """A log as one call sees it. ``line`` is None where nobody gets a turn."""
+    """A log as one call sees it. ``line`` is None where nobody gets a turn.
+
+    ``note`` has those who wait: it is the line, where there is one.
+    """
 
     log: Log
     limits: Sequence[Limit]
+    note: Log
     line: Log | None
     taken: list[int]
     behind: int = 0
@@ -100,8 +106,8 @@ class _State:
 
     def keep(self, now_ms: int, hold_ms: int) -> None:
         """Forget what no limit counts, and say how long log and line live."""
-        if self.joined and self.line is not None and self.line.scores:
-            self.line.ends_at_ms = _ranked(self.line, 0) + _LATE_MS
+        if self.joined and self.note.scores:
+            self.note.ends_at_ms = _ranked(self.note, 0) + _LATE_MS
         if not self.touched:
             return
         if not self.was_empty:
@@ -157,13 +163,13 @@ class MemoryPermits:
         for each in (logs, lines):
             if name in each and (each[name].ends_at_ms < now_ms or not each[name].scores):
                 del each[name]
-        log, line = logs.setdefault(name, Log()), None
-        if name == self._server.permit_keys.channel(permit.channel):
-            line = lines.setdefault(name, Log())
+        log, note = logs.setdefault(name, Log()), lines.setdefault(name, Log())
+        line = note if name == self._server.permit_keys.channel(permit.channel) else None
+        if line is not None:
             for member in [each for each, at in line.scores.items() if at <= now_ms - _LATE_MS]:
                 del line.scores[member]
         taken = [sum(at > now_ms - each.length_ms for at in log.scores.values()) for each in limits]
-        return _State(log, limits, line, taken)
+        return _State(log, limits, note, line, taken)
 
     def _judged(
         self, permit: Permit, mine: Sequence[_State], now_ms: int, hold_ms: int
@@ -217,11 +223,45 @@ class MemoryPermits:
         self.settle([(permit, -hold) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
+        made_room, room = False, self._room()
         for permit in unused:
             for name, _ in self._logs(permit):
                 log = self._log(name)
-                if log is not None:
-                    log.scores.pop(permit_id(permit), None)
+                gone = None if log is None else log.scores.pop(permit_id(permit), None)
+                if gone is not None and self._line(name):
+                    room.scores[name.encode()] = room.scores.get(name.encode(), 0) + 1
+                    made_room = True
+        if made_room:
+            room.ends_at_ms = self._server.now_ms() + _ROOM_KEPT_MS
+
+    def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
+        now_ms = self._server.now_ms()
+        rooms = sorted((many, name.decode()) for name, many in self._room().scores.items())
+        return {
+            name: [
+                UUID(bytes=member)
+                for at, member in sorted((at, known) for known, at in self._line(name).items())
+                if at > now_ms
+            ][: min(each, int(many))]
+            for many, name in rooms[:logs]
+        }
+
+    def called(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
+        now_ms, room = self._server.now_ms(), self._room().scores
+        for name, some in waiting.items():
+            line, log = self._line(name), name.encode()
+            called = [each for each in some if each in come]
+            for message_id in some:
+                if message_id not in come:
+                    line.pop(message_id.bytes, None)
+                elif message_id.bytes in line:
+                    line[message_id.bytes] = now_ms
+            if called:
+                room[log] = room.get(log, 0) - len(called)
+            if not some:
+                room.pop(log, None)
+        for log in [log for log, many in room.items() if many <= 0]:
+            del room[log]
 
     def restore(
         self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str, marker_life: timedelta
@@ -250,6 +290,16 @@ class MemoryPermits:
         if name in logs and logs[name].ends_at_ms < self._server.now_ms():
             del logs[name]
         return logs.get(name)
+
+    def _line(self, name: str) -> dict[bytes, float]:
+        line = self._server.holds.lines.get(name)
+        return line.scores if line and line.ends_at_ms >= self._server.now_ms() else {}
+
+    def _room(self) -> Log:
+        room = self._server.holds.room
+        if room.ends_at_ms < self._server.now_ms():
+            room.scores.clear()
+        return room
 
     def _logs(self, permit: Permit) -> list[tuple[str, Sequence[Limit]]]:
         logs = [(self._server.permit_keys.scope(permit.scope), self._scope_limits)]
@@ -285,6 +335,8 @@ def _take(
         state.touched = True
         if turn_ms is not None:
             state.leave_line(known[:16])
+        elif state.line is None:
+            state.note.scores.pop(known[:16], None)
 
 
 def _join_line(
@@ -303,6 +355,11 @@ def _join_line(
                 state.leave_line(member)
         elif state.line is None:
             state.behind += 1
+            scores = state.note.scores
+            for gone in [each for each, at in scores.items() if at <= now_ms]:
+                del scores[gone]
+            scores[member] = turn_ms
+            state.joined = True
         elif at_ms != turn_ms and not (at_ms is not None and at_ms <= now_ms):
             state.line.scores[member] = turn_ms
             state.joined = True

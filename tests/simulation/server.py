@@ -44,7 +44,7 @@ class Moved:
 
 @dataclass(slots=True)
 class Log:
-    """Permits with their times, or those who wait for them with their turns."""
+    """Permits with their times, those who wait for them with their turns, or logs with room."""
 
     scores: dict[bytes, float] = field(default_factory=dict)
     ends_at_ms: int = 0
@@ -64,6 +64,7 @@ class Contents:
     twins: dict[str, Twins] = field(default_factory=dict)
     logs: dict[str, Log] = field(default_factory=dict)
     lines: dict[str, Log] = field(default_factory=dict)
+    room: Log = field(default_factory=Log)
     closings: dict[str, int] = field(default_factory=dict)
 
 

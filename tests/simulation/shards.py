@@ -17,7 +17,7 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import ShardKeys
 from dispatcher.reservation import Blocked, Moving, Place, Rules, Submit, Windows
-from dispatcher.reservation.places import Batch, Group
+from dispatcher.reservation.places import Batch, Group, Request
 from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
@@ -150,7 +150,9 @@ class MemoryShards:
         asked_ms: int,
         latest_ms: int,
         beside: bytes = b"",
+        first: None = None,
     ) -> Place | Blocked:
+        del first
         self._opened(group)
         windows = self._windows(group)
         now_ms = self._server.now_ms()
@@ -166,16 +168,26 @@ class MemoryShards:
             self._wait_for(group, hold, name, now_ms)
         return Place(message_id, found, now_ms)
 
+    def ask_moves(self, asked: Sequence[tuple[Group, Request, bytes]]) -> list[None]:
+        """Leave it to ``move``, which the windows call for each of these next."""
+        return [None] * len(asked)
+
     def slot(self, group: Group, start_ms: int, mover: UUID | None = None) -> int:
         self._opened(group)
         free = {mover.bytes} if mover else set()
         return self._leap(self._members(self._windows(group), free), start_ms)
 
-    def have(self, groups: Sequence[Group], moving: Moving) -> bool:
+    def have(self, held: Sequence[tuple[Sequence[Group], Moving]]) -> list[bool]:
+        return [self._has(*each) for each in held]
+
+    def _has(self, groups: Sequence[Group], moving: Moving) -> bool:
         windows = [each for group in groups for each in self._windows(group).values()]
         return {window.get(moving.hold) for window in windows} == {to_ms(moving.send_at)}
 
-    def take(self, group: Group, moving: Moving, token: int) -> bool:
+    def take(self, held: Sequence[tuple[Group, Moving, int]]) -> list[bool]:
+        return [self._is_taken(*each) for each in held]
+
+    def _is_taken(self, group: Group, moving: Moving, token: int) -> bool:
         windows, now_ms = self._windows(group), self._server.now_ms()
         own, hold, at_ms = moving.message_id.bytes, moving.hold, to_ms(moving.send_at)
         is_alive = moving.held_at_ms > now_ms - self._life_ms
@@ -195,8 +207,9 @@ class MemoryShards:
                 self._server.tell(group.keys, moving.message_id, name, token, life_ms=self._life_ms)
         return True
 
-    def drop(self, group: Group, hold: bytes) -> None:
-        self._remove(group, hold)
+    def drop(self, holds: Sequence[tuple[Group, bytes]]) -> None:
+        for group, hold in holds:
+            self._remove(group, hold)
 
     def _wait_for(
         self, group: Group, member: bytes, name: str, at_ms: int, *, again: bool = False

@@ -191,6 +191,7 @@ class Sides:
     def _double(self) -> dict[str, Any]:
         holds, now_ms = self.server.holds, self.server.now_ms()
         lines = {line_of(name): line for name, line in holds.lines.items()}
+        room = {self.server.permit_keys.room: holds.room}
         found: dict[str, Any] = {name: each for name, each in holds.windows.items() if each}
         found |= {
             keys.pending: {member + name.encode(): at for (member, name), at in each.items()}
@@ -211,7 +212,7 @@ class Sides:
         }
         found |= {
             name: (log.scores, log.ends_at_ms)
-            for name, log in (holds.logs | lines).items()
+            for name, log in (holds.logs | lines | room).items()
             if log.scores and log.ends_at_ms >= now_ms
         }
         return found | {

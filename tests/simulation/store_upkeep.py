@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.sendtime import to_ms
-from dispatcher.store import Due, Kept, Movable, Place, Rescued, Settled
+from dispatcher.store import Due, Kept, Movable, Place, Rescued, Settled, Unbegun
 from dispatcher.store.overdue import Taken as TakenOver
-from dispatcher.store.upkeep import Taken
+from dispatcher.store.upkeep import NOT_BEGUN, UNKNOWN, Taken
 from tests.simulation.tables import (
     NO_PLACE,
     NOBODY_CATCHES_UP,
+    OPEN,
     AttemptRow,
     CatchingUp,
     Row,
     Tables,
+    rounded,
 )
 
-_UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
 _EXPIRED = "overdue: nobody took it in time"
 _NO_SLOT = "overdue: no slot was left for it"
 _PAGE = 20
@@ -52,7 +53,7 @@ class MemoryStoreUpkeep:
                 row.id,
                 row.channel,
                 row.next_attempt_at,
-                is_suspect=row.last_error == _UNKNOWN,
+                is_suspect=_is_suspect(row),
                 is_first=row.next_attempt_at == row.send_at,
             )
             for row in rows[:at_most]
@@ -79,7 +80,7 @@ class MemoryStoreUpkeep:
         for attempt in self._tables.attempts[row.id].values():
             if attempt.finished_at is None:
                 attempt.end(Outcome.UNKNOWN, now)
-        row.last_error = _UNKNOWN
+        row.last_error = UNKNOWN
         row.next_attempt_at = row.enqueue_at = now
         row.claim_expires_at = None
         if row.on_unknown == "hold":
@@ -90,6 +91,61 @@ class MemoryStoreUpkeep:
             row.end(Status.EXPIRED, now)
         else:
             row.status = Status.SCHEDULED
+
+    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
+        found = (self._tables.messages.get(each) for each in sorted(set(message_ids)))
+        return [
+            Unbegun(
+                row.id,
+                row.claim_token,
+                row.scope,
+                row.channel,
+                row.attempt_count,
+                _is_suspect(row),
+                Status.FAILED
+                if _is_suspect(row) and row.attempt_count >= row.max_attempts
+                else Status.SCHEDULED,
+            )
+            for row in found
+            if row and row.status is Status.SENDING and row.claimed_by == mark
+        ]
+
+    def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
+        for each in unbegun:
+            row = self._tables.messages.get(each.message_id)
+            if row and row.claim_token == each.token and row.status in OPEN:
+                self._put_back(row, each, wait)
+            self._undo(each)
+
+    def _put_back(self, row: Row, unbegun: Unbegun, wait: timedelta) -> None:
+        now = self._tables.now()
+        row.claim_expires_at, row.last_error = None, NOT_BEGUN
+        if unbegun.status is Status.FAILED:
+            row.end(Status.FAILED, now)
+            return
+        row.status, row.enqueue_at = Status.SCHEDULED, now
+        if unbegun.counts:
+            row.next_attempt_at = row.enqueue_at = now + rounded(wait)
+        else:
+            row.attempt_count -= 1
+
+    def _undo(self, unbegun: Unbegun) -> None:
+        tries = self._tables.attempts[unbegun.message_id]
+        attempt = tries.get(unbegun.token)
+        if attempt is None:
+            return
+        is_open = attempt.finished_at is None
+        is_unknown = attempt.outcome is Outcome.UNKNOWN
+        if unbegun.counts and (is_open or is_unknown):
+            attempt.end(Outcome.TEMPORARY, self._tables.now())
+            attempt.error = NOT_BEGUN
+        elif is_open or (is_unknown and self._was_held(unbegun)):
+            del tries[unbegun.token]
+
+    def _was_held(self, unbegun: Unbegun) -> bool:
+        row = self._tables.messages[unbegun.message_id]
+        is_ours = row.claim_token == unbegun.token and row.on_unknown == "hold"
+        return is_ours and row.status in (Status.SCHEDULED, Status.HELD)
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:
         under_way = {each for each in message_ids for some in self._tables.open if each in some}
@@ -183,7 +239,44 @@ class MemoryStoreUpkeep:
     def _taken(self, attempt: AttemptRow) -> Taken:
         row, now = self._tables.messages[attempt.message_id], self._tables.now()
         end = attempt.finished_at or row.claim_expires_at or now
-        return Taken(row.id, attempt.token, row.scope, row.channel, now - end)
+        is_under_way = attempt.finished_at is None
+        return Taken(row.id, attempt.token, row.scope, row.channel, now - end, is_under_way)
+
+    def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
+        now = self._tables.now()
+        return {
+            (row.message_id, row.token): now - row.finished_at if row.finished_at else None
+            for message_id in {id_ for id_, _ in these}
+            for row in self._tables.attempts.get(message_id, {}).values()
+        }
+
+    def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
+        now, size = self._tables.now(), min(batch, _PAGE)
+        last = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+        while True:
+            rows = [
+                row
+                for row in self._tables.messages.values()
+                if row.status is Status.SCHEDULED
+                and row.send_at <= now < row.next_attempt_at
+                and row.claim_token not in self._tables.attempts[row.id]
+                and (row.enqueue_at, row.id) > last
+            ]
+            page = sorted(rows, key=lambda row: (row.enqueue_at, row.id))[:size]
+            if not page:
+                return
+            last = (page[-1].enqueue_at, page[-1].id)
+            yield [row.id for row in page]
+            now = self._tables.now()
+
+    def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        now = self._tables.now()
+        rows = [row for row in map(self._tables.messages.get, message_ids) if row]
+        for row in rows:
+            if row.status is Status.SCHEDULED and row.send_at <= now < row.next_attempt_at:
+                row.next_attempt_at = row.enqueue_at = now
+        waits = (Status.SCHEDULED, Status.SENDING)
+        return {row.id for row in rows if row.status in waits and row.next_attempt_at <= now}
 
     def _holding_since(self, memory: timedelta) -> list[Row]:
         earliest = self._tables.now() - memory
@@ -261,3 +354,7 @@ def _place(row: Row) -> Place:
 
 def _first_id(instant: datetime) -> UUID:
     return UUID(int=max(0, to_ms(instant)) << 80)
+
+
+def _is_suspect(row: Row) -> bool:
+    return row.last_error in (UNKNOWN, NOT_BEGUN)

@@ -49,6 +49,7 @@ class Row:
     enqueue_at: datetime
     fingerprint: str | None
     claim_token: int = 0
+    claimed_by: UUID | None = None
     claim_expires_at: datetime | None = None
     reserved: bool = True
     move_token: int = 0

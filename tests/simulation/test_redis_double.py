@@ -149,7 +149,7 @@ class Both(Sides):
         if luck < 0.5:
             self.token += 1
             token = self.token - self.rng.choice([0, 0, 0, 2])
-            self.ask("take", lambda side: side.windows.take(moving, token=token))
+            self.ask("take", lambda side: side.windows.take([(moving, token)]))
         elif luck < 0.8:
             again = self.ask("hold_again", lambda side: side.windows.hold_again(moving))
             if isinstance(again, Moving):
@@ -199,8 +199,24 @@ class Both(Sides):
             self.ask("extend", lambda side: side.permits.extend(some, hold=hold))
         elif luck < 0.9:
             self.ask("give_back", lambda side: side.permits.give_back(some))
+            self._bring_forward()
         else:
             self.ask("close", lambda side: side.permits.close("sms", hold))
+
+    def _bring_forward(self) -> None:
+        """Let more ask than there is room for, and give back what some have."""
+        scope, channel = self.rng.choice(["ada", "bob", "cyd"]), self.rng.choice(["sms", "mail"])
+        herd = [Permit(self._id(), 1, scope, channel) for _ in range(5)]
+        self.ask("acquire", lambda side: side.permits.acquire(herd, hold=700 * MS))
+        self.let_pass(self.rng.choice([0, 40, 900]))
+        given_back = herd[: self.rng.randrange(1, 4)]
+        self.ask("give_back", lambda side: side.permits.give_back(given_back))
+        logs, each = self.rng.choice([1, 9]), self.rng.choice([1, 9])
+        waiting = self.ask("waiting", lambda side: side.permits.waiting(logs=logs, each=each))
+        if waiting and self.rng.random() < 0.8:
+            come = {id_ for some in waiting.values() for id_ in some if self.rng.random() < 0.7}
+            self.let_pass(self.rng.choice([0, 0, 40, 4_000]))
+            self.ask("called", lambda side: side.permits.called(waiting, come))
 
     def _sweep(self) -> None:
         rng = self.rng

@@ -25,19 +25,22 @@ from dispatcher.store import (
     Failure,
     JoinedMessages,
     Messages,
+    NewTime,
     Overdue,
     Result,
     StoreUpkeep,
     Suppressions,
+    Unbegun,
     overdue,
 )
-from dispatcher.store.schema import VOID, attempts, messages
+from dispatcher.store.schema import VOID
 from tests.simulation.claims import MemoryClaims
 from tests.simulation.joined import MemoryTransaction, Session
 from tests.simulation.messages import MemoryBulkMessages, MemoryMessages, MemorySuppressions
 from tests.simulation.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
 from tests.simulation.tables import NAMES, AttemptRow, CatchingUp, Tables
 from tests.support.clock import MovableClock
+from tests.support.tables import TABLES, attempts, messages
 
 TTL = timedelta(seconds=5)
 LATE = timedelta(seconds=3)
@@ -56,7 +59,7 @@ class Both:
         event.listen(self.database.engine, "connect", self._tell_time)
         self.tables = Tables(self.clock.now)
         late = CatchingUp(LATE, expire=["page"], reslot=["push"])
-        left = overdue(["page", "push"], LATE)
+        left = overdue(TABLES, ["page", "push"], LATE)
         self.stores = [
             (Messages(self.database), MemoryMessages(self.tables)),
             (
@@ -76,6 +79,8 @@ class Both:
         ]
         self.known: list[Message] = []
         self.claims: list[Claim] = []
+        self.marks: list[UUID] = []
+        self.unbegun: list[Unbegun] = []
 
     def _tell_time(self, connection: sqlite3.Connection, record: object) -> None:
         del record
@@ -239,14 +244,14 @@ class Both:
             found = self.ask(0, "movable", id_)
             found = found._replace(token=found.token - self.rng.choice([0, 0, 1]))
             send_at = self.clock.now() + self._wait()
-            self.ask(
-                0, "move", found, send_at=send_at, zone=None,
-                within=self.rng.choice([timedelta(0), TTL]),
-                next_attempt_at=self.rng.choice([None, send_at + timedelta(seconds=3)]),
+            new = NewTime(
+                found, send_at=send_at, zone=None,
+                next_attempt_at=self.rng.choice([send_at, send_at + timedelta(seconds=3)]),
                 expires_at=send_at + TTL, expire_after=TTL,
                 enqueue_at=send_at + self.rng.choice([timedelta(0), timedelta(seconds=2)]),
                 asked_at=self.rng.choice([None, found.message.send_at]),
             )  # fmt: skip
+            self.ask(0, "move", [new], within=self.rng.choice([timedelta(0), TTL]))
             self.known.append(self.stores[0][1].get(id_))  # type: ignore[attr-defined]
         elif what == "update":
             self.ask(0, "update", id_, body={"n": self.rng.randrange(9)})
@@ -257,7 +262,8 @@ class Both:
 
     def _claim(self) -> None:
         ahead = timedelta(milliseconds=self.rng.choice([0, 90]))
-        self.claims += self.ask(1, "claim", self._some_ids(), ahead=ahead)
+        self.marks.append(UUID(int=self.rng.getrandbits(128)))
+        self.claims += self.ask(1, "claim", self._some_ids(), ahead=ahead, mark=self.marks[-1])
         if self.rng.random() < 0.3:
             self.ask(1, "unclaimed", self._some_ids())
             self.ask(1, "enqueue_when_due", self._some_ids())
@@ -281,12 +287,28 @@ class Both:
             given = [(claim, self._wait()) for claim in some]
             seconds = self.rng.choice([-1, 1])
             self.ask(1, "put_back", given, enqueue_in=timedelta(seconds=seconds))
+            self._snooze()
+
+    def _snooze(self) -> None:
+        """Claim something and put it back at once, as it is done without a permit."""
+        mark = UUID(int=self.rng.getrandbits(128))
+        some = self.ask(1, "claim", self._some_ids(), ahead=TTL, mark=mark)
+        given = [(claim, self._wait()) for claim in some]
+        self.ask(1, "put_back", given, enqueue_in=timedelta(seconds=-1))
+        snoozed = self.ask(2, "snoozed", batch=1)
+        if self.rng.random() < 0.5:
+            self.ask(2, "bring_forward", [*snoozed[:1], *self._some_ids()])
 
     def _sweep(self) -> None:
         if self.rng.random() < 0.5:
             self.ask(2, "rescue", at_most=100)
         else:
             self.ask(2, "take_due", at_most=100, grace=timedelta(seconds=2))
+        if self.marks:
+            mark = self.rng.choice(self.marks[-5:])
+            self.unbegun += self.ask(2, "unbegun", self._some_ids(), mark=mark)
+        if self.unbegun and self.rng.random() < 0.5:
+            self.ask(2, "put_back", [self.rng.choice(self.unbegun[-5:])], wait=self._wait())
         if self.rng.random() < 0.2:
             self.ask(2, "prune", older_than=timedelta(seconds=20), at_most=2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 from dispatcher.delivery import Delivery
 from dispatcher.journal import Journal
@@ -17,6 +18,7 @@ from dispatcher.submission import (
     Changes,
     Handover,
     JoinedSubmission,
+    Moves,
     Submission,
     Suppressing,
 )
@@ -30,6 +32,7 @@ from tests.simulation.ledger import SimTransport
 from tests.simulation.messages import MemoryBulkMessages, MemoryMessages, MemorySuppressions
 from tests.simulation.permits import MemoryPermits
 from tests.simulation.scheduler import Process
+from tests.simulation.send_logs import MemoryClaimLog, MemorySendLogs
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, catching_up, settings
 from tests.simulation.shards import Line, MemoryShards, windows_on
 from tests.simulation.store_upkeep import MemoryOverdue
@@ -52,6 +55,10 @@ class Wiring:
         self._messages = MemoryMessages(self._world.tables)
         self._claims = WatchedClaims(
             self._world.tables, self._world.facts, ttl=_SETTINGS.claim_ttl, leaves=_CATCHING_UP
+        )
+        self._logs: list[MemoryClaimLog] = []
+        self._send_logs: Any = MemorySendLogs(
+            world.scheduler, self._logs, lambda: UUID(int=self._world.number())
         )
         self._upkeep = WatchedUpkeep(self._world.tables, self._world.facts, leaves=_CATCHING_UP)
         self._shards = MemoryShards(self._world.server, _SETTINGS.quotas_of, under_way=_UNDER_WAY)
@@ -87,6 +94,7 @@ class Wiring:
             transports=dict.fromkeys(_SETTINGS.channels, transport),
             queue=self._queue_of(process),
             journal=Journal(),
+            send_logs=self._send_logs,
         )
 
     def duties(self, process: Process) -> dict[str, Callable[[], object]]:
@@ -101,11 +109,12 @@ class Wiring:
             permits=self._reached(self.permits, "permits", process),
             queue=self._queue_of(process),
             journal=Journal(),
+            send_logs=self._send_logs,
         )
         catch_up = CatchUp(
             settings=_SETTINGS,
             store=self._reached(MemoryOverdue(self._world.tables, _CATCHING_UP), "store", process),
-            changes=Changes(**parts),
+            moves=Moves(**_without_journal(parts)),
             handover=parts["handover"],
             journal=Journal(),
         )
@@ -126,6 +135,9 @@ class Wiring:
         return {
             "settings": _SETTINGS, "clock": process, "messages": messages,
             "windows": self._windows_of(process), "handover": handover, "journal": Journal(),
+            "suppressions": self._reached(
+                MemorySuppressions(self._world.tables), "store", process
+            ),
         }  # fmt: skip
 
     def use_cases(self, process: Process) -> UseCases:
@@ -136,7 +148,7 @@ class Wiring:
         store: Any = BulkLine(
             self._reached(MemoryBulkMessages(self._world.tables), "store", process)
         )
-        suppressions = self._reached(MemorySuppressions(self._world.tables), "store", process)
+        suppressions = parts["suppressions"]
         cancelling = Cancelling(settings=_SETTINGS, bulk=bulk, store=store, journal=Journal())
         return UseCases(
             submission_,
@@ -150,7 +162,10 @@ class Wiring:
                 submission=submission_,
                 journal=Journal(),
             ),
-            Changes(**parts),
+            Changes(
+                moves=Moves(**_without_journal(parts)),
+                **{name: part for name, part in parts.items() if name != "windows"},
+            ),
             Suppressing(settings=_SETTINGS, suppressions=suppressions, cancelling=cancelling),
             JoinedSubmission(
                 settings=_SETTINGS,
@@ -205,3 +220,7 @@ class Wiring:
         line = Line(self._reached(self._shards, "windows", process))
         quotas = _SETTINGS.quotas_of
         return windows_on(line, quotas, keys=self._world.server.keys, under_way=_UNDER_WAY)
+
+
+def _without_journal(parts: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if name not in {"journal", "suppressions"}}

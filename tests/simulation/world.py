@@ -12,7 +12,7 @@ from unittest.mock import patch
 from uuid import UUID
 
 from dispatcher import sweep
-from dispatcher.delivery import Lanes, hand_overs, lanes, senders, stragglers
+from dispatcher.delivery import Lanes, destinations, hand_overs, lanes, senders, stragglers
 from dispatcher.delivery import round as round_
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
@@ -291,9 +291,10 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (hand_overs, lanes, round_, senders, stragglers):
+        for module in (destinations, hand_overs, lanes, round_, senders, stragglers):
             stack.enter_context(patch.object(module, "threading", threading))
         stack.enter_context(patch.object(senders, "SimpleQueue", lambda: Calls(world.scheduler)))
+        stack.enter_context(patch.object(destinations, "random", world.rng))
         stack.enter_context(patch.object(hand_overs, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
         stack.enter_context(patch.object(submission, "new_id", world.new_id))

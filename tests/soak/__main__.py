@@ -140,7 +140,7 @@ class Observer:
     def _look(self) -> None:
         with self._stage.sql() as connection:
             rows = connection.execute(
-                "SELECT id, status, claim_token FROM messages WHERE status <> 'void'"
+                "SELECT id, status, claim_token FROM dispatcher_messages WHERE status <> 'void'"
             ).fetchall()
         for row in rows:
             id_, shown = str(row["id"]), (row["status"], row["claim_token"])

@@ -165,7 +165,8 @@ def _repeat_tasks(stage: Stage, target: str, chance: random.Random) -> Done | No
     try:
         with stage.sql() as connection:
             found = connection.execute(
-                "SELECT id, channel, next_attempt_at FROM messages ORDER BY id DESC LIMIT 60"
+                "SELECT id, channel, next_attempt_at FROM dispatcher_messages "
+                "ORDER BY id DESC LIMIT 60"
             ).fetchall()
     except psycopg.Error:
         return None
@@ -266,7 +267,9 @@ _WINDOWS = [f"{side}/windows" for side in SIDES]
 _CLAIMS = [f"{side}/store" for side in WORKERS]
 _TASKS = [f"{side}/broker" for side in WORKERS]
 _REDIS = ("windows", "broker")
-_ROWS = "SELECT id FROM messages WHERE finished_at IS NULL ORDER BY id LIMIT 20 FOR UPDATE"
+_ROWS = (
+    "SELECT id FROM dispatcher_messages WHERE finished_at IS NULL ORDER BY id LIMIT 20 FOR UPDATE"
+)
 
 FAULTS = (
     Fault(name="worker.kill", act=_kill, targets=WORKERS, share=2),
@@ -313,7 +316,7 @@ FAULTS = (
     Fault(name="store.freeze", act=_freeze_backend, targets=["store"], share=4, lasts=(0.1, 4)),
     Fault(name="store.restart", act=_restart_store, targets=["store"], share=1.5, lasts=(0, 0.5)),
     Fault(name="store.rows-locked", act=_lock(_ROWS), targets=["store"], share=4, lasts=(0.1, 4)),
-    Fault(name="store.table-locked", act=_lock("LOCK TABLE messages IN EXCLUSIVE MODE"),
+    Fault(name="store.table-locked", act=_lock("LOCK TABLE dispatcher_messages IN EXCLUSIVE MODE"),
           targets=["store"], share=2, lasts=(0.1, 1.5)),
     Fault(name="store.read-only", act=_make_read_only, targets=["store"], share=2,
           lasts=(0.1, 1.2)),

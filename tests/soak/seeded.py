@@ -47,13 +47,13 @@ BUGS = (
         changes=[
             Change(
                 file="store/claiming.py",
-                old="these,\n            has_status(Status.SCHEDULED),",
-                new="these,\n            has_status(Status.SCHEDULED, Status.SENDING),",
+                old="these,\n            tables.has_status(Status.SCHEDULED),",
+                new="these,\n            tables.has_status(Status.SCHEDULED, Status.SENDING),",
             ),
             Change(
                 file="store/claiming.py",
-                old=".where(has_status(Status.SCHEDULED))\n        .values(",
-                new=".where(has_status(Status.SCHEDULED, Status.SENDING))\n        .values(",
+                old=".where(tables.has_status(Status.SCHEDULED))\n        .values(",
+                new=".where(tables.has_status(Status.SCHEDULED, Status.SENDING))\n        .values(",
             ),
         ],
         faults=REPEATED,
@@ -161,7 +161,7 @@ BUGS = (
         name="cancel without a check of the status",
         changes=_one(
             "store/messages.py",
-            ".where(messages.c.id == message_id, has_status(Status.SCHEDULED))\n"
+            ".where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))\n"
             "            .values(status=Status.CANCELLED.value",
             ".where(messages.c.id == message_id, messages.c.claimed_by.is_(None))\n"
             "            .values(status=Status.CANCELLED.value",
@@ -172,7 +172,7 @@ BUGS = (
         name="update without a check of the status",
         changes=_one(
             "store/messages.py",
-            ".where(messages.c.id == message_id, has_status(Status.SCHEDULED))\n"
+            ".where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))\n"
             "            .values(body=body)",
             ".where(messages.c.id == message_id)\n            .values(body=body)",
         ),
@@ -244,13 +244,13 @@ BUGS = (
         name="a retry forgets its attempt",
         changes=_one(
             "store/changes.py",
-            "        next_attempt_at=later(_NOW, given(\"wait\")),\n"
-            "        enqueue_at=later(_NOW, given(\"enqueue\")),\n"
-            "        last_error",
-            "        attempt_count=messages.c.attempt_count - 1,\n"
-            "        next_attempt_at=later(_NOW, given(\"wait\")),\n"
-            "        enqueue_at=later(_NOW, given(\"enqueue\")),\n"
-            "        last_error",
+            "                    next_attempt_at=later(_NOW, given(\"wait\")),\n"
+            "                    enqueue_at=later(_NOW, given(\"enqueue\")),\n"
+            "                    last_error",
+            "                    attempt_count=messages.c.attempt_count - 1,\n"
+            "                    next_attempt_at=later(_NOW, given(\"wait\")),\n"
+            "                    enqueue_at=later(_NOW, given(\"enqueue\")),\n"
+            "                    last_error",
         ),
         faults=CALM,
     ),

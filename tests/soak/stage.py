@@ -208,13 +208,18 @@ class Stage:
     def is_drained(self) -> bool:
         """Whether no message is scheduled or being sent any more."""
         with self.sql() as connection:
-            query = "SELECT 1 FROM messages WHERE finished_at IS NULL AND status <> 'held' LIMIT 1"
+            query = (
+                "SELECT 1 FROM dispatcher_messages "
+                "WHERE finished_at IS NULL AND status <> 'held' LIMIT 1"
+            )
             return connection.execute(query).fetchone() is None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Return the messages, and their attempts, as lines of a history."""
         with self.sql() as connection:
-            for row in connection.execute("SELECT * FROM messages WHERE status <> 'void'"):
+            for row in connection.execute(
+                "SELECT * FROM dispatcher_messages WHERE status <> 'void'"
+            ):
                 yield {
                     "kind": "row",
                     "at": now_us(),
@@ -232,7 +237,7 @@ class Stage:
                     "key": row["idempotency_key"],
                     "on_unknown": row.get("on_unknown"),
                 }
-            for row in connection.execute("SELECT * FROM attempts"):
+            for row in connection.execute("SELECT * FROM dispatcher_attempts"):
                 yield {
                     "kind": "attempt",
                     "at": now_us(),

@@ -11,8 +11,9 @@ from dispatcher.message import Status
 from dispatcher.redis_keys import ShardKeys, shard_of
 from dispatcher.scope import Scope, counted
 from dispatcher.sendtime import to_ms
-from dispatcher.store.schema import VOID, messages
+from dispatcher.store.schema import VOID
 from tests.support.house import House
+from tests.support.tables import messages
 
 Windows = dict[str, dict[bytes, int]]
 """By the name of the key: members and their times in ms."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 BODY = "See you at nine"
 """The text that tests send where they do not care which."""
 _CANARIES = (BODY, "canary-", "hunter2")
-_OF_TESTS = ("mail.log", "hpack")
+_OF_TESTS = ("mail.log",)
 """Loggers of servers that tests play: aiosmtpd and the receivers write what they receive."""
 
 

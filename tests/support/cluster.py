@@ -20,7 +20,7 @@ def cluster_of_one() -> Iterator[tuple[RedisServer, int]]:
     with RedisServer(*options) as server:
         with server.client() as client:
             client.execute_command("CLUSTER ADDSLOTS", *range(16_384))
-            wait_until(lambda: _serves(server), 20.0)
+            wait_until(lambda: _serves(server))
         yield server, port
 
 

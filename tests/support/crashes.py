@@ -19,13 +19,13 @@ from dispatcher.faults import VARIABLE, InjectedFault, arm
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
 from dispatcher.redis_keys import PermitKeys
-from dispatcher.store.schema import messages
 from tests.support import ledger
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.checks import History, broken_promises
 from tests.support.environment import stored_in
 from tests.support.house import House
 from tests.support.processes import forking
+from tests.support.tables import messages
 
 CHANNEL = "ledger"
 ROOMY: dict[str, Any] = {

@@ -66,7 +66,7 @@ def at_once(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
     gate = threading.Barrier(len(actions))
 
     def run(action: Callable[[], T]) -> T | Exception:
-        gate.wait(30)
+        gate.wait(60)
         try:
             return action()
         except Exception as error:  # noqa: BLE001 - whatever it raises is its answer

@@ -8,7 +8,7 @@ import threading
 
 from dispatcher import Dispatcher
 from dispatcher.message import Message
-from tests.support.ledger import Ledger
+from tests.support.ledger import Event, Ledger
 
 
 class Poisoned(Ledger):
@@ -22,16 +22,16 @@ class Poisoned(Ledger):
 
 
 def stop_at_first_hand_over(dispatcher: Dispatcher, channel: str) -> None:
-    """Let a worker be told to stop while it hands its first message over."""
+    """Let a worker be told to stop once its first send has begun, and is written down."""
     parts = dispatcher._parts
     transport = parts.transports[channel]
     assert isinstance(transport, Ledger)
-    send, is_told = transport.send, threading.Event()
+    write, is_told = transport._write, threading.Event()
 
-    def stopping(message: Message) -> str:
+    def stopping(event: Event, message: Message) -> None:
+        write(event, message)
         if not is_told.is_set():
             is_told.set()
             parts.delivery.stop()
-        return send(message)
 
-    transport.send = stopping  # type: ignore[method-assign]  # a double
+    transport._write = stopping  # type: ignore[method-assign]  # a double

@@ -19,14 +19,14 @@ SELECT string_agg(line, chr(10) ORDER BY line) FROM (
   UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
   UNION ALL SELECT setconfig::text FROM pg_db_role_setting
     WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
-  UNION ALL SELECT version_num FROM alembic_version
+  UNION ALL SELECT version_num FROM dispatcher_alembic_version
 ) AS lines
 """
 """Asks for what tells whether a test has changed the tables, or what surrounds them."""
 _EMPTY = """
 DO $$ DECLARE each text; holds boolean; BEGIN
   FOR each IN SELECT quote_ident(tablename) FROM pg_tables
-    WHERE schemaname = 'public' AND tablename <> 'alembic_version' ORDER BY 1
+    WHERE schemaname = 'public' AND tablename <> 'dispatcher_alembic_version' ORDER BY 1
   LOOP
     EXECUTE 'SELECT EXISTS (SELECT FROM ' || each || ')' INTO holds;
     IF holds THEN EXECUTE 'TRUNCATE ' || each || ' CASCADE'; END IF;

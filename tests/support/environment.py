@@ -22,11 +22,11 @@ from dispatcher.message import Message, Outcome, Status
 from dispatcher.quota import Quota as RollingQuota
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
-from dispatcher.store.schema import IS_MESSAGE, attempts, messages
 from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows
 from tests.support.model import Quota
 from tests.support.service import Forked, Service
+from tests.support.tables import IS_MESSAGE, attempts, messages
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +47,6 @@ SHORT: Mapping[str, Any] = {
 }
 """Settings that heal within seconds."""
 
-_ROOMY = 20.0
-"""Seconds for a start on a busy machine."""
 _LOOK_EVERY_SECONDS = 0.1
 _RESTART_SECONDS = 0.5
 _MOST_SHOWN = 20
@@ -99,7 +97,7 @@ class Environment:
         self.settings = settings
         self.dispatcher = Dispatcher(settings)
         self.restarts = 0
-        self._database = Database(settings.database_url)
+        self._database = Database.of(settings)
         self._ledger = folder / "ledger"
         env = child_environment(settings)
         self._services = {
@@ -114,7 +112,7 @@ class Environment:
         self.up()
         self._supervisor.start()
         try:
-            wait_until(self.accepts, _ROOMY)
+            wait_until(self.accepts)
         except BaseException:
             self.close()
             raise
@@ -143,13 +141,13 @@ class Environment:
             self._wanted.difference_update(names)
         self.kill(*names)
 
-    def stop(self, name: str, deadline: float) -> None:
+    def stop(self, name: str) -> None:
         """Tell a service to end in good order, and wait for it; it stays down until ``up``."""
         with self._lock:
             self._wanted.discard(name)
             service = self._services[name]
         os.kill(service.pid, signal.SIGTERM)
-        wait_until(lambda: not service.alive, deadline)
+        wait_until(lambda: not service.alive)
 
     def pid(self, name: str) -> int:
         """Return the process id of a service."""
@@ -203,13 +201,13 @@ class Environment:
         assert len(rolling) == len(self.settings.quotas)
         return [(each.count, each.length_ms) for each in rolling]
 
-    def wait_until_ended(self, deadline: float) -> None:
+    def wait_until_ended(self) -> None:
         """Wait until nothing is scheduled or being sent."""
 
         def all_ended() -> bool:
             return all(each.status.is_final for each in self.stored())
 
-        wait_until(all_ended, deadline, every=0.1)
+        wait_until(all_ended, every=0.1)
 
     def check(self, accepted: Sequence[Message], *, cancelled: Sequence[UUID] = ()) -> None:
         """Fail if a promise was broken, or if the windows are not what SQL says."""
@@ -221,7 +219,7 @@ class Environment:
         )
         _assert_none(broken_promises(history, self.quotas))
         with suppress(AssertionError):  # told below what is wrong
-            wait_until(lambda: not self.false_windows(), 10, every=0.1)
+            wait_until(lambda: not self.false_windows(), every=0.1)
         _assert_none(self.false_windows())
 
     def false_windows(self) -> list[str]:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
 
 from dispatcher.checkup import doctor_for
 from dispatcher.doctor import Finding, Level
+from dispatcher.errors import Unavailable
+from dispatcher.liveness import Kind
 from tests.support.house import House
 
 OK, WARNING, ERROR, SKIPPED = Level.OK, Level.WARNING, Level.ERROR, Level.SKIPPED
 
 
-def examined(house: House, *, app: Celery | None = None, **settings: Any) -> dict[str, Finding]:
-    """Examine what a house's settings, or some changed ones, lead to; findings by check."""
+def examined(
+    house: House, *, app: Celery | None = None, at_work: bool = True, **settings: Any
+) -> dict[str, Finding]:
+    """Examine what a house's settings, or some changed ones, lead to; findings by check.
+
+    Where it is ``at_work``, a worker and a beat have just been seen.
+    """
+    if at_work:
+        with suppress(Unavailable):
+            note_at_work(house)
     chosen = house.settings.model_copy(update=settings)
     with doctor_for(chosen, clock=house.clock, app=app) as doctor:
         return {each.check: each for each in doctor.examine().findings}
+
+
+def note_at_work(house: House) -> None:
+    """Let a worker and a beat give a sign of life."""
+    for kind in (Kind.WORKER, Kind.BEAT):
+        house.parts.signs.note(kind, {"somebody": timedelta(0)})
 
 
 def levels(found: dict[str, Finding], room: str = "") -> dict[str, Level]:

@@ -19,7 +19,7 @@ from dispatcher.clock import SystemClock
 from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
-from dispatcher.store.schema import IS_MESSAGE, VOID, attempts, messages
+from dispatcher.store.schema import VOID, Tables
 from dispatcher.transports import MemoryTransport
 from tests.support import canaries
 from tests.support.clock import MovableClock
@@ -72,7 +72,12 @@ class House(AbstractContextManager["House"]):
     @cached_property
     def database(self) -> Database:
         """The store, seen from beside the dispatcher."""
-        return Database(self.url)
+        return Database(self.url, table_prefix=self.tables.prefix, table_schema=self.tables.schema)
+
+    @property
+    def tables(self) -> Tables:
+        """Its tables, under the names of its settings."""
+        return self.parts.database.tables
 
     @property
     def moved(self) -> ActingClock:
@@ -134,24 +139,28 @@ class House(AbstractContextManager["House"]):
 
     def rows(self) -> list[tuple[Any, ...]]:
         """All messages as they are stored, by id."""
-        return self._all(select(messages).where(IS_MESSAGE).order_by(messages.c.id))
+        messages = self.tables.messages
+        return self._all(select(messages).where(self.tables.is_message).order_by(messages.c.id))
 
     def attempt_rows(self) -> list[tuple[Any, ...]]:
         """All attempts as they are stored."""
+        attempts = self.tables.attempts
         return self._all(select(attempts).order_by(attempts.c.message_id, attempts.c.token))
 
     def columns(self, message: Message, *names: str) -> tuple[Any, ...]:
         """Columns of one message, also those that ``Message`` does not show."""
+        messages = self.tables.messages
         query = select(*(messages.c[name] for name in names)).where(messages.c.id == message.id)
         return self._all(query)[0]
 
     def column_names(self) -> list[str]:
         """The columns of a message in the store."""
-        return [column.name for column in messages.columns]
+        return [column.name for column in self.tables.messages.columns]
 
     def change(self, these: Iterable[Message], **values: Any) -> None:
         """Write into the rows of messages, past the dispatcher."""
         ids = [message.id for message in these]
+        messages = self.tables.messages
         statement = update(messages).where(messages.c.id.in_(ids)).values(**values)
         self.database.run(lambda connection: connection.execute(statement))
 
@@ -186,6 +195,7 @@ class House(AbstractContextManager["House"]):
         """Store ``rows`` messages like this one under new ids, past the dispatcher."""
         from dispatcher.message import new_id  # noqa: PLC0415 - only here
 
+        messages = self.tables.messages
         whole = self._all(select(messages).where(messages.c.id == message.id))[0]
         values = dict(zip(messages.c.keys(), whole, strict=True))
         copies = [values | {"id": new_id()} for _ in range(rows)]
@@ -228,6 +238,7 @@ class House(AbstractContextManager["House"]):
 
     def places(self) -> dict[str, dict[UUID, int]]:
         """What the windows must hold by the store: scope, message id and promised time in ms."""
+        messages = self.tables.messages
         query = select(messages.c.scope, messages.c.id, messages.c.send_at).where(
             messages.c.status.notin_(["cancelled", "expired", VOID])
         )

@@ -163,7 +163,7 @@ class Filled:
             self.check(refused, asked, slot, without=message_id)
         else:
             assert to_ms(moving.send_at) == slot <= asked + room
-            assert self.real.windows.take(moving, token=next(TOKENS))
+            assert self.real.windows.take([(moving, next(TOKENS))]) == [True]
             self.booked[message_id] = slot
 
     def many(self, asked: int, room: int) -> None:

@@ -124,6 +124,7 @@ COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
     "SlidingCounter": SlidingCounter,
     "GCRA": lambda count, period: GCRA(count, period, max_burst=count - 1),
     "Concurrency": lambda count, period: Concurrency(count, hold=period),
+    "AlignedWindow": lambda count, period: FixedWindow(count, period, align="Asia/Kolkata"),
 }
 """Every algorithm that counts and takes a length, by its name: makes N per length."""
 

@@ -10,7 +10,7 @@ from dispatcher.lua import source
 LIMITS = {
     "MOST_READ, MOST_LEAPS": "{}, 3",
     "SHORT": "1",
-    "WORTH": "2",
+    "MOST_FOR_BLOCKED": "2",
     "LEAST_SCAN, MOST_SCAN": "1, 2",
 }
 """What bounds the work of one call, so small that hardly any judgement ends in one."""

@@ -55,7 +55,7 @@ class Load:
     def stop(self) -> None:
         """Submit no more."""
         self._leaving.set()
-        self._thread.join(30)
+        self._thread.join(60)
 
     def wait_for(self, count: int) -> None:
         """Wait until that many submits were accepted in all."""

@@ -126,14 +126,14 @@ class MailServer(AbstractContextManager["MailServer"]):
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _start(self) -> asyncio.Server:
@@ -250,7 +250,7 @@ class ScriptedServer(AbstractContextManager["ScriptedServer"]):
         if planned.startswith(HANG):
             if reply := planned.removeprefix(HANG).strip():
                 line.sendall(reply.encode() + b"\r\n")
-            self._over.wait(30)
+            self._over.wait(60)
             raise ConnectionError
         if planned.startswith(LATE):
             self._over.wait(LATE_SECONDS)

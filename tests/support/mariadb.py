@@ -17,6 +17,8 @@ from uuid import uuid4
 import pymysql
 import pytest
 
+from tests.support.tables import NAMES
+
 _HOST, _, _PORT = os.environ.get("DISPATCHER_TESTS_MARIADB", "127.0.0.1:3306").rpartition(":")
 ADDRESS = (_HOST, int(_PORT))
 """Where the tests look for it."""
@@ -32,7 +34,6 @@ with pymysql.connect(**given) as connection, connection.cursor() as cursor:
         if name.startswith(sys.argv[3]):
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
 """
-_KEPT = {"alembic_version", "attempts", "messages", "suppressions"}
 _Rows = list[tuple[object, ...]]
 
 
@@ -73,7 +74,7 @@ class MariaDBServer:
     ) -> None:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        self._guard.wait(30)
+        self._guard.wait(60)
 
     @property
     def is_mysql(self) -> bool:
@@ -149,8 +150,8 @@ class MariaDBServer:
         """Return what tells whether a test has changed the tables; None where one is gone."""
         try:
             versions, *tables = self._answers(
-                "SELECT * FROM alembic_version",
-                *(f"SHOW CREATE TABLE {table}" for table in sorted(_KEPT)),
+                "SELECT * FROM dispatcher_alembic_version",
+                *(f"SHOW CREATE TABLE {table}" for table in sorted(NAMES)),
                 database=name,
             )
         except pymysql.Error:
@@ -163,9 +164,9 @@ class MariaDBServer:
         triggers, tables = self._answers("SHOW TRIGGERS", "SHOW TABLES", database=name)
         self.execute(
             *(f"DROP TRIGGER `{trigger[0]}`" for trigger in triggers),
-            *(f"DROP TABLE `{table}`" for (table,) in tables if table not in _KEPT),
-            "DELETE FROM attempts",
-            "DELETE FROM messages",
-            "DELETE FROM suppressions",
+            *(f"DROP TABLE `{table}`" for (table,) in tables if table not in NAMES),
+            "DELETE FROM dispatcher_attempts",
+            "DELETE FROM dispatcher_messages",
+            "DELETE FROM dispatcher_suppressions",
             database=name,
         )

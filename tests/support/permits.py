@@ -15,6 +15,7 @@ from dispatcher.quota import Limit
 from tests.support.servers import RedisServer
 
 EPOCH = "{test}:epoch"
+ROOM = "{test}:room"
 HOLD = timedelta(seconds=30)
 
 
@@ -23,7 +24,7 @@ class Logs(AbstractContextManager["Logs"]):
 
     def __init__(self, path: str, *limits: Limit) -> None:
         self.client = redis.Redis(unix_socket_path=path)
-        self.log = PermitLog(self.client, epoch_key=EPOCH, clock=SystemClock())
+        self.log = PermitLog(self.client, epoch_key=EPOCH, room_key=ROOM, clock=SystemClock())
         self.limits = limits
 
     def open(self) -> None:

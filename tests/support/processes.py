@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from pkgutil import walk_packages
 from subprocess import CompletedProcess, TimeoutExpired
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from dispatcher import cli
 
 _SECONDS = 60
 _PRELOADED = [
@@ -23,7 +26,8 @@ _PRELOADED = [
     "celery.apps.worker",
     "celery.bin.celery",
     "celery.concurrency.thread",
-    "dispatcher.cli",
+    *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),
+    "dispatcher.client",
     "dispatcher.reconnecting",
     "dispatcher.tasks",
     "kombu.transport.pyamqp",

@@ -127,7 +127,7 @@ class Proxy:
         with self._lock:
             self._closing = True
         self._wake()
-        self._thread.join(10)
+        self._thread.join(60)
         self.cut_all()
         for each in (self._listener, self._wake_in, self._wake_out):
             each.close()

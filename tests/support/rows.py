@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select, update
 from dispatcher.message import Message, Status, new_id
 from dispatcher.selection import Selection
 from dispatcher.store import Claim, Claims, Database, Listing, Messages
-from dispatcher.store.schema import attempts, messages
+from tests.support.tables import attempts, messages
 
 TTL = timedelta(seconds=30)
 SOON = timedelta(seconds=5)

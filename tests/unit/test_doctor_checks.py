@@ -14,10 +14,12 @@ from dispatcher.doctor.of_clocks import OF_STORE, Offset, measure
 from dispatcher.doctor.of_store import StoreFacts
 from dispatcher.reservation import ClusterFacts, RedisFacts
 from dispatcher.store import SchemaStanding
+from dispatcher.store.migrate import Obstacle
 from tests.support.clock import NOON, MovableClock
 
 SOUND = RedisFacts(
-    version="7.2.4", run_id="a", database=0, policy="noeviction", is_replica=False,
+    version="7.2.4", valkey="", is_private=False, run_id="a", database=0, policy="noeviction",
+    is_replica=False,
     failed_writes=(), has_log=True, has_snapshots=True, replicas=0, waits_for_replicas=False,
     used_bytes=1, most_bytes=0, cluster=None,
 )  # fmt: skip
@@ -40,6 +42,29 @@ def test_old_servers_stop_the_worker(version: str, level: Level) -> None:
     assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
 
 
+@pytest.mark.parametrize(
+    ("version", "valkey", "level"),
+    [
+        ("6.2.14", "", Level.WARNING),
+        ("6.2.20", "", Level.OK),
+        ("7.0.15", "", Level.WARNING),
+        ("7.4.5", "", Level.WARNING),
+        ("8.2.2", "", Level.OK),
+        ("8.10.1", "", Level.OK),
+        ("7.2.4", "8.1.3", Level.WARNING),
+        ("7.2.4", "8.1.4", Level.OK),
+        ("7.2.4", "9.0.0", Level.OK),
+        ("", "", Level.WARNING),
+    ],
+)
+def test_a_server_with_known_holes_is_warned_of_where_others_reach_it(
+    version: str, valkey: str, level: Level
+) -> None:
+    facts = replace(SOUND, version=version, valkey=valkey)
+    assert of_redis.vulnerabilities(facts).level is level
+    assert of_redis.vulnerabilities(replace(facts, is_private=True)).level is Level.OK
+
+
 def test_a_disk_that_takes_no_writes() -> None:
     found = of_redis.writes(replace(SOUND, failed_writes=("log",)))
     assert found.level is Level.ERROR
@@ -59,8 +84,18 @@ def test_a_cluster_of_several_nodes_stops_the_worker(nodes: int) -> None:
     assert found.stops_worker
 
 
+def test_tables_of_another_program_stop_the_worker() -> None:
+    obstacle = Obstacle("it has dispatcher_messages", "set another table_prefix")
+    standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
+    found = of_store.migrations(StoreFacts("sqlite", standing, None, {}))
+    assert (found.level, found.stops_worker) == (Level.ERROR, True)
+    assert (found.found, found.remedy) == (
+        "the database cannot be migrated: it has dispatcher_messages", "set another table_prefix",
+    )  # fmt: skip
+
+
 def test_a_postgres_that_is_durable() -> None:
-    standing = SchemaStanding("0002", "0002", (), is_known=True)
+    standing = SchemaStanding("0001", "0001", (), is_known=True)
     durable = {"fsync": "on", "synchronous_commit": "on"}
     facts = StoreFacts("postgresql", standing, (), durable)
     assert of_store.durability(facts).level is Level.OK
@@ -70,7 +105,7 @@ def test_a_postgres_that_is_durable() -> None:
 
 
 def test_a_mariadb_that_is_durable() -> None:
-    standing = SchemaStanding("0002", "0002", (), is_known=True)
+    standing = SchemaStanding("0001", "0001", (), is_known=True)
     name = "innodb_flush_log_at_trx_commit"
     for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
         facts = StoreFacts("mysql", standing, (), {name: value})

@@ -154,6 +154,6 @@ def test_an_error_survives_the_way_between_processes(error: errors.DispatcherErr
     assert vars(copy) == vars(error)
 
 
-@pytest.mark.parametrize(("value", "kind"), [(1, "an int"), ("x", "a str"), (None, "a NoneType")])
+@pytest.mark.parametrize(("value", "kind"), [(1, "an int"), ("x", "a str"), (None, "nothing")])
 def test_a_value_is_named_with_its_article(value: object, kind: str) -> None:
     assert errors.kind_of(value) == kind

@@ -133,7 +133,7 @@ def test_kill_ends_the_process_on_the_spot() -> None:
 def test_stop_freezes_the_process_until_it_is_continued() -> None:
     with child(f"{POINT}=stop") as stopped:
         stat = Path(f"/proc/{stopped.pid}/stat")
-        wait_until(lambda: stat.read_text().rsplit(") ", 1)[1].startswith("T"), 20)
+        wait_until(lambda: stat.read_text().rsplit(") ", 1)[1].startswith("T"))
         stopped.send_signal(signal.SIGCONT)
         assert stopped.communicate(timeout=20)[0] == b"on\n"
 
@@ -146,7 +146,7 @@ def test_wait_tells_where_it_stands_and_goes_on_when_it_may(tmp_path: Path) -> N
     wait_until((tmp_path / "go.reached").exists)
     assert thread.is_alive()
     permission.touch()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

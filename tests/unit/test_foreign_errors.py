@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h2.exceptions
+import h11
 import httpcore
 import kombu.exceptions
 import psycopg
@@ -17,6 +17,7 @@ import pymysql
 import pytest
 import redis
 import sqlalchemy.exc as sa
+from sqlalchemy.engine import make_url
 
 from dispatcher import (
     DeliveryError,
@@ -35,7 +36,7 @@ from dispatcher.limiters.base import translated as in_limiters
 from dispatcher.liveness import translated as in_liveness
 from dispatcher.message import new_id
 from dispatcher.queue import Ticket
-from dispatcher.redis_errors import EvictingServer
+from dispatcher.redis_errors import EvictingServer, reason
 from dispatcher.reservation.answers import translated as in_reservation
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.database import translated as in_store
@@ -63,6 +64,28 @@ REDIS_ERRORS: list[redis.RedisError] = [
     redis.exceptions.MaxConnectionsError("Too many connections"),
     EvictingServer("Redis runs maxmemory-policy allkeys-lru; it must be noeviction"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (
+            "Error 111 connecting to 127.0.0.1:6390. Refused.",
+            "Redis at 127.0.0.1:6390 cannot be reached",
+        ),
+        ("Error 111 connecting to ::1:6390. Refused.", "Redis at ::1:6390 cannot be reached"),
+        ("Error 2 connecting to /run/r.sock. No such.", "Redis at /run/r.sock cannot be reached"),
+        (f"connecting to redis://:{SECRET}@host:1/0.", "Redis cannot be reached"),
+        ("Connection reset by peer", "Redis cannot be reached"),
+    ],
+)
+def test_a_redis_that_is_away_is_named_by_its_address(raised: str, says: str) -> None:
+    assert reason(redis.ConnectionError(raised)) == says
+
+
+def test_a_database_of_redis_that_is_not_there_is_named() -> None:
+    error = redis.ResponseError("DB index is out of range")
+    assert reason(error) == "Redis has no database of that number (redis_url)"
 
 
 @pytest.mark.parametrize("error", REDIS_ERRORS, ids=lambda error: type(error).__name__)
@@ -110,6 +133,16 @@ SQL_ERRORS: list[tuple[sa.SQLAlchemyError, str]] = [
         "the connection to the database broke",
     ),
     (sa.OperationalError(SECRET, {}, pymysql.OperationalError(2003, SECRET)), "cannot be reached"),
+    (
+        sa.OperationalError(SECRET, {}, pymysql.OperationalError(1049, SECRET)),
+        "the server has no database of that name",
+    ),
+    (
+        sa.OperationalError(
+            SECRET, {}, psycopg.OperationalError(f'FATAL:  database "{SECRET}" does not exist')
+        ),
+        "the server has no database of that name",
+    ),
     (sa.OperationalError(SECRET, {}, pymysql.OperationalError(1205, SECRET)), "answered 1205"),
     (sa.ProgrammingError(SECRET, {}, pymysql.ProgrammingError(1064, SECRET)), "answered 1064"),
     (sa.OperationalError(SECRET, {}, sqlite3.OperationalError(SECRET)), "cannot be reached"),
@@ -126,6 +159,37 @@ def test_sql_errors_are_translated_without_their_text(error: sa.SQLAlchemyError,
     assert says in caught.value.reason
     assert caught.value.reason == unavailable(error).reason
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (f"postgresql://ada:{SECRET}@127.0.0.1:1/x?password={SECRET}", " at 127.0.0.1:1 cannot"),
+        (f"mariadb://ada:{SECRET}@127.0.0.1:1/x", " at 127.0.0.1:1 cannot"),
+        (f"postgresql://ada:x@{SECRET}@127.0.0.1:1/x", " cannot"),  # it should be x%40…
+        ("postgresql:///x?host=/nowhere/run", " at /nowhere/run cannot"),
+    ],
+)
+def test_a_database_that_is_away_is_named_by_its_address(url: str, says: str) -> None:
+    database = Database(url)
+    with pytest.raises(StoreUnavailable) as caught:
+        database.run(lambda _: None)
+    assert f"the database{says} be reached" in caught.value.reason
+    assert SECRET not in str(caught.value)
+    database.close()
+
+
+@pytest.mark.parametrize(("url", "says"), [
+    (f"mariadb://ada:{SECRET}@127.0.0.1/shop", "database 'shop'; create it"),
+    (f"mariadb://ada:x@{SECRET}/y@127.0.0.1/x", "database of that name; create it"),
+])  # fmt: skip
+def test_a_database_that_is_not_there_is_named(url: str, says: str) -> None:
+    error = sa.OperationalError(SECRET, {}, pymysql.OperationalError(1049, SECRET))
+    found = unavailable(error, make_url(url))
+    assert says in str(found)
+    assert found.reason.endswith(says.removesuffix("; create it"))
+    assert found.remedy == "create it, or correct database_url"
+    assert SECRET not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +317,8 @@ def test_errors_of_smtplib_are_translated_without_their_text(
         ({"database_url": ""}, "database"),
         ({"database_url": "sqlite+nothing:///x.db"}, "database"),
         ({"database_url": "sqlite://"}, "database"),
+        ({"broker_url": f"pigeon://ada:{SECRET}@host"}, "broker"),
+        ({"broker_url": f"redis://:{SECRET}@host/0?loft=7"}, "broker"),
     ],
     ids=str,
 )  # fmt: skip
@@ -261,7 +327,7 @@ def test_an_address_that_cannot_be_used_names_its_setting_and_not_its_secret(
 ) -> None:
     parts = Parts(Settings.load(**settings))
     with pytest.raises(InvalidSettings) as caught:
-        getattr(parts, part)
+        getattr(parts, "queue" if part == "broker" else part)
     assert caught.value.field == f"{part}_url"
     assert SECRET not in str(caught.value)
 
@@ -281,7 +347,7 @@ HTTP_ERRORS: list[Exception] = [
     httpcore.LocalProtocolError(SECRET),
     httpcore.RemoteProtocolError(SECRET),
     httpcore.UnsupportedProtocol(SECRET),
-    h2.exceptions.ProtocolError(SECRET),
+    h11.RemoteProtocolError(SECRET),
     OSError(111, SECRET),
     ValueError(SECRET),
 ]
@@ -306,16 +372,3 @@ def test_what_went_wrong_with_a_webhook_depends_on_whether_anything_was_written(
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
-
-
-def test_a_request_that_the_server_did_not_look_at_is_certainly_not_sent(
-    webhook: WebhookTransport,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(connection: Any, _: object) -> None:
-        connection._network_backend.is_used = True
-        raise httpcore.ConnectionNotAvailable
-
-    monkeypatch.setattr(httpcore.HTTPConnection, "handle_request", fail)
-    with pytest.raises(TemporaryFailure):
-        webhook.send(a_message(recipient="https://hooks.example/"))

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from dispatcher import Settings
 from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.apprise import AppriseTransport
-from dispatcher.transports.webhook import WebhookTransport
+from dispatcher.transports.webhook import WebhookTransport, receiver_secret
 from tests.unit.test_transport_page import PAGE
 
 SECTIONS = {"Webhook": WebhookTransport, "Apprise": AppriseTransport}
@@ -26,11 +27,12 @@ def section(name: str) -> str:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_settings_of_the_page_make_transports(name: str) -> None:
-    [block] = re.findall(r"```toml\n(.*?)```", section(name), re.DOTALL)
-    settings = Settings.load(**tomllib.loads(block))
-    for each, channel in settings.channels.items():
-        assert isinstance(load(each, channel, settings), SECTIONS[name])
-    assert len(settings.channels) == 2
+    blocks = re.findall(r"```toml\n(.*?)```", section(name), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        settings = Settings.load(**tomllib.loads(block))
+        for each, channel in settings.channels.items():
+            assert isinstance(load(each, channel, settings), SECTIONS[name])
 
 
 @pytest.mark.parametrize(("name", "transport"), SECTIONS.items())
@@ -46,3 +48,15 @@ def test_the_payload_of_the_page_is_what_is_posted() -> None:
     content = WebhookTransport()._content(a_message())
     assert list(json.loads(content)) == list(shown)
     assert json.loads(content)["version"] == shown["version"]
+
+
+def test_the_key_of_a_receiver_is_made_as_the_page_says() -> None:
+    [made] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", section("Webhook"), re.DOTALL)
+        if "def receiver_secret" in block
+    ]
+    given: dict[str, Any] = {}
+    exec(made, given)  # noqa: S102 - our own page
+    secret, url = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "https://shop.example/hook?a=1"
+    assert given["receiver_secret"](secret, url) == receiver_secret(secret, url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,7 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
         (lambda conf: conf.update(broker_url="redis://other/0"), "broker_url", "not the broker"),
         (lambda conf: conf.update(broker_read_url="redis://b/"), "broker_url", "not the broker"),
         (lambda conf: conf.update(accept_content=["pickle"]), "accept_content", "pickle"),
+        (lambda conf: conf.update(task_protocol=1), "task_protocol", "protocol 1"),
         (
             lambda conf: conf.update(broker_transport_options={"visibility_timeout": 60}),
             "horizon", "visibility_timeout of 60",
@@ -117,7 +119,7 @@ def test_the_options_of_an_app_do_not_bend_our_tasks() -> None:
             "beat_schedule", "'dispatcher.prune'",
         ),
     ],
-    ids=["broker", "read", "content", "visibility", "queue", "entry"],
+    ids=["broker", "read", "content", "protocol", "visibility", "queue", "entry"],
 )  # fmt: skip
 def test_what_cannot_both_hold_is_named_and_the_app_stays_as_it_was(
     change: Callable[[Any], None], field: str, problem: str
@@ -147,6 +149,25 @@ def test_another_broker_is_named_without_its_password() -> None:
     assert "redis://ours.example/3 is not the broker" in refused.value.problem
     assert "DISPATCHER_BROKER_URL" in refused.value.accepted
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_file_of_settings_is_named_with_the_folder_it_is_looked_for_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal() -> str:
+        with pytest.raises(InvalidSettings) as refused:
+            install(shop())
+        return refused.value.problem
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DISPATCHER_BROKER_URL", raising=False)
+    monkeypatch.delenv("DISPATCHER_CONFIG", raising=False)
+    assert refusal().endswith(f"; there is no dispatcher.toml in {tmp_path}")
+    Path("dispatcher.toml").write_text('queue = "post"', encoding="utf-8")
+    assert "there is no" not in refusal()
+    Path("dispatcher.toml").unlink()
+    monkeypatch.setenv("DISPATCHER_BROKER_URL", "redis://third/0")
+    assert "there is no" not in refusal()
 
 
 def test_what_is_no_app_is_refused() -> None:

@@ -112,7 +112,7 @@ def test_a_line_of_json_has_the_fields_and_nothing_that_others_attach() -> None:
         record(created=at.timestamp(), transition="sent", attempt=1, data={"args": "secret"})
     )
     assert json.loads(written) == {
-        "at": "2026-03-29T01:02:03.456+00:00",
+        "at": "2026-03-29T01:02:03.456Z",
         "level": "INFO",
         "logger": "dispatcher.journal",
         "process": record().process,

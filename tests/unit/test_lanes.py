@@ -31,7 +31,7 @@ class Deliveries:
         assert not to_the_end
         self.begun += message_ids
         if self.slow & set(message_ids):
-            assert self.released.wait(10)
+            assert self.released.wait(60)
         if self.error or message_ids[0] in self.errors:
             raise self.error or self.errors[message_ids[0]]
         self.done += message_ids
@@ -64,7 +64,7 @@ def fill(lane: Lanes, deliveries: Deliveries, many: int) -> list[threading.Threa
 def end(threads: list[threading.Thread], deliveries: Deliveries) -> None:
     deliveries.released.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_slow_channel_leaves_the_thread_to_another(deliveries: Deliveries) -> None:

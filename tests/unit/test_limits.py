@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -46,9 +47,27 @@ CLIENT = redis.Redis()  # nothing connects before something is sent
         ("3000/months in UTC", FixedWindow(3_000, "month", align="UTC")),
         ("50/second burst 200", GCRA(50, timedelta(seconds=1), max_burst=200)),
         (" 1 / minute  burst  0 ", GCRA(1, MINUTE)),
+        ("10 per second", SlidingList(10, timedelta(seconds=1))),
+        ("5/s", SlidingList(5, timedelta(seconds=1))),
+        ("3/min", SlidingList(3, MINUTE)),
+        ("7 per 2 h", SlidingList(7, timedelta(hours=2))),
+        ("2 PER Day", SlidingList(2, timedelta(days=1))),
+        ("100/year", SlidingList(100, timedelta(days=365))),
+        ("5/min in UTC", FixedWindow(5, MINUTE, align="UTC")),
+        ("5/15 minutes in UTC", FixedWindow(5, 15 * MINUTE, align="UTC")),
+        ("9/10s in Asia/Kolkata", FixedWindow(9, timedelta(seconds=10), align="Asia/Kolkata")),
+        ("5/2 day in UTC", FixedWindow(5, timedelta(days=2), align="UTC")),
+        ("5/365 day in UTC", FixedWindow(5, timedelta(days=365), align="UTC")),
+        ("5/year in UTC", FixedWindow(5, "year", align="UTC")),
+        (
+            "10/s; 5 per day in UTC;2/min burst 3",
+            Limits([SlidingList(10, timedelta(seconds=1)), FixedWindow(5, "day", align="UTC"),
+                    GCRA(2, MINUTE, max_burst=3)]),
+        ),
+        ("1/s,2/h|3/d", Limits([parse("1/second"), parse("2/hour; 3/day")])),
     ],
-)
-def test_a_limit_is_read_from_a_string(text: str, limit: Algorithm) -> None:
+)  # fmt: skip
+def test_a_limit_is_read_from_a_string(text: str, limit: Algorithm | Limits) -> None:
     found = parse(text)
     assert found == limit
     assert parse(str(found)) == found
@@ -56,7 +75,8 @@ def test_a_limit_is_read_from_a_string(text: str, limit: Algorithm) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "5/", "5/fortnight", "0/second", "5/month", "5/2 day in UTC", "5/day in Mars",
+    ["", "5", "5/", "5/fortnight", "0/second", "5/month", "5/2 months in UTC", "5/day in Mars",
+     "5/m", "5/2 years in UTC", "5/53 weeks in UTC", "5per s", "5/s;", ";5/s", "5/s per s",
      "5/day in", "5/second burst", "5/second burst -1", "5/day in UTC burst 3", None, 5],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(text: Any) -> None:
@@ -76,11 +96,13 @@ def test_what_cannot_be_read_is_refused(text: Any) -> None:
         lambda: FixedWindow(1, timedelta(microseconds=10_500)),
         lambda: FixedWindow(1, timedelta(days=367)),
         lambda: FixedWindow(1, "month"),
-        lambda: FixedWindow(1, MINUTE, align="UTC"),
-        lambda: FixedWindow(1, "second", align="UTC"),
+        lambda: FixedWindow(1, timedelta(milliseconds=1_500), align="UTC"),
+        lambda: FixedWindow(1, timedelta(days=367), align="UTC"),
+        lambda: FixedWindow(1, "fortnight", align="UTC"),
+        lambda: FixedWindow(1, "day", align="localtime"),
         lambda: FixedWindow(1, "day", align="Mars"),
         lambda: FixedWindow(1, MINUTE, name="a:b"),
-        lambda: FixedWindow(1, MINUTE, name="permits"),
+        lambda: FixedWindow(1, MINUTE, name="a=b"),
         lambda: GCRA(1, MINUTE, max_burst=-1),
         lambda: GCRA(7, timedelta(days=366), max_burst=1_000_000),
         lambda: SlidingCounter(10_000_000, timedelta(days=366)),
@@ -103,6 +125,9 @@ def on(**more: Any) -> Limiter:
     return Limits(limits).on(CLIENT, **more)
 
 
+LARGE = SlidingLog(20_000, MINUTE).on(CLIENT)
+
+
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -114,11 +139,16 @@ def on(**more: Any) -> Limiter:
         (lambda: on().acquire(cast(Any, b"ada")), "keys"),
         (lambda: on().acquire(["ada"]), "keys"),
         (lambda: on().acquire(["ada", "", "ben"]), "key"),
-        (lambda: on().acquire("ada", 0), "n"),
-        (lambda: on().acquire("ada", 4), "n"),
+        (lambda: on().acquire("ada", -1), "n"),
+        (lambda: on().acquire("ada", 1 << 53), "n"),
+        (lambda: on().acquire("ada", cast(int, 1.0)), "n"),
         (lambda: on().acquire("ada", cast(int, True)), "n"),
-        (lambda: on().acquire_up_to("ada", 0), "n"),
-        (lambda: on().peek("ada", 4), "n"),
+        (lambda: LARGE.acquire("ada", 10_001), "n"),
+        (lambda: LARGE.acquire("ada", 20_000), "n"),
+        (lambda: LARGE.acquire_up_to("ada", 20_001), "n"),
+        (lambda: LARGE.acquire_each([Request("ada", 10_001)]), "n"),
+        (lambda: on().acquire_up_to("ada", -1), "n"),
+        (lambda: on().peek("ada", -1), "n"),
         (lambda: on().acquire("ada", permit=""), "permit"),
         (lambda: on().acquire("ada", permit="", wait=True), "permit"),
         (lambda: on().acquire("ada", permit="a\0"), "permit"),
@@ -129,7 +159,7 @@ def on(**more: Any) -> Limiter:
         (lambda: on().give_back("ada", ""), "permit"),
         (lambda: on().close("ada"), "until"),
         (lambda: on().close("ada", timedelta(0)), "length"),
-        (lambda: on().acquire_each([Request("ada", 4)]), "n"),
+        (lambda: on().acquire_each([Request("ada"), Request("ada", -1)]), "n"),
         (lambda: on().acquire_each([Request("ada", limits=(3,))]), "limits"),
         (lambda: on().acquire_each([Request("ada", limits=(0, 0))]), "limits"),
         (lambda: on(prefix="a:b"), "prefix"),
@@ -159,6 +189,17 @@ def test_limits_are_values() -> None:
     assert pickle.loads(pickle.dumps(every)) == every  # noqa: S301 - our own bytes
     assert len({*every, *every}) == len(every)
     assert len({each.label for each in every}) == len(every)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [FixedWindow, SlidingLog, SlidingList, CounterPerKey, SlidingCounter, GCRA,
+     partial(FixedWindow, align="Europe/Berlin")],
+)  # fmt: skip
+def test_a_unit_is_the_length_that_it_stands_for(make: Callable[..., Algorithm]) -> None:
+    for unit, length in (("second", 1), ("minute", 60), ("hour", 3_600), ("week", 604_800)):
+        assert make(1, unit) == make(1, timedelta(seconds=length))
+        assert make(1, unit).label == make(1, timedelta(seconds=length)).label
 
 
 def test_both_limiters_have_the_same_methods() -> None:

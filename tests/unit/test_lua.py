@@ -10,7 +10,7 @@ import pytest
 from dispatcher.lua import composed, source
 from tests.support.lua_keys import built_keys
 
-SHARED = {"booking", "rule", "limits", "limits_remembered"}
+SHARED = {"booking", "rule", "limits", "limits_members", "limits_remembered"}
 """Included by others; no scripts of their own."""
 ALGORITHMS = {
     "concurrency", "cool_down", "counter_per_key", "fixed_window", "gcra", "sliding_counter",

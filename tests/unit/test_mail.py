@@ -17,7 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher import InvalidDraft
+from dispatcher import InvalidDraft, InvalidSettings
+from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.smtp.address import check_address
 from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_sender
 from tests.support.mail import an_email
@@ -40,6 +41,7 @@ INJECTIONS = [
     "@b.c", "a@", "", " a@b.c", "a@b.c ", "a\u202e@b.c", "a\u200b@b.c", "a\uff20e.org@b.c",
     "a@b\uff0ec", "a@e\uff0f.org", "\ufb01@b.c", "a@b.c\ud800", "a%0d%0aBcc:v@e.org",
     "a\tb@c.d", "=?utf-8?q?v=40e.org=2C?=@b.c",
+    "a@b\u3002example", "a@b\uff61example", "a@b\u2024example", "a@b\u2044c.d", "a@b\u00b7c.d",
     "x" * 65 + "@b.c", "a@" + "b" * 64 + ".c", "a@" + "b." * 126 + "c", "ö" * 33 + "@b.c",
 ]  # fmt: skip
 ADDRESSES = [
@@ -47,6 +49,30 @@ ADDRESSES = [
     "first.last@sub.domain.example", "!#$%&'*+/?=^_`{|}~-@b.c", "1@2.3", "jörg@müller.example",
     "用户@例子.测试", "a@xn--mller-kva.example", "x" * 64 + "@b.c",
 ]  # fmt: skip
+
+
+STEERING = [
+    "X-SMTPAPI", "x-smtpapi", "X-MC-Template", "X-MC-BccAddress", "X-Mailgun-Variables",
+    "X-MSYS-API", "X-PM-Message-Stream", "X-SES-CONFIGURATION-SET", "X-MJ-TemplateID",
+    "X-Mailin-custom", "X-MS-Exchange-Organization-SCL", "X-Virtual-MTA-Pool", "X-Spam-Status",
+]  # fmt: skip
+
+
+def test_headers_that_steer_a_provider_are_for_channels_that_name_them() -> None:
+    body = TEXT | {"headers": {"X-Mailgun-Tag": "nine", "X-Campaign": "ten"}}
+    options: dict[str, Any] = {"allow_headers": ["x-mailgun-tag"]}
+    SmtpTransport.check("a@b.c", body, options)
+    transport = SmtpTransport(url="smtp://localhost", **(options | {"from": "mail@shop.example"}))
+    mail = compose(an_email("a@b.c", body), sender=SENDER, now=NOW, allowed=transport._allowed)
+    assert b"X-Mailgun-Tag: nine\r\n" in mail.content
+    with pytest.raises(InvalidDraft, match="allow_headers"):
+        SmtpTransport.check("a@b.c", body, {"allow_headers": ["X-Mailgun-Variables"]})
+    for wrong in (["Bcc"], "X-MC-Tags", [7]):
+        with pytest.raises(InvalidSettings) as caught:
+            SmtpTransport(
+                url="smtp://localhost", **(options | {"allow_headers": wrong, "from": "a@b.c"})
+            )
+        assert caught.value.field == "allow_headers"
 
 
 @pytest.mark.parametrize("text", INJECTIONS, ids=ascii)
@@ -109,6 +135,8 @@ def attached(**changes: Any) -> dict[str, Any]:
         )),
         (TEXT | {"headers": {"X-A": "a\r\nBcc: v@e.org"}}, "body.headers.X-A"),
         (TEXT | {"headers": {"X-A": "a\0"}}, "body.headers.X-A"),
+        (TEXT | {"headers": {"X-\u212a": "1"}}, "body.headers"),
+        *((TEXT | {"headers": {each: "1"}}, f"body.headers.{each}") for each in STEERING),
         (TEXT | {"headers": {"X-A": 7}}, "body.headers.X-A"),
         (TEXT | {"headers": {"X-A": "1", "x-a": "2"}}, "body.headers.x-a"),
         (TEXT | {"attachments": {"filename": "a"}}, "body.attachments"),

@@ -32,7 +32,7 @@ PAGE = ROOT / "docs" / "watching.md"
 DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
 COUNTED = (
     meter.TRANSITIONS, meter.REFUSED, meter.ATTEMPTS, meter.LATENESS, meter.SWEEP_RUNS,
-    meter.SWEEP_CHANGES,
+    meter.SWEEP_CHANGES, meter.ITEMS_REJECTED,
 )  # fmt: skip
 KNOWN_LABELS = {
     "transition", "channel", "reason", "quota", "outcome", "duty", "result", "what", "status", "le",
@@ -62,6 +62,7 @@ def touched() -> None:
     one.attempted("sms", "sent", 0.01)
     one.refused("quota", "1/minute")
     one.swept("rescue", {"messages": 1})
+    one.item_rejected()
 
 
 def everything() -> list[Any]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from typer.testing import CliRunner
 
 from dispatcher import Settings, errors
 from dispatcher.cli import app as cli
+from dispatcher.cli import every_command
 from dispatcher.doctor import finding
 from dispatcher.transports import load
 
@@ -86,7 +87,7 @@ def test_every_command_has_a_row() -> None:
         for each in re.findall(r"`(?:dispatcher )?([^`]+)`", row[0])
     }
     said = {re.sub(r" (\[.*|[A-Z]+)$", "", each) for each in named}
-    assert said == set(commands(typer.main.get_command(cli)))
+    assert said == set(commands(every_command()))
 
 
 def commands(group: Any, before: str = "") -> Iterator[str]:
@@ -119,3 +120,11 @@ def test_every_error_of_a_submit_has_a_row() -> None:
     }
     assert there - said - _NOT_BY_SUBMIT == {"PerhapsSent"}, "which is told where it is raised"
     assert "`PerhapsSent`" in SUBMITTING
+
+
+def test_a_supervisor_leaves_a_worker_the_time_that_it_needs_to_end() -> None:
+    seconds = f"{Settings.load().stop_grace.total_seconds():g}"
+    assert f"stop_grace_period: {seconds}s" in (ROOT / "docker-compose.yml").read_text()
+    assert f"{seconds} seconds by default" in (ROOT / "docs" / "operating.md").read_text()
+    told = CliRunner().invoke(cli, ["worker", "--help"], env={"DISPATCHER_TRANSPORT_TIMEOUT": "21"})
+    assert "leave it 31 seconds" in " ".join(told.output.replace("│", " ").split())

@@ -10,9 +10,12 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from pkgutil import walk_packages
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from dispatcher import cli
 
 ROOT = Path(__file__).parents[2]
 LOADED = (
@@ -23,6 +26,7 @@ LOADED = (
     "dispatcher.reconnecting",
     "dispatcher.embedded",
     "dispatcher.cli",
+    *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),
 )
 _HIDE = """
 import importlib, sys

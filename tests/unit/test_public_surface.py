@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -30,10 +31,32 @@ def test_names_are_sorted_and_said_once() -> None:
 def test_nothing_public_is_left_out() -> None:
     public = {
         name
-        for name, value in vars(dispatcher).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        for name in dir(dispatcher)
+        if not name.startswith("_") and not isinstance(getattr(dispatcher, name), types.ModuleType)
     }
     assert public == set(dispatcher.__all__)
+
+
+def test_a_type_checker_reads_the_names_from_where_they_are_imported() -> None:
+    [block] = [
+        each for each in ast.parse(inspect.getsource(dispatcher)).body if isinstance(each, ast.If)
+    ][:1]
+    read = {
+        (each.module, alias.name)
+        for each in block.body
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+    assert read == {
+        (f"dispatcher.{module}", name)
+        for module, names in dispatcher._MODULES.items()
+        for name in names
+    }
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Dispatchr'"):
+        getattr(dispatcher, "Dispatchr")  # noqa: B009 - a type checker knows that it is not there
 
 
 def test_every_error_a_caller_may_meet_is_public() -> None:

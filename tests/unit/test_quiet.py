@@ -16,9 +16,8 @@ import importlib, logging
 from dispatcher.transports.webhook import WebhookTransport
 
 WebhookTransport()
-for name in ("httpcore._sync.http2", "hpack", "h2.connection", "hyperframe.frame"):
-    importlib.import_module(name)
-roots = {"httpcore", "httpx", "hpack", "h2", "h11", "hyperframe"}
+importlib.import_module("httpcore._sync.http11")
+roots = {"httpcore", "h11"}
 for name, each in logging.root.manager.loggerDict.items():
     if name.split(".")[0] in roots and isinstance(each, logging.Logger) and not each.filters:
         print(name)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import cast
 
 import pytest
 
 from dispatcher.clock import SystemClock
+from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.senders import Senders, Sending
 from dispatcher.store import Claim
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE, wait_until
 
 Start = Callable[..., Sending]
 
@@ -55,7 +57,8 @@ def crews() -> Iterator[list[Senders]]:
 
 
 def sending(senders: Senders, hand: Hand) -> Sending:
-    return Sending(senders, Monotonic(), hand, hand.idle.set)
+    nowhere = Destinations(None, share=1, timeout=1, longest=timedelta(1), clock=Monotonic())
+    return Sending(senders, Monotonic(), hand, hand.idle.set, nowhere)
 
 
 def claims(*instants: float) -> list[tuple[float, Claim]]:
@@ -68,7 +71,7 @@ def test_each_goes_at_its_instant_and_none_before(crews: list[Senders]) -> None:
     start = time.monotonic()
     instants = [start - 1, start + 0.02, start + 0.025, start + 0.06]
     sending(crews[0], hand).add(claims(*instants))
-    assert hand.idle.wait(5)
+    assert hand.idle.wait(60)
     assert sorted(hand.at) == [0, 1, 2, 3]
     assert all(hand.at[number] >= at for number, at in enumerate(instants))
 
@@ -77,7 +80,7 @@ def test_each_goes_at_its_instant_and_none_before(crews: list[Senders]) -> None:
 def test_so_many_are_handed_over_side_by_side(crews: list[Senders], most: int) -> None:
     crews.append(Senders("test", most=most))
     together = threading.Barrier(most)
-    hand = Hand(meanwhile=lambda: together.wait(10))
+    hand = Hand(meanwhile=lambda: together.wait(60))
     sending(crews[0], hand).add(claims(*[0.0] * (most * 2)))
     wait_until(lambda: len(hand.at) == most * 2 and hand.idle.is_set())
     assert hand.most == most
@@ -90,7 +93,7 @@ def test_one_that_hangs_holds_up_no_other(crews: list[Senders]) -> None:
 
     def hang_first() -> None:
         if taken.acquire(blocking=False):
-            released.wait(10)
+            released.wait(60)
 
     hand = Hand(meanwhile=hang_first)
     both = sending(crews[0], hand)
@@ -104,17 +107,17 @@ def test_what_is_added_after_the_last_has_gone_goes_too(crews: list[Senders]) ->
     hand = Hand()
     twice = sending(crews[0], hand)
     twice.add(claims(0.0))
-    assert hand.idle.wait(5)
+    assert hand.idle.wait(60)
     hand.idle.clear()
     twice.add([(0.0, cast("Claim", 7))])
-    assert hand.idle.wait(5)
+    assert hand.idle.wait(60)
     assert list(hand.at) == [0, 7]
 
 
 def test_groups_share_the_threads_of_their_channel(crews: list[Senders]) -> None:
     crews.append(Senders("test", most=3))
     release = threading.Event()
-    hands = [Hand(meanwhile=lambda: release.wait(10)) for _ in range(3)]
+    hands = [Hand(meanwhile=lambda: release.wait(60)) for _ in range(3)]
     for hand in hands:
         sending(crews[0], hand).add(claims(*[0.0] * 4))
     wait_until(lambda: sum(len(hand.at) for hand in hands) == 3)
@@ -128,7 +131,7 @@ def test_threads_that_are_free_are_used_again_and_end_when_closed(crews: list[Se
     for _ in range(50):
         done = threading.Event()
         senders.call(done.set)
-        assert done.wait(5)
+        assert done.wait(60)
     names = {thread.name for thread in threading.enumerate() if thread.name.startswith("ending-")}
     assert 1 <= len(names) <= 2
     senders.close()
@@ -165,23 +168,23 @@ def test_after_the_end_the_caller_does_it(crews: list[Senders]) -> None:
 def test_what_was_called_for_before_the_end_is_done() -> None:
     senders = Senders("test", most=1)
     busy, done, hold = threading.Event(), threading.Event(), threading.Event()
-    senders.call(lambda: (busy.set(), hold.wait(10)))  # type: ignore[func-returns-value]  # in turn
-    assert busy.wait(10)
+    senders.call(lambda: (busy.set(), hold.wait(60)))  # type: ignore[func-returns-value]  # in turn
+    assert busy.wait(60)
     senders.call(done.set)
     senders.close()
     hold.set()
-    assert done.wait(10)
+    assert done.wait(60)
 
 
 def test_what_is_added_while_the_last_one_hangs_goes_at_once(crews: list[Senders]) -> None:
     crews.append(Senders("test", most=2))
     released = threading.Event()
-    hand = Hand(meanwhile=lambda: 7 in hand.at or released.wait(20))
+    hand = Hand(meanwhile=lambda: 7 in hand.at or released.wait(2 * DEADLINE))
     twice = sending(crews[0], hand)
     twice.add(claims(0.0))
     wait_until(lambda: 0 in hand.at)
     twice.add([(0.0, cast("Claim", 7))])
     try:
-        wait_until(lambda: 7 in hand.at, 3)
+        wait_until(lambda: 7 in hand.at)
     finally:
         released.set()

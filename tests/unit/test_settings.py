@@ -13,6 +13,7 @@ from dispatcher import Dispatcher
 from dispatcher.errors import InvalidSettings, InvalidValue
 from dispatcher.quota import CalendarLimit, Limit, Quota
 from dispatcher.settings import Settings, embedded_socket
+from dispatcher.store.schema import tables_named
 
 SECRET = "hunter2"  # noqa: S105 - looked for in texts
 
@@ -98,6 +99,58 @@ def test_a_refusal_says_in_one_sentence_what_would_be_accepted(
     with pytest.raises(InvalidSettings) as refused:
         Settings.load(**settings)
     assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("prefix", ["d_", "_", "crm2_", "a" * 20])
+def test_a_table_prefix_begins_every_name(prefix: str) -> None:
+    assert Settings.load(table_prefix=prefix).table_prefix == prefix
+    made = tables_named(prefix, None)
+    for kind in ("sqlite", "postgresql", "mysql", "mariadb"):
+        described = made.described(kind)
+        names = [made.version, *described.tables]
+        for table in described.tables.values():
+            names += [str(each.name) for each in table.constraints]
+            names += [str(each.name) for each in table.indexes]
+        assert len(names) > 20
+        assert [name for name in names if prefix not in name or len(name) > 63] == []
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "a" * 21, "1_", "Crm_", "c-", "ä_", "sqlite_x_", 'a"', "a "]
+)
+def test_a_table_prefix_that_no_database_takes_is_refused(prefix: str) -> None:
+    with pytest.raises(InvalidSettings, match="accepted: a-z, 0-9 and _, not first a digit") as no:
+        Settings.load(table_prefix=prefix)
+    assert no.value.field == "table_prefix"
+
+
+POSTGRES = "postgresql://shop:hunter2@db.example/shop"
+
+
+@pytest.mark.parametrize(
+    ("schema", "url"),
+    [
+        ("a" * 64, POSTGRES),
+        ("pg_own", POSTGRES),
+        ("Crm", POSTGRES),
+        ("crm.sub", POSTGRES),
+        ('crm"', POSTGRES),
+        ("crm", "sqlite:///x.db"),
+        ("crm", "mysql://h/d"),
+        ("crm", "mariadb+pymysql://h/d"),
+    ],
+)
+def test_a_table_schema_that_cannot_be_is_refused(schema: str, url: str) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.load(table_schema=schema, database_url=url)
+    assert refused.value.field == "table_schema"
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_a_table_schema_is_for_postgresql(driver: str) -> None:
+    url = POSTGRES.replace("postgresql", driver)
+    assert Settings.load(table_schema="crm", database_url=url).table_schema == "crm"
 
 
 @pytest.mark.parametrize(

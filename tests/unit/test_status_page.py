@@ -12,7 +12,7 @@ from typing import Any, cast
 from dispatcher import Settings
 from dispatcher.message import Status
 from dispatcher.store.schema import TOLD_OF
-from dispatcher.store.untold import _body
+from dispatcher.store.untold import Reason, _body
 from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport
@@ -32,7 +32,8 @@ def test_the_page_shows_what_is_told() -> None:
     shown = json.loads(block)
     message = a_message()
     values = {name: getattr(message, name) for name in message.__dataclass_fields__}
-    told = cast("Any", _body(cast("Any", SimpleNamespace(**values, now=message.created_at))))
+    row = cast("Any", SimpleNamespace(**values, now=message.created_at))
+    told = cast("Any", _body(row, None, tells_errors=False))
     assert (list(told), list(told["data"])) == (list(shown), list(shown["data"]))
     assert "recipient" not in told["data"]
 
@@ -41,3 +42,9 @@ def test_the_page_names_each_status_that_is_told() -> None:
     [named] = re.findall(r"`message\.` and the status: (.*?)\.", PAGE)
     assert re.findall(r"`(\w+)`", named) == [each.value for each in TOLD_OF]
     assert set(Status) - set(TOLD_OF) == {Status.SCHEDULED, Status.SENDING}
+
+
+def test_the_page_explains_every_reason() -> None:
+    [table] = re.findall(r"\| status \| `reason` .*?\n\n", PAGE, re.DOTALL)
+    named = re.findall(r"^\|[^|]*\| `(\w+)` \|", table, re.MULTILINE)
+    assert named == ["reason", *Reason]

@@ -166,6 +166,16 @@ class ChecksInPerson(Good):
         del recipient, body
 
 
+class GoesNowhere(Good):
+    def destination(self, message: Message) -> str:
+        return message.channel[:0]
+
+
+class GoesAnywhere(Good):
+    def destination(self, message: Message) -> str:
+        return str(message.id)
+
+
 class ClosesOnce(Good):
     def close(self) -> None:
         super().close()
@@ -236,6 +246,8 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
         ({"make": ChecksOddly}, "KeyError instead of an InvalidDraft"),
         ({"make": ChecksElsewhere}, "the field 'phone'"),
         ({"make": ChecksInPerson}, "the check needs an instance"),
+        ({"make": GoesNowhere}, "as destination"),
+        ({"make": GoesAnywhere}, "another destination for the same recipient"),
         ({"make": ClosesOnce}, "closed already"),
         ({"make": ShowsSecret}, "its repr shows"),
         ({"hangs": Hangs}, "with a timeout of 0.1 s"),

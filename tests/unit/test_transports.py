@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import pytest
 
 from dispatcher import Channel, InvalidSettings, Message, Settings, Status, TemporaryFailure
 from dispatcher.message import new_id
+from dispatcher.sendtime import as_text
 from dispatcher.transports import (
     ConsoleTransport,
     FileTransport,
@@ -44,6 +46,14 @@ def test_console_prints_one_line_with_recipient_and_body(
     assert capsys.readouterr().out == '[sms] to ada: {"text":"hé\\n"}\n'
 
 
+def test_no_terminal_obeys_what_the_console_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x9b31m\x85\u202ekcatta\u2066"
+    ConsoleTransport().send(replace(message(), body={"text": evil}))
+    printed = capsys.readouterr().out
+    assert printed[:-1].isprintable()
+    assert r"\u009b31m\u0085\u202ekcatta\u2066" in printed
+
+
 def test_file_writes_one_line_of_json_with_all_that_matters(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "sms.jsonl"
     transport = FileTransport(path, MovableClock())
@@ -57,8 +67,8 @@ def test_file_writes_one_line_of_json_with_all_that_matters(tmp_path: Path) -> N
         "channel": "sms",
         "recipient": "ada",
         "body": {"text": "hé\n"},
-        "send_at": "2100-01-01T12:00:00+00:00",
-        "sent_at": NOON.isoformat(),
+        "send_at": "2100-01-01T12:00:00.000Z",
+        "sent_at": as_text(NOON),
         "attempt": 2,
     }
     assert path.stat().st_mode & 0o077 == 0, "bodies are not for everybody's eyes"
@@ -90,10 +100,26 @@ def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_nothing_is_a_temporary_failure(tmp_path: Path) -> None:
-    gone = FileTransport(tmp_path / "folder" / "sms.jsonl")
-    (tmp_path / "folder").rmdir()
-    with pytest.raises(TemporaryFailure, match="cannot write: No such file"):
+    path = tmp_path / "folder" / "sms.jsonl"
+    gone = FileTransport(path)
+    path.mkdir()
+    with pytest.raises(TemporaryFailure, match="cannot write: Is a directory"):
         gone.send(message())
+
+
+def test_a_file_whose_folder_is_gone_is_made_again_and_one_made_for_nothing_goes(
+    tmp_path: Path,
+) -> None:
+    unused, used = tmp_path / "unused" / "sms.jsonl", tmp_path / "used" / "sms.jsonl"
+    for path in (unused, used):
+        transport = FileTransport(path)
+        if path is used:
+            path.parent.rmdir()
+            transport.send(message())
+        transport.close()
+    assert not unused.parent.exists()
+    assert used.parent.stat().st_mode & 0o077 == 0
+    assert len(used.read_text().splitlines()) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

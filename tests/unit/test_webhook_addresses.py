@@ -123,6 +123,8 @@ REFUSED = {
     "https://example.com:4４3/": "characters",
     "https://example.com:443:443/": "host",
     "https://example.com:+443/": "host",
+    "https://hoo\u212as.example.com/": "characters",
+    "http\u017f://example.com/": "characters",
     "https://[::1]x/": "host",
     "": "characters",
 }

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 
 from dispatcher import zones
-from dispatcher.errors import InvalidValue
+from dispatcher.errors import InvalidValue, quoted
 from dispatcher.sendtime import to_ms
 from dispatcher.zones import DAY_MS
 
@@ -56,6 +56,7 @@ def test_a_name_of_the_tz_database_gives_its_rules(name: str) -> None:
     [
         *("", " ", "local", "Mars/Olympus", "Europe/Berlin ", "../../etc/passwd", "/etc/localtime"),
         *("Europe", "Europe/", "Europe//Berlin", "+01:00", "tzdata.zi", "x" * 5_000, "Evropa/Ž"),
+        *("localtime", "posixrules", "Factory", "posix/Europe/Berlin", "right/Europe/Berlin"),
         *(None, 1, True, b"Europe/Berlin", UTC, ZoneInfo("UTC")),
     ],
 )
@@ -63,7 +64,7 @@ def test_anything_else_is_refused_under_the_name_of_its_field(name: Any) -> None
     with pytest.raises(InvalidValue) as refused:
         zones.rules(name)
     assert refused.value.field == "zone"
-    assert repr(name) in refused.value.problem
+    assert quoted(name) in refused.value.problem
     with pytest.raises(InvalidValue) as refused:
         zones.rules(name, field="quiet_zone")
     assert refused.value.field == "quiet_zone"

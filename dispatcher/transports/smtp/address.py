@@ -41,6 +41,8 @@ def check_address(field: str, text: object) -> str:
         problem = "not allowed as it stands before the @"
     elif not _DOMAIN.fullmatch(domain):
         problem = "no domain after the @"
+    elif not all(each.isascii() or unicodedata.category(each)[0] in "LMN" for each in domain):
+        problem = "a character in the domain that no name has"  # some are read as a dot
     elif not text.isascii() and not _is_normal(text):
         problem = "characters that are invisible, or not in their normal form (NFKC)"
     if problem is not None:

@@ -150,6 +150,9 @@ class Line:
             raise TemporaryFailure(f"{self._server}: {why}") from None
         except smtplib.SMTPException:
             raise self._misconfigured("it offers no way to log in that is known") from None
+        except ValueError:  # smtplib lets errors of base64 through
+            why = "its answer to AUTH is no base64"
+            raise TemporaryFailure(f"{self._server}: {why}") from None
 
     def _announce(self, mail: Mail) -> None:
         """Say from whom to whom, and be told to go ahead."""

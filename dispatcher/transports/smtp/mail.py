@@ -16,7 +16,7 @@ from email.utils import format_datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from dispatcher.errors import InvalidDraft, kind_of
+from dispatcher.errors import InvalidDraft, InvalidSettings, kind_of, quoted
 from dispatcher.message import Message
 from dispatcher.transports.smtp.address import check_address
 
@@ -31,8 +31,15 @@ _TYPE = re.compile(r"(?!multipart/|message/)[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][
 _NAME = re.compile(
     r"X-[A-Za-z0-9-]{1,70}|List-[A-Za-z0-9-]{1,70}|Auto-Submitted|Feedback-ID|Importance"
     r"|In-Reply-To|Precedence|Priority|References",
-    re.IGNORECASE,
+    re.ASCII | re.IGNORECASE,
 )
+_STEERS = re.compile(
+    r"X-(?:SMTPAPI|(?:Amz|Brevo|Elastic|Elasticemail|Forefront|Gm|Google|Mailersend|Mailgun|Mailin"
+    r"|Mailjet|Mandrill|MC|MJ|MS|MSYS|PM|Postmark|Resend|Sendgrid|SES|SG|Sib|SMTP2GO|Sparkpost|Spam"
+    r"|Virtual)-.*|Dkim-Options|Job|EnvId)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Headers by which providers are told what to do: other recipients, templates, accounts, queues."""
 _NEVER = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _EOL = re.compile(rb"\r\n|\r|\n")
@@ -77,13 +84,15 @@ _PLAIN = _Policy(linesep="\r\n", raise_on_defect=False, cte_type="7bit")
 _INTERNATIONAL = _PLAIN.clone(utf8=True)
 
 
-def compose(message: Message, *, sender: Address, now: datetime) -> Mail:
+def compose(
+    message: Message, *, sender: Address, now: datetime, allowed: frozenset[str] = frozenset()
+) -> Mail:
     """Return the e-mail of a message. Its Message-ID is made of the message's id.
 
     Raises InvalidDraft, where :func:`check_mail` does.
     """
     recipient, body = message.recipient, message.body
-    check_mail(recipient, body)
+    check_mail(recipient, body, allowed)
     is_international = not f"{recipient}{body.get('reply_to', '')}".isascii()
     mail = EmailMessage(_INTERNATIONAL if is_international else _PLAIN)
     mail["From"] = sender
@@ -133,8 +142,13 @@ def read_sender(text: object) -> Address:
     return Address(found.display_name, local, domain)
 
 
-def check_mail(recipient: object, body: Mapping[str, Any]) -> None:
-    """Raise InvalidDraft for what could never be sent as an e-mail. Quotes nothing of it."""
+def check_mail(
+    recipient: object, body: Mapping[str, Any], allowed: frozenset[str] = frozenset()
+) -> None:
+    """Raise InvalidDraft for what could never be sent as an e-mail. Quotes nothing of it.
+
+    ``allowed`` are names of headers, in lower case, that may be set though they steer a provider.
+    """
     check_address("recipient", recipient)
     _check_keys("body", body, _KEYS)
     if "text" not in body and "html" not in body:
@@ -146,7 +160,7 @@ def check_mail(recipient: object, body: Mapping[str, Any]) -> None:
         check_header("body.subject", body["subject"], longest=_LONGEST_SUBJECT)
     if "reply_to" in body:
         check_address("body.reply_to", body["reply_to"])
-    _check_headers(body.get("headers", {}))
+    _check_headers(body.get("headers", {}), allowed)
     _check_attachments(body.get("attachments", []))
 
 
@@ -193,7 +207,18 @@ def _check_content(field: str, text: object) -> None:
         raise InvalidDraft(field, "holds a NUL character or a lone surrogate", "text")
 
 
-def _check_headers(headers: object) -> None:
+def read_allowed(names: object) -> frozenset[str]:
+    """Return the option ``allow_headers``, in lower case. Raises InvalidSettings."""
+    accepted = "a list of names such as X-Mailgun-Tag"
+    if not isinstance(names, list | tuple | set | frozenset):
+        raise InvalidSettings("allow_headers", kind_of(names), accepted)
+    for each in names:
+        if not isinstance(each, str) or not _NAME.fullmatch(each):
+            raise InvalidSettings("allow_headers", f"{quoted(each)} is not for bodies", accepted)
+    return frozenset(each.lower() for each in names)
+
+
+def _check_headers(headers: object, allowed: frozenset[str]) -> None:
     accepted = "X-…, List-…, Auto-Submitted, Feedback-ID, Importance, In-Reply-To, Precedence, "
     accepted += "Priority and References, each once"
     if not isinstance(headers, Mapping):
@@ -202,6 +227,9 @@ def _check_headers(headers: object) -> None:
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
             raise InvalidDraft("body.headers", "a name that is not for bodies", accepted)
+        if _STEERS.fullmatch(name) and name.lower() not in allowed:
+            field, accepted = f"body.headers.{name}", "others, or the channel's allow_headers"
+            raise InvalidDraft(field, "it steers the mail provider", accepted)
         if name.lower() in seen:
             raise InvalidDraft(f"body.headers.{name}", "given twice", accepted)
         seen.add(name.lower())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message
 from dispatcher.transports.smtp.line import Line
-from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_sender
+from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_allowed, read_sender
 from dispatcher.transports.smtp.pool import Pool
 from dispatcher.transports.smtp.server import read_server
 from dispatcher.transports.smtp.wire import Broke, Deadline
 
-_OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds"
+_OPTIONS = "url, from, ca_file, plaintext, name, idle_seconds, allow_headers"
 _LONGEST_SECONDS = 86_400.0
 _PROBE_SECONDS = 5.0
 
@@ -32,9 +32,10 @@ class SmtpTransport:
     The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
     or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
     ``url`` and ``from``; ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we
-    call ourselves); ``idle_seconds`` (how long a line is kept for the next message). ``timeout``
-    bounds a hand-over from the first look for a line to the answer, in seconds; looking the
-    server's name up is bounded by the resolver alone.
+    call ourselves); ``idle_seconds`` (how long a line is kept for the next message);
+    ``allow_headers`` (names that bodies may set though they steer a provider). ``timeout`` bounds a
+    hand-over from the first look for a line to the answer, in seconds; looking the server's name up
+    is bounded by the resolver alone.
 
     Nothing connects before the first message. Raises InvalidSettings.
     """
@@ -48,6 +49,7 @@ class SmtpTransport:
         plaintext: bool = False,
         name: str | None = None,
         idle_seconds: float = 60.0,
+        allow_headers: Collection[str] = (),
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
@@ -59,6 +61,7 @@ class SmtpTransport:
             raise InvalidSettings("from", refused.problem, refused.accepted) from None
         if options:
             raise InvalidSettings(min(options), "unknown", _OPTIONS)
+        self._allowed = read_allowed(allow_headers)
         self._clock = clock or SystemClock()
         self._timeout = _seconds("timeout", timeout)
         self._server = read_server(url, name=name, ca_file=ca_file, plaintext=plaintext)
@@ -69,9 +72,20 @@ class SmtpTransport:
         return f"SmtpTransport({self._server})"
 
     @staticmethod
-    def check(recipient: str, body: Mapping[str, Any]) -> None:
+    def check(
+        recipient: str, body: Mapping[str, Any], options: Mapping[str, Any] | None = None
+    ) -> None:
         """Raise InvalidDraft for what could never be sent as an e-mail."""
-        check_mail(recipient, body)
+        try:
+            allowed = read_allowed((options or {}).get("allow_headers", ()))
+        except InvalidSettings:  # the worker says so when it starts
+            allowed = frozenset()
+        check_mail(recipient, body, allowed)
+
+    @staticmethod
+    def destination(message: Message) -> str | None:
+        """Name the domain that ``message`` goes to."""
+        return message.recipient.rpartition("@")[2].lower() or None
 
     def send(self, message: Message) -> str | None:
         """Hand ``message`` over; return the server's answer.
@@ -80,7 +94,9 @@ class SmtpTransport:
         where its answer to the whole message was lost.
         """
         try:
-            mail = compose(message, sender=self._sender, now=self._clock.now())
+            mail = compose(
+                message, sender=self._sender, now=self._clock.now(), allowed=self._allowed
+            )
         except InvalidDraft as refused:
             raise PermanentFailure(str(refused)) from None
         deadline = Deadline(self._clock, self._timeout)
@@ -126,8 +142,6 @@ class SmtpTransport:
 
 
 def _seconds(name: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-        if 0 < seconds <= _LONGEST_SECONDS:
-            return seconds
+    if isinstance(value, int | float) and value is not True and 0 < value <= _LONGEST_SECONDS:
+        return float(value)
     raise InvalidSettings(name, "no such length", "seconds, above 0 and at most a day")

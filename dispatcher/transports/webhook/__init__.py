@@ -5,6 +5,7 @@ connects to judged addresses within a deadline, ``lines`` keeps connections, ``s
 ``answers`` says what an answer means, and ``transport`` puts them together.
 """
 
+from dispatcher.transports.webhook.signing import receiver_secret
 from dispatcher.transports.webhook.transport import WebhookTransport
 
-__all__ = ["WebhookTransport"]
+__all__ = ["WebhookTransport", "receiver_secret"]

@@ -17,7 +17,7 @@ from ipaddress import (
     ip_network,
 )
 
-from dispatcher.errors import InvalidSettings, kind_of
+from dispatcher.errors import InvalidSettings, kind_of, quoted
 
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _LONGEST_NAME = 253
@@ -68,17 +68,17 @@ class Addresses:
         self._networks: list[IPv4Network | IPv6Network] = []
         self._names: set[str] = set()
         accepted = "a list of networks, addresses and names, such as 10.1.0.0/16, hooks.internal"
-        if isinstance(allow, str) or not isinstance(allow, Iterable):
+        if not isinstance(allow, list | tuple | set | frozenset):
             raise InvalidSettings("allow", kind_of(allow), accepted)
         for each in allow:
-            text = each.lower() if isinstance(each, str) else ""
+            text = each.lower() if isinstance(each, str) and each.isascii() else ""
             if is_name(text):
                 self._names.add(text)
                 continue
             try:
                 self._networks.append(ip_network(text))
             except ValueError:
-                problem = f"{each!r} is no network, address or name"
+                problem = f"{quoted(each)} is no network, address or name"
                 raise InvalidSettings("allow", problem, accepted) from None
 
     def allow_name(self, name: str) -> bool:

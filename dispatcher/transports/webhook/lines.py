@@ -20,11 +20,13 @@ from dispatcher.transports.webhook.wire import Resolve, Wire, resolve
 _KEEP_SECONDS = 4.0
 """How long an idle connection is kept: less than the 5 s after which many servers end theirs."""
 _KEEP = 64
+_HEAD_BYTES = 64 * 1024
+"""How much may come before an answer's body."""
 _ANSWER_BYTES = 16 * 1024
 """How much of an answer's body is read, so that its connection can be used again."""
 _ANSWER_SECONDS = 0.5
-_TALKATIVE = ("httpcore", "hpack")
-"""Libraries that write hosts, paths and headers at DEBUG."""
+_TALKATIVE = "httpcore"
+"""A library that writes hosts, paths and headers at DEBUG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class _Line:
 class Lines:
     """Posts to any number of hosts, from any number of threads.
 
-    A connection has one request at a time, with HTTP/2, too: requests that share one would share
-    its end, and leave as many messages with an unknown outcome as were under way.
+    A connection has one request at a time: requests that share one would share its end, and leave
+    as many messages with an unknown outcome as were under way.
     """
 
     def __init__(
@@ -56,17 +58,15 @@ class Lines:
         clock: Clock,
         *,
         tls: ssl.SSLContext,
-        http2: bool,
         resolver: Resolve = resolve,
     ) -> None:
         self._addresses = addresses
         self._clock = clock
         self._tls = tls
-        self._http2 = http2
         self._resolver = resolver
         self._lock = Lock()
         self._idle: list[_Line] = []
-        silence(*_TALKATIVE)
+        silence(_TALKATIVE)
 
     def post(
         self, target: Target, headers: Mapping[str, str], content: bytes, *, seconds: float
@@ -80,6 +80,7 @@ class Lines:
         started = self._clock.monotonic()
         line.wire.deadline = started + seconds
         line.wire.is_used = False
+        line.wire.most = _HEAD_BYTES
         request = httpcore.Request(
             "POST",
             httpcore.URL(
@@ -128,7 +129,6 @@ class Lines:
         connection = httpcore.HTTPConnection(
             httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port),
             ssl_context=self._tls,
-            http2=self._http2,
             network_backend=wire,
         )
         return _Line(key, wire, connection)
@@ -150,14 +150,12 @@ class Lines:
         """
         soon = self._clock.monotonic() + _ANSWER_SECONDS
         line.wire.deadline = min(line.wire.deadline, soon)
-        read = 0
+        line.wire.most = _ANSWER_BYTES
         try:
-            for chunk in response.iter_stream():
-                read += len(chunk)
-                if read > _ANSWER_BYTES:
-                    return False
+            for _ in response.iter_stream():
+                pass
             response.close()
-        except Exception:  # noqa: BLE001 - h2 and h11 raise errors of their own for odd bytes
+        except Exception:  # noqa: BLE001 - h11 raises errors of its own for odd bytes
             return False
         return line.connection.is_idle()
 
@@ -171,8 +169,6 @@ def _told(wire: Wire) -> Iterator[None]:
     """Raise Broken for what went wrong after something was written."""
     try:
         yield
-    except httpcore.ConnectionNotAvailable:
-        raise  # the server said that it has not looked at it
     except Exception as error:
         if wire.is_used:
             raise Broken from error
@@ -196,7 +192,7 @@ class _Tls(ssl.SSLContext):
         """Leave it as it is."""
 
 
-def tls_context(ca_file: str | None, *, http2: bool) -> ssl.SSLContext:
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
     """Return what verifies servers: by ``ca_file`` alone, else by the authorities known here.
 
     Those are the system's and certifi's. Raises OSError.
@@ -208,5 +204,5 @@ def tls_context(ca_file: str | None, *, http2: bool) -> ssl.SSLContext:
         context.load_verify_locations(certifi.where())
     else:
         context.load_verify_locations(ca_file)
-    ssl.SSLContext.set_alpn_protocols(context, ["h2", "http/1.1"] if http2 else ["http/1.1"])
+    ssl.SSLContext.set_alpn_protocols(context, ["http/1.1"])
     return context

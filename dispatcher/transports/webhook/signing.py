@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -28,16 +29,34 @@ class Signer:
     def __init__(self, secrets: Iterable[str]) -> None:
         if isinstance(secrets, str) or not isinstance(secrets, list | tuple):
             raise InvalidSettings("secrets", kind_of(secrets), "a list")
-        self._keys = [Webhook(_key(each)) for each in secrets]
+        self._keys = [_key(each) for each in secrets]
 
-    def headers(self, message_id: str, at: datetime, content: bytes) -> dict[str, str]:
-        """Return the headers of an attempt that begins ``at``; no signature without a secret."""
+    def headers(
+        self, message_id: str, at: datetime, content: bytes, *, receiver: str | None
+    ) -> dict[str, str]:
+        """Return the headers of an attempt that begins ``at``; no signature without a secret.
+
+        ``receiver`` is the URL whose own key signs, None where there is one receiver.
+        """
         headers = {"webhook-id": message_id, "webhook-timestamp": str(int(at.timestamp()))}
         if self._keys:
             text = content.decode()
-            signatures = (key.sign(message_id, at, text) for key in self._keys)
+            keys = (key if receiver is None else _derived(key, receiver) for key in self._keys)
+            signatures = (Webhook(key).sign(message_id, at, text) for key in keys)
             headers["webhook-signature"] = " ".join(signatures)
         return headers
+
+
+def receiver_secret(secret: str, url: str) -> str:
+    """Return what the receiver at ``url`` verifies with, where a channel has many receivers.
+
+    ``secret`` is one of the channel's. None of them can sign for another. Raises InvalidSettings.
+    """
+    return _PREFIX + base64.b64encode(_derived(_key(secret), url)).decode()
+
+
+def _derived(key: bytes, url: str) -> bytes:
+    return hmac.digest(key, url.encode(), "sha256")
 
 
 def _key(secret: object) -> bytes:

@@ -58,7 +58,7 @@ class Reader:
         scheme or port that is not allowed, a user or a fragment, an address that may not be
         reached, and whatever two readers could understand in two ways.
         """
-        if not _URL.fullmatch(url.lower()):
+        if not url.isascii() or not _URL.fullmatch(url.lower()):  # U+212A in lower case is a k
             raise _invalid("it has characters that a URL has not", "a URL, percent-encoded")
         try:
             parts = urlsplit(url)

@@ -18,8 +18,10 @@ from dispatcher.errors import (
     PermanentFailure,
     TemporaryFailure,
     kind_of,
+    quoted,
 )
 from dispatcher.message import Body, Message, dump_json
+from dispatcher.sendtime import as_text
 from dispatcher.transports.webhook.addresses import Addresses
 from dispatcher.transports.webhook.answers import receipt_of
 from dispatcher.transports.webhook.lines import Answer, Broken, Lines, tls_context
@@ -50,8 +52,8 @@ class WebhookTransport:
 
     ``allow``: networks, addresses and names that may be reached although they are not public.
     ``http``: whether URLs without TLS are taken. ``ports``: those taken beside the scheme's own.
-    ``ca_file``: authorities to trust instead of the known ones. ``http2``: whether to speak HTTP/2
-    where it is offered. ``timeout``: seconds for all of a hand-over. Raises InvalidSettings.
+    ``ca_file``: authorities to trust instead of the known ones. ``timeout``: seconds for all of a
+    hand-over. Raises InvalidSettings.
     """
 
     def __init__(
@@ -65,24 +67,22 @@ class WebhookTransport:
         http: bool = False,
         ports: Collection[int] = (),
         ca_file: str | None = None,
-        http2: bool = True,
         timeout: float = 10.0,
         clock: Clock | None = None,
         resolver: Resolve = resolve,
     ) -> None:
-        if payload not in ("message", "body"):
-            raise InvalidSettings("payload", f"{payload!r}", "message or body")
+        if not isinstance(payload, str) or payload not in ("message", "body"):
+            raise InvalidSettings("payload", quoted(payload), "message or body")
         self._clock = clock or SystemClock()
         self._seconds = timeout * _SHARE_OF_TIMEOUT
         self._payload = payload
         self._signer = Signer(secrets)
-        self._headers = {"user-agent": "dispatcher"} | _checked(headers or {}, url is not None)
+        own = {} if headers is None else _checked(headers, url is not None)
+        self._headers = {"user-agent": "dispatcher"} | own
         addresses = Addresses(allow)
         self._reader = _reader(addresses, http, ports)
         self._target = None if url is None else _fixed(url, addresses, http)
-        self._lines = Lines(
-            addresses, self._clock, tls=_tls(ca_file, http2), http2=http2, resolver=resolver
-        )
+        self._lines = Lines(addresses, self._clock, tls=_tls(ca_file), resolver=resolver)
 
     @classmethod
     def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
@@ -105,8 +105,18 @@ class WebhookTransport:
         except InvalidValue as refused:
             raise InvalidDraft("recipient", refused.problem, refused.accepted) from None
 
+    def destination(self, message: Message) -> str | None:
+        """Name the host that ``message`` is posted to; None where all go to one URL."""
+        if self._target is not None:
+            return None
+        try:
+            return self._reader.read(message.recipient).host
+        except InvalidValue:
+            return None
+
     def send(self, message: Message) -> str | None:
         """Post ``message``; return the status, and the request's id where the server names one."""
+        receiver = None if self._target else message.recipient
         target = self._target or self._read(message.recipient)
         content = self._content(message)
         now = self._clock.now()
@@ -117,7 +127,7 @@ class WebhookTransport:
             "Accept-Encoding": "identity",
             **self._headers,
             "Idempotency-Key": message_id,
-            **self._signer.headers(message_id, now, content),
+            **self._signer.headers(message_id, now, content, receiver=receiver),
         }
         answer = self._post(target, headers, content)
         has_url = self._target is not None
@@ -143,7 +153,7 @@ class WebhookTransport:
                 "channel": message.channel,
                 "recipient": message.recipient,
                 "body": message.body,
-                "send_at": message.send_at.isoformat(),
+                "send_at": as_text(message.send_at),
                 "attempt": message.attempt_count,
             }
         ).encode()
@@ -191,7 +201,7 @@ def _reader(addresses: Addresses, http: object, ports: object) -> Reader:
         raise InvalidSettings("ports", kind_of(ports), accepted)
     for each in ports:
         if type(each) is not int or not 1 <= each <= LAST_PORT:
-            raise InvalidSettings("ports", f"{each!r} is no port", accepted)
+            raise InvalidSettings("ports", f"{quoted(each)} is no port", accepted)
     return Reader(addresses, http=http, ports=ports)
 
 
@@ -204,11 +214,11 @@ def _fixed(url: object, addresses: Addresses, http: bool) -> Target:
         raise InvalidSettings("url", refused.problem, refused.accepted) from None
 
 
-def _tls(ca_file: object, http2: bool) -> ssl.SSLContext:
+def _tls(ca_file: object) -> ssl.SSLContext:
     if ca_file is not None and not isinstance(ca_file, str):
         raise InvalidSettings("ca_file", kind_of(ca_file), "the path of a PEM file")
     try:
-        return tls_context(ca_file, http2=http2)
+        return tls_context(ca_file)
     except OSError as error:  # ssl.SSLError is one
         raise InvalidSettings("ca_file", str(error), "a readable PEM file") from None
 
@@ -221,7 +231,9 @@ def _checked(headers: object, has_url: bool) -> dict[str, str]:
         raise InvalidSettings("headers", problem, "none, or a url")
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER.fullmatch(name):
-            raise InvalidSettings("headers", f"{name!r} is no name of a header", "letters and -")
+            raise InvalidSettings(
+                "headers", f"{quoted(name)} is no name of a header", "letters and -"
+            )
         if name.lower() in _OURS:
             raise InvalidSettings("headers", f"{name} is set for each request", "others")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):

@@ -15,6 +15,11 @@ import httpcore
 from dispatcher.clock import Clock
 from dispatcher.transports.webhook.addresses import Addresses
 
+_READ = 4_096
+"""Bytes read at once: what is made of them takes little time, and then the deadline is looked at.
+
+An answer in chunks of one byte would keep its reader busy for seconds with what it has read ahead.
+"""
 Resolve = Callable[[str, int], list[str]]
 
 
@@ -37,7 +42,8 @@ class Wire(httpcore.NetworkBackend):
 
     The name is resolved once, every address it has is judged, and the connection goes to one of
     those: there is no second look that could find something else. ``is_used`` tells whether
-    anything was written since it was last set to False.
+    anything was written since it was last set to False. ``most`` is how many bytes may still be
+    read; a read beyond them is an httpcore.ReadError.
     """
 
     def __init__(self, addresses: Addresses, clock: Clock, resolver: Resolve = resolve) -> None:
@@ -46,6 +52,7 @@ class Wire(httpcore.NetworkBackend):
         self._resolve = resolver
         self.deadline = 0.0
         self.is_used = False
+        self.most = 0
         self.socket: socket.socket | None = None
 
     def left(self) -> float:
@@ -130,7 +137,11 @@ class _Stream(httpcore.NetworkStream):
         del timeout
         with _mapped(httpcore.ReadTimeout, httpcore.ReadError):
             self._socket.settimeout(self._wire.left())
-            return self._socket.recv(max_bytes)
+            if self._wire.most <= 0:
+                raise OSError("the answer is too long")
+            read = self._socket.recv(min(max_bytes, _READ))
+            self._wire.most -= len(read)
+            return read
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         del timeout

@@ -65,10 +65,10 @@ def house(
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Give what runs ``dispatcher …`` in this process."""
 
-    def call(*arguments: str) -> Ran:
+    def call(*arguments: str, columns: int = 200) -> Ran:
         monkeypatch.setattr(sys, "argv", ["dispatcher", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(show.out, "_width", 200)  # where COLUMNS was set before the import
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(show.out, "_width", columns)  # where COLUMNS was set before the import
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()

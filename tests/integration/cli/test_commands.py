@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from dispatcher import Message, PermanentFailure, Status
 from dispatcher.cli import app
+from dispatcher.cli.show import iso
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 
@@ -62,8 +65,8 @@ def test_submit_as_json_has_every_field(house: House, run: Run) -> None:
     assert (data["status"], data["channel"], data["recipient"]) == ("scheduled", "memory", "ada")
     assert (data["body"], data["scope"]) == ({"text": "hello"}, "ada")
     stored = house.dispatcher.get(data["id"])
-    assert stored.send_at.isoformat() == data["send_at"]
-    assert stored.created_at.isoformat() == data["created_at"]
+    assert iso(stored.send_at) == data["send_at"]
+    assert iso(stored.created_at) == data["created_at"]
 
 
 def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> None:
@@ -71,7 +74,7 @@ def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> No
     [stored] = house.dispatcher.find()
     assert ran.code == 0
     assert ran.out.split() == [
-        str(stored.id), "is", "scheduled", "for", stored.send_at.isoformat(),
+        str(stored.id), "is", "scheduled", "for", iso(stored.send_at),
     ]  # fmt: skip
 
 
@@ -79,10 +82,10 @@ def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
     house: House, run: Run
 ) -> None:
     at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--on-conflict", "shift")
-    assert run("submit", *TO, "--text", "one", *at).out.endswith(" 2028-07-03T09:00:00+05:30\n")
-    assert run("submit", *TO, "--text", "two", *at).out.endswith(
-        " is scheduled for 2028-07-03T09:01:00+05:30; asked for was 2028-07-03T09:00:00+05:30\n"
-    )
+    first, second = (run("submit", *TO, "--text", each, *at).out for each in ("one", "two"))
+    assert first.endswith(" is scheduled for 2028-07-03T09:00:00.000+05:30\n")
+    assert " is scheduled for 2028-07-03T09:01:00.000+05:30;" in second
+    assert second.endswith("; asked for was 2028-07-03T09:00:00.000+05:30\n")
 
 
 @pytest.mark.parametrize("quiet", ["none", "08:00-10:00"])
@@ -90,7 +93,8 @@ def test_a_refusal_and_a_slot_are_said_by_the_clocks_of_the_zone_that_was_given(
     house: House, run: Run, quiet: str
 ) -> None:
     at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--quiet-hours", quiet)
-    local = "2028-07-03T09:01:00+05:30" if quiet == "none" else "2028-07-03T10:00:00+05:30"
+    minute = "09:01" if quiet == "none" else "10:00"
+    local = f"2028-07-03T{minute}:00.000+05:30"
     run("submit", *TO, "--text", "one", *at)
     refused = run("submit", *TO, "--text", "two", *at)
     assert refused.code == 3
@@ -209,10 +213,9 @@ def test_next_slot_tells_and_books_nothing(house: House, run: Run) -> None:
     data = submit(run)
     expected = datetime.fromisoformat(data["send_at"]) + timedelta(minutes=1)
     shown = run("next-slot", "--recipient", "ada", "--after", data["send_at"], "--json")
-    assert shown.data == {"next_slot": expected.isoformat()}
+    assert shown.data == {"next_slot": iso(expected)}
     assert (
-        run("next-slot", "--scope", "ada", "--after", data["send_at"]).out
-        == f"{expected.isoformat()}\n"
+        run("next-slot", "--scope", "ada", "--after", data["send_at"]).out == f"{iso(expected)}\n"
     )
     assert len(house.members()) == 1
     assert run("next-slot", "--recipient", "ada").code == 0
@@ -288,3 +291,32 @@ def test_migrate_builds_the_tables_and_is_safe_to_repeat(
         assert (ran.code, ran.err) == (0, "")
         assert "revision" in ran.out
     assert run("list", "--json").lines == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (["CREATE TABLE dispatcher_messages (x)"], "set another table_prefix"),
+        (
+            [
+                "CREATE TABLE dispatcher_alembic_version (version_num)",
+                "INSERT INTO dispatcher_alembic_version VALUES ('9999')",
+            ],
+            "at revision 9999, which this version does not know",
+        ),
+    ],
+    ids=["a table of another program", "a later version"],
+)
+def test_migrate_says_in_a_line_what_is_in_its_way(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: list[str], said: str
+) -> None:
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{tmp_path}/taken.db")
+    with closing(sqlite3.connect(tmp_path / "taken.db")) as connection, connection:
+        for each in statements:
+            connection.execute(each)
+    ran = run("migrate")
+    assert ran.code != 0
+    assert ran.out == ""
+    [line] = ran.err.splitlines()
+    assert line.startswith("error: store unavailable: it ")
+    assert said in line

@@ -9,31 +9,40 @@ import pytest
 
 from dispatcher.checkup import doctor_for
 from dispatcher.cli import services
+from dispatcher.liveness import Kind
 from dispatcher.store import StoreSurvey
 from tests.integration.cli.conftest import Run, run_process
+from tests.support.examining import note_at_work
 from tests.support.house import House
 from tests.support.waiting import wait_until
 
 CHECKS = [
-    "redis.answers", "redis.version", "redis.eviction", "redis.writes", "redis.persistence",
-    "redis.replicas", "redis.cluster", "redis.memory", "redis.complete", "store.answers",
-    "store.migrations", "store.indexes", "store.durability", "broker.answers", "broker.queues",
-    "broker.separate",
-    "app.answers", "app.serializer", "app.redelivery", "app.attached", "clock.store",
-    "clock.redis", "work.sweep", "work.overdue", "work.claims", "work.orphans", "work.channels",
-    "work.untold", "settings.servers", "settings.hooks", "settings.templates",
+    "redis.answers", "redis.version", "redis.vulnerabilities", "redis.eviction", "redis.writes",
+    "redis.persistence", "redis.replicas", "redis.cluster", "redis.memory", "redis.complete",
+    "redis.foreign", "store.answers", "store.migrations", "store.indexes", "store.durability",
+    "store.writes", "broker.answers", "broker.queues", "broker.separate", "app.answers",
+    "app.serializer", "app.redelivery", "app.attached", "clock.store", "clock.redis",
+    "work.processes", "work.sweep", "work.overdue", "work.waiting", "work.claims", "work.orphans",
+    "work.channels", "work.untold", "settings.transports", "settings.servers", "settings.files",
+    "settings.hooks", "settings.templates", "settings.recipients",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def at_work(house: House) -> None:
+    """Let a worker and a beat have been seen just now."""
+    note_at_work(house)
 
 
 def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
     ran = run("doctor", "--strict")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1] == "31 ok"
+    assert ran.out.splitlines()[-1] == "39 ok"
     data = run("doctor", "--json").data
     assert data["level"] == "ok"
-    assert data["counts"] == {"ok": 31, "warning": 0, "error": 0, "skipped": 0}
+    assert data["counts"] == {"ok": 39, "warning": 0, "error": 0, "skipped": 0}
     assert [each["check"] for each in data["findings"]] == CHECKS
-    assert data["findings"][2] == {
+    assert data["findings"][3] == {
         "check": "redis.eviction",
         "level": "ok",
         "found": "nothing is evicted",
@@ -43,17 +52,17 @@ def test_a_sound_deployment_ends_with_0(house: House, run: Run) -> None:
 
 
 def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
-    house.redis.delete(house.keys("ada").epoch)
+    house.parts.signs.forget(Kind.BEAT, "somebody")
     ran = run("doctor")
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == "30 ok, 1 warning"
-    assert "remedy: the sweep rebuilds them" in ran.out
+    assert ran.out.splitlines()[-1] == "38 ok, 1 warning"
+    assert "no beat is at work" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"
 
 
 def test_errors_end_with_1(house: House, run: Run) -> None:
-    house.sql("UPDATE alembic_version SET version_num = '0001'")
+    house.sql("DELETE FROM dispatcher_alembic_version")
     ran = run("doctor")
     assert ran.code == 1
     assert "remedy: run `dispatcher migrate` first" in ran.out
@@ -64,7 +73,9 @@ def test_neither_bodies_nor_passwords_are_shown(
     house: House, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.submit("ada-secret", body={"text": "hunter2"}, send_at="2028-01-01T00:00Z")
-    house.sql("UPDATE messages SET channel = 'fax', enqueue_at = '2020-01-01 00:00:00.000'")
+    house.sql(
+        "UPDATE dispatcher_messages SET channel = 'fax', enqueue_at = '2020-01-01 00:00:00.000'"
+    )
     for name, url in (
         ("REDIS", "redis://:hunter2@127.0.0.1:1/0"),
         ("BROKER", "redis://:hunter2@127.0.0.1:1/1"),
@@ -113,13 +124,12 @@ def test_an_app_that_was_installed_is_examined_with_its_own_settings(
 
 
 def test_a_worker_does_not_start_on_a_database_that_is_behind(house: House, tmp_path: Path) -> None:
-    house.sql("UPDATE alembic_version SET version_num = '0001'")
+    house.sql("DELETE FROM dispatcher_alembic_version")
     ran = run_process("worker", cwd=tmp_path)
     assert (ran.code, ran.out) == (1, "")
     first, second = ran.err.splitlines()
     assert first == (
-        "error: store.migrations: the database is at revision 0001; "
-        "missing: 0002, 0003, 0004, 0005, 0006, 0007, 0008, 0009, 0010. "
+        "error: store.migrations: the database is without tables; missing: 0001. "
         "Remedy: run `dispatcher migrate` first"
     )
     assert second.startswith("error: the worker was not started; with --no-doctor")
@@ -134,7 +144,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_no_doctor_starts_it_nevertheless(house: House, run: Run, started: list[str]) -> None:
-    house.sql("UPDATE alembic_version SET version_num = '0001'")
+    house.sql("DELETE FROM dispatcher_alembic_version")
     assert run("worker").code == 1
     assert started == []
     assert run("worker", "--no-doctor").code == 0
@@ -171,4 +181,4 @@ def test_what_a_doctor_opened_is_closed_behind_it(house: House) -> None:
         with doctor_for(house.settings) as doctor:
             doctor.examine()
         seen.append(doctor)  # nothing is closed for want of a reference
-    wait_until(lambda: house.redis.info("clients")["connected_clients"] <= before, 5)
+    wait_until(lambda: house.redis.info("clients")["connected_clients"] <= before)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher.cli.show import iso
 from dispatcher.message import new_id
 from tests.integration.cli.conftest import Run, run_process
 from tests.support.house import House
@@ -34,40 +35,62 @@ Case = tuple[int, str, Callable[[House], list[str]]]
 CASES: dict[str, Case] = {
     "unknown channel": (2, "there is no channel 'fax'", lambda _: [
         "submit", "--channel", "fax", "--recipient", "ada", "--text", "x", *AT]),
-    "bad recipient": (2, "recipient: ", lambda _: [
+    "bad recipient": (2, "--recipient: ", lambda _: [
         "submit", "--channel", "memory", "--recipient", "", "--text", "x", *AT]),
     "no body": (2, "neither or both of --text and --body", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", *AT]),
-    "body no JSON": (2, "body: is no JSON", lambda _: [
+    "body no JSON": (2, "--body: is no JSON", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", "--body", "{", *AT]),
-    "body no object": (2, "body: a list", lambda _: [
+    "body no object": (2, "--body: a list", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", "--body", "[]", *AT]),
-    "body far too deep": (2, "body: ", lambda _: [
+    "body far too deep": (2, "--body: ", lambda _: [
         "submit", "--channel", "memory", "--recipient", "ada", "--body", "[" * 50_000, *AT]),
-    "no time": (2, "neither of send_at and send_in", lambda _: ["submit", *TO]),
+    "no time": (2, "--send-at: neither of --send-at and --send-in", lambda _: ["submit", *TO]),
     "past": (2, "is past", lambda _: ["submit", *TO, "--send-at", "1999-01-01T00:00Z"]),
     "local without zone": (2, "neither an offset nor a zone", lambda _: [
         "submit", *TO, "--send-at", "2028-01-01T11:11"]),
-    "unreadable length": (2, "send_in: cannot read 'soon'", lambda _: [
+    "time for a terminal": (2, "accepted: a time with an offset (2026-12-24T08:30+01:00), or", (
+        lambda _: ["submit", *TO, "--send-at", "2028-01-01T11:11"])),
+    "local time": (2, "a local time (2026-12-24T08:30) together with --zone\n", lambda _: [
+        "submit", *TO, "--send-at", "2028-01-01T11:11"]),
+    "time or date": (2, "together with --zone, or a date (2026-12-24)\n", lambda _: [
+        "list", "--from", "tomorrow"]),
+    "unreadable length": (2, "--send-in: cannot read 'soon'", lambda _: [
         "submit", *TO, "--send-in", "soon"]),
-    "unreadable expiry": (2, "expire_after: cannot read '-1 hour'", lambda _: [
+    "unreadable expiry": (2, "--expire-after: cannot read '-1 hour'", lambda _: [
         "submit", *TO, *AT, "--expire-after", "-1 hour"]),
-    "unreadable move": (2, "later: cannot read 'soon'", lambda _: [
+    "unreadable move": (2, "--later: cannot read 'soon'", lambda _: [
         "reschedule", "--all", "--later", "soon"]),
-    "unreadable since": (2, "since: cannot read 'x'", lambda _: ["status", "--since", "x"]),
-    "unreadable every": (2, "every: cannot read 'x'", lambda _: ["status", "--every", "x"]),
-    "unreadable within": (2, "within: cannot read 'x'", lambda _: ["top", "--within", "x"]),
+    "unreadable since": (2, "--since: cannot read 'x'", lambda _: ["status", "--since", "x"]),
+    "unreadable every": (2, "--every: cannot read 'x'", lambda _: ["status", "--every", "x"]),
+    "unreadable within": (2, "--within: cannot read 'x'", lambda _: ["top", "--within", "x"]),
     "bad id": (2, "is no message id", lambda _: ["show", "4711"]),
     "next slot of nobody": (2, "neither recipient nor scope", lambda _: ["next-slot"]),
-    "list too many": (2, "limit: ", lambda _: ["list", "--limit", "0"]),
-    "list behind nothing": (2, "after: ", lambda _: ["list", "--after", "4711"]),
-    "list no time": (2, "from_at: ", lambda _: ["list", "--from", "tomorrow"]),
+    "list too many": (2, "--limit: ", lambda _: ["list", "--limit", "0"]),
+    "list behind nothing": (2, "--after: ", lambda _: ["list", "--after", "4711"]),
+    "list no time": (2, "--from: ", lambda _: ["list", "--from", "tomorrow"]),
+    "list no date": (2, "--to: there is no date 2026-02-30", lambda _: [
+        "list", "--to", "2026-02-30"]),
+    "list backwards": (2, "--to: is not later than --from", lambda _: [
+        "list", "--from", "2026-02-02", "--to", "2026-02-01"]),
+    "list no key": (2, "--key: 0 characters", lambda _: ["list", "--key", ""]),
+    "list no prefix": (2, "--key-prefix: 0 characters", lambda _: ["list", "--key-prefix", ""]),
+    "list of no scope": (2, "--count: cannot read 'tenant'", lambda _: [
+        "list", "--count", "tenant"]),
+    "list of an unknown kind": (2, "--count: there is no kind 'tenant'", lambda _: [
+        "list", "--count", "tenant=acme"]),
+    "text too long": (2, "--text: ", lambda _: [
+        "submit", *TO[:4], "--text", "x" * 70_000, *AT]),
+    "move of one to the past": (2, "--send-at: 1999-01-01T00:00:00+00:00 is past", lambda house: [
+        "reschedule", submitted(house), "--send-at", "1999-01-01T00:00Z"]),
+    "latest without a shift": (2, "--latest: given without --on-conflict", lambda _: [
+        "submit", *TO, *AT, "--latest", "2028-01-02T00:00Z"]),
     "change nothing": (2, "no message is named", lambda _: ["cancel", "--yes"]),
     "change by both": (2, "given together with a filter", lambda _: [
         "drop", str(new_id()), "--channel", "memory"]),
     "change of another status": (2, "--status: no message that is sent", lambda _: [
         "cancel", "--status", "sent"]),
-    "later and a time": (2, "later: ", lambda _: [
+    "later and a time": (2, "--send-at: none or several of the times", lambda _: [
         "reschedule", str(new_id()), "--later", "1 hour", "--send-in", "5"]),
     "retry nothing": (4, "there is no message", lambda _: ["retry", str(new_id())]),
     "retry what was sent": (5, "is already sent", lambda house: ["retry", sent(house)]),
@@ -108,9 +131,9 @@ def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) ->
         "text": refused.err.removeprefix("error: ").strip(),
         "quota": "1/minute",
         "scope": "ada",
-        "send_at": at.isoformat(),
+        "send_at": iso(at),
         "conflicting": [booked.data["id"]],
-        "next_slot": (at + timedelta(minutes=1)).isoformat(),
+        "next_slot": iso(at + timedelta(minutes=1)),
     }
     strange = run("show", str(new_id()), "--json")
     assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
@@ -136,7 +159,13 @@ def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: 
     [
         ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "`dispatcher migrate`"),
         ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
-        ("REDIS_URL", f"redis://:{SECRET}@127.0.0.1:1/0", 6, "Redis cannot be reached"),
+        ("DATABASE_URL", f"postgresql+psycopg2://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
+        (
+            "REDIS_URL",
+            f"redis://:{SECRET}@127.0.0.1:1/0",
+            6,
+            "Redis at 127.0.0.1:1 cannot be reached",
+        ),
         ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
         ("HORIZON", "2 hours", 2, "horizon: "),
         ("HORIZON", "soon", 2, "horizon: "),

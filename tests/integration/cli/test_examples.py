@@ -10,9 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import typer
 
-from dispatcher.cli import app
+from dispatcher.cli import every_command
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 
@@ -21,7 +20,7 @@ ID = "0199…"
 
 
 def commands(group: Any = None) -> Iterator[Any]:
-    group = group or typer.main.get_command(app)
+    group = group or every_command()
     for each in group.commands.values():
         if hasattr(each, "commands"):
             yield from commands(each)
@@ -45,7 +44,7 @@ def test_every_command_has_examples() -> None:
 def test_an_example_can_be_typed(line: str) -> None:
     program, *words = shlex.split(SHELL.split(line)[0])
     assert program == "dispatcher"
-    group: Any = typer.main.get_command(app)
+    group: Any = every_command()
     while hasattr(group, "commands"):
         group = group.commands[words.pop(0)]
     with group.make_context(group.name, words) as context:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher import Message
+from dispatcher.cli.show import iso
 from dispatcher.operation import looking
 from tests.integration.cli.conftest import Run
 from tests.integration.cli.test_commands import STORY_FIELDS
@@ -40,18 +41,33 @@ def test_lines_come_oldest_first_and_without_bodies(run: Run, stored: list[Messa
 
 def test_a_table_is_read_back_the_same(run: Run, stored: list[Message], tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
-    ran = run("export", "--format", "csv", "--bodies", "--to-file", str(path))
+    ran = run("export", "--bodies", "--to-file", str(path))
     assert (ran.code, ran.out) == (0, "")
     with path.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     assert [each["id"] for each in found] == [str(each.id) for each in stored]
     assert [json.loads(each["body"]) for each in found] == [BODY] * 5
-    assert [each["send_at"] for each in found] == [each.send_at.isoformat() for each in stored]
+    assert [each["send_at"] for each in found] == [iso(each.send_at) for each in stored]
     shown = run("show", found[0]["id"], "--json").data
     assert set(found[0]) == set(shown) - STORY_FIELDS
     plain = run("export", "--format", "csv", "--status", "sent")
     assert plain.out.startswith("id,channel,")
     assert len(plain.out.splitlines()) == 1, "the names of the columns, and no row"
+
+
+def test_the_format_is_the_one_asked_for_else_that_of_the_name(
+    run: Run, stored: list[Message], tmp_path: Path
+) -> None:
+    for name, options, is_table in (
+        ("a.CSV", [], True),
+        ("b.jsonl", [], False),
+        ("c.txt", [], False),
+        ("d.csv", ["--format", "jsonl"], False),
+        ("e.jsonl", ["--format", "csv"], True),
+    ):
+        path = tmp_path / name
+        assert run("export", "--to-file", str(path), *options).code == 0
+        assert path.read_text(encoding="utf-8").startswith("id,channel,") is is_table
 
 
 def test_a_file_that_is_there_is_left_alone(
@@ -74,3 +90,26 @@ def test_a_reader_that_stops_is_no_error(house: House, stored: list[Message]) ->
         child.stdout.readline()
         child.stdout.close()
         assert b"Traceback" not in child.stderr.read()
+
+
+def test_no_spreadsheet_computes_what_a_stranger_wrote(run: Run, house: House) -> None:
+    names = ["=1+1", "+4915112345678", "-1", "@SUM(A1)", "ada=1"]
+    for name in names:
+        house.submit(name, send_in=HOUR)
+    found = csv.DictReader(run("export", "--format", "csv").out.splitlines())
+    assert [each["recipient"] for each in found] == [*(f"'{name}" for name in names[:4]), "ada=1"]
+    plain = csv.DictReader(run("export", "--format", "csv", "--formulas").out.splitlines())
+    assert [each["recipient"] for each in plain] == names
+    assert [each["recipient"] for each in run("export").lines] == names
+
+
+def test_a_table_that_is_shown_is_obeyed_by_no_terminal(
+    run: Run, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.submit(body={"text": "\x9b31m\u202e"}, send_in=HOUR)
+    to_file = run("export", "--format", "csv", "--bodies").out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = run("export", "--format", "csv", "--bodies").out
+    assert "\x9b" in to_file
+    assert r"\u009b31m\u202e" in shown
+    assert not {"\x9b", "\u202e"} & set(shown)

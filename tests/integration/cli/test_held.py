@@ -94,4 +94,4 @@ def test_submit_and_reschedule_take_the_options(house: House, run: Run) -> None:
     assert refused.code == 2
     both = run("submit", *to, "--expire-after", "1 hour", "--expires-at", "2100-01-01T00:00Z")
     assert both.code == 2
-    assert "expire_after" in both.err
+    assert "--expire-after" in both.err

@@ -130,7 +130,7 @@ def test_refused_rows_are_written_with_their_lines_and_can_be_imported_again(
     assert [(each["line"], each["error"].split(":")[0]) for each in found] == [
         (6, "fold"), (7, "row"), (8, "send_in"), (9, "row"), (10, "2028-01-01T11"),
     ]  # fmt: skip
-    assert found[4]["next_slot"] == "2028-01-01T11:12:11+00:00"
+    assert found[4]["next_slot"] == "2028-01-01T11:12:11.000Z"
     assert found[4]["row"] == {"recipient": "ada", "text": "again", "send_at": AT}
     assert found[1]["row"] == ["cleo", "x", AT]
     assert found[3]["row"] == f'cleo,"x"y,{AT},,\n'
@@ -172,6 +172,7 @@ def test_an_open_quote_costs_no_row_after_it_for_good(house: House, run: Run) ->
 UNUSABLE: dict[str, tuple[bytes, str, list[str]]] = {
     "unknown column": (b"channel,colour\n", "there is no column 'colour'", []),
     "known columns": (b"channel,colour\n", ", recipient, body, template, data, send_at,", []),
+    "column of an option": (b"channel,colour\n", ", expires_at, on_conflict, latest,", []),
     "unknown field": (json.dumps(row(colour=1)).encode(), "there is no column 'colour'",
                       ["--format", "jsonl"]),
     "column twice": (b"text,text\n", "there are two named 'text'", []),
@@ -250,14 +251,15 @@ def test_plan_says_what_would_come_and_changes_nothing(house: House, run: Run) -
     assert ran.code == 2
     [bad, refused] = sorted(ran.data.pop("rejections"), key=lambda each: each["reason"])
     assert (bad["line"], bad["reason"]) == (3, "InvalidDraft")
-    assert (refused["line"], refused["next_slot"]) == (2, "2028-01-01T11:12:11+00:00")
+    assert (refused["line"], refused["next_slot"]) == (2, "2028-01-01T11:12:11.000Z")
     assert ran.data == {
         "accepted": 2, "known": 0, "shifted": 1, "refused": 2, "rejected_file": None,
         "reasons": {"InvalidDraft": 1, "QuotaExceeded 1/minute": 1}, "complete": True,
-        "first_send_at": "2028-01-01T11:11:11+00:00", "last_send_at": "2028-01-01T11:12:11+00:00",
+        "first_send_at": "2028-01-01T11:11:11.000Z", "last_send_at": "2028-01-01T11:12:11.000Z",
     } | {"rejections": ran.data["rejections"]}  # fmt: skip
     shown = run_import(run, text, "--plan", "--rejected", "refused.jsonl")
     assert "2 would be accepted" in shown.out
+    assert "nothing was booked" in shown.out
     assert "line 2: " in shown.out
     assert [each["line"] for each in refused_rows("refused.jsonl")] == [3, 2]
     assert house.snapshot() == before
@@ -344,6 +346,29 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
     again = run_import(run, as_csv(rows), "--json")
     assert (again.code, again.data["accepted"], again.data["known"]) == (0, 2_499, 1_999)
     assert len(house.rows()) == 2_500
+
+
+def test_one_that_was_interrupted_is_run_again_as_it_was_typed(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that it had refused were in the file that the next run was to make."""
+    text = as_csv([row(idempotency_key="a"), row(fold="x"), row(recipient="ben")])
+    show = intake.Intake._show
+
+    def stop(self: intake.Intake, counted: Progress) -> None:
+        show(self, counted)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(intake.Intake, "_show", stop)
+        ran = run_import(run, text, "--json")
+    assert (ran.code, ran.data["rejected_file"]) == (130, "rows.rejected.jsonl.part")
+    assert len(refused_rows("rows.rejected.jsonl.part")) == 1
+    assert not Path("rows.rejected.jsonl").exists()
+    again = run_import(run, text, "--json")
+    assert (again.code, again.data["rejected_file"]) == (2, "rows.rejected.jsonl")
+    assert not Path("rows.rejected.jsonl.part").exists()
+    assert "row" in refused_rows()[0]
 
 
 def test_it_holds_a_batch_and_not_the_file(

@@ -68,5 +68,5 @@ def test_a_url_that_is_refused_is_not_repeated(run: Run) -> None:
         *("--send-in", "1 hour", "--status-url", "http://shop.example/hunter2"),
     )
     assert ran.code == 2
-    assert "status_url: it has another scheme" in ran.err
+    assert "--status-url: it has another scheme" in ran.err
     assert "hunter2" not in ran.err

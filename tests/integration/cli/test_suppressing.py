@@ -17,7 +17,7 @@ def test_who_is_suppressed_gets_nothing_until_it_is_taken_back(house: House, run
     assert run("show", message["id"], "--json").data["status"] == "cancelled"
     refused = run("submit", *TO, "--send-in", "10 minutes")
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err.startswith("error: recipient: has opted out of 'memory'")
+    assert refused.err.startswith("error: --recipient: has opted out of 'memory'")
     assert "cancelled: 0" in run("suppress", "ada", "--channel", "memory").out
     table = run("suppressed").out
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [
@@ -38,7 +38,7 @@ def test_who_is_suppressed_gets_nothing_until_it_is_taken_back(house: House, run
 def test_a_channel_that_is_not_there_is_refused(run: Run, house: House) -> None:
     ran = run("suppress", "ada", "--channel", "fax")
     assert (ran.code, ran.out) == (2, "")
-    assert house.sql("SELECT * FROM suppressions") == []
+    assert house.sql("SELECT * FROM dispatcher_suppressions") == []
 
 
 def test_rows_of_an_import_are_refused_alone(house: House, run: Run) -> None:

@@ -10,6 +10,10 @@ import pytest
 from rich.console import Console
 
 from dispatcher.cli.timeline import picture
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import new_id
+from dispatcher.reservation import timeline
+from dispatcher.sendtime import as_text, to_ms
 from tests.integration.cli.conftest import Run
 from tests.support.house import House, house_on
 
@@ -23,7 +27,7 @@ def lines_of(house: House, *, width: int = 80, **asked: Any) -> list[str]:
     """Return a picture as a terminal without colour shows it."""
     shown = StringIO()
     console = Console(file=shown, width=width, color_system=None)
-    found = house.dispatcher.timeline("ada", **{"start": DAY, **asked})
+    found = house.dispatcher.timeline(**{"scope": "ada", "start": DAY, **asked})
     for line in picture(found, width=width):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
     return shown.getvalue().splitlines()
@@ -136,11 +140,11 @@ def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
     minute = window["quotas"][0]
     first = DAY + timedelta(hours=2)
     assert minute["blocked"][0] == {
-        "from": (first - timedelta(seconds=59.999)).isoformat(),
-        "until": (first + timedelta(minutes=1)).isoformat(),
+        "from": as_text(first - timedelta(seconds=59.999)),
+        "until": as_text(first + timedelta(minutes=1)),
     }
     assert max(fill["booked"] for fill in window["quotas"][1]["fills"]) == 5
-    assert data["next_slots"][0] == DAY.isoformat()
+    assert data["next_slots"][0] == as_text(DAY)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +154,81 @@ def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
         (["--channel", "fax"], "there is no channel 'fax'"),
         (["--zone", "Mars"], "zone: "),
         (["--days", "400"], "length: "),
-        (["--kind", "tenant"], "there is no kind 'tenant'"),
+        (["--tenant", "acme"], "there is no option '--tenant'"),
+        (["--kind", "tenant"], "there is no option '--kind'"),
     ],
 )
 def test_bad_input_is_one_sentence(house: House, run: Run, arguments: list[str], says: str) -> None:
     ran = run("timeline", "ada", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_full_scope_too_long_to_read_is_drawn_full(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """15,000 of 15,000 a day looked like 1,000 of them, without a mark."""
+    monkeypatch.setattr(timeline, "MOST_READ", 100)
+    booked = {new_id().bytes: to_ms(DAY) + n * 50_000 for n in range(1_500)}
+    with house_on(house.server, house.url, clock=house.clock, quotas="1500/day") as other:
+        other.redis.zadd(other.keys("ada").window("ada"), booked)
+        shown = rows(lines_of(other))
+    assert shown["10:00"][:12] == "6" * 12
+    assert "1500/1500x" in shown["07:00"] or "1500/1500x" in shown["06:00"]
+    assert shown["07:00"][:12] == "x" * 12
+
+
+def test_a_channel_and_scopes_of_a_kind_are_looked_at_alone(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {"memory": {"transport": "memory", "quotas": "9/hour"}, "b": {"transport": "memory"}}
+    scopes = {"tenant": {"quotas": "7/hour"}}
+    with house_on(
+        house.server, house.url, clock=house.clock, channels=channels, scopes=scopes
+    ) as other:
+        alone(other)
+    monkeypatch.setenv("DISPATCHER_SCOPES", '{"tenant": {"quotas": "7/hour"}}')
+    for arguments in (["--tenant", "acme"], ["--tenant=acme"]):
+        ran = run("timeline", *arguments)
+        assert ran.out.startswith("tenant:acme")
+
+
+def alone(house: House) -> None:
+    house.submit(scopes={"tenant": "acme"}, send_at=DAY)
+    whole = house.dispatcher.timeline(channel="memory", start=DAY)
+    assert [(each.scope, len(each.booked)) for each in whole.windows] == [("channel.memory", 1)]
+    tenant = house.dispatcher.timeline(scopes={"tenant": "acme"}, start=DAY)
+    assert [(each.scope, len(each.booked)) for each in tenant.windows] == [("tenant:acme", 1)]
+    for asked in ({}, {"channel": "memory", "scopes": {"tenant": "acme"}}, {"channel": "b"}):
+        with pytest.raises(InvalidDraft):
+            house.dispatcher.timeline(**asked)
+    drawn = lines_of(house, scope=None, channel="memory")
+    assert drawn[0].startswith("channel.memory")
+    assert any("1/9" in line for line in drawn)
+
+
+def test_an_unknown_scope_says_so_and_its_empty_rows_fold(house: House, run: Run) -> None:
+    ran = run("timeline", "memory", "--start", DAY.isoformat())
+    assert "memory: nothing is booked, at any time" in ran.out
+    assert "memory is a channel: dispatcher timeline --channel memory" in ran.out
+    assert len(ran.out.splitlines()) < 12
+    assert "nothing booked until" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "SCOPE: not given"),
+        (["--channel", "memory"], "'memory' as a whole has no quotas (channels.memory.quotas)"),
+        (["--channel", "memory"], "accepted: one that has, or a recipient too"),
+        (["--tenant", "acme"], "there is no option '--tenant'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(
+    house: House, run: Run, arguments: list[str], says: str
+) -> None:
+    ran = run("timeline", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
     assert ran.err.count("\n") == 1

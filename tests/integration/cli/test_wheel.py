@@ -52,11 +52,13 @@ def test_a_database_is_migrated_by_what_the_wheel_holds(unpacked: Path, tmp_path
 
     for _ in range(2):
         said = run("-m", "dispatcher", "migrate")
-    [(revision,)] = sqlite3.connect(database).execute("SELECT version_num FROM alembic_version")
+    [(revision,)] = sqlite3.connect(database).execute(
+        "SELECT version_num FROM dispatcher_alembic_version"
+    )
     assert f"at revision {revision}" in said
     newest = max(path.name for path in (ROOT / "migrations" / "versions").glob("[0-9]*.py"))
     assert newest.startswith(revision)
-    sqlite3.connect(database).execute("SELECT id, send_at FROM messages")
+    sqlite3.connect(database).execute("SELECT id, send_at FROM dispatcher_messages")
     shipped = {path.name for path in (unpacked / "dispatcher" / "migrations").rglob("*.py")}
     assert {path.name for path in (ROOT / "migrations").rglob("*.py")} <= shipped
 

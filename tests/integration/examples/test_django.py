@@ -53,7 +53,7 @@ def shop(django: tuple[Any, House], redis_server: RedisServer) -> tuple[Any, Hou
     redis_server.client().close()  # it is up, and emptied
     example, house = django
     example.Order.objects.all().delete()
-    house.sql("DELETE FROM messages")
+    house.sql("DELETE FROM dispatcher_messages")
     house.open()
     return example, house
 

@@ -14,12 +14,12 @@ from dispatcher import Message, QuotaExceeded, Status, StoreUnavailable
 from dispatcher.clock import SystemClock
 from dispatcher.sendtime import to_ms
 from dispatcher.store import Claims, Database, Overdue
-from dispatcher.store.schema import messages
 from dispatcher.submission import CaughtUp
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House, hour_ago
 from tests.support.servers import RedisServer
+from tests.support.tables import messages
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 WAYS = ["expire", "reslot"]
@@ -114,8 +114,8 @@ def test_what_is_booked_again_before_the_store_goes_away_is_handed_to_celery(bui
             raise StoreUnavailable("broke")
         moved.append(None)
 
-    changes = Between(house.parts.changes, before={"move": break_at_last})
-    vars(house.parts.catch_up)["_changes"] = changes
+    moves = Between(house.parts.moves, before={"move": break_at_last})
+    vars(house.parts.catch_up)["_moves"] = moves
     with pytest.raises(StoreUnavailable):
         catch_up(house)
     assert house.broker.llen("dispatcher.reslot") == 1
@@ -260,8 +260,8 @@ def test_who_is_quicker_than_a_booking_wins(back: House, race: Race, status: Sta
     message = back.submit(channel="reslot")
     real = back.parts.windows
     act = once(lambda: race(back, message))
-    windows = Between(real, after={"move": act})
-    vars(back.parts.changes)["_windows"] = windows
+    windows = Between(real, after={"move_many": act})
+    vars(back.parts.moves)["_windows"] = windows
     assert catch_up(back).moved == 0
     now = back.again(message)
     assert now.status is status
@@ -273,7 +273,7 @@ def test_who_is_quicker_than_a_booking_wins(back: House, race: Race, status: Sta
 def test_one_that_is_cancelled_while_it_moves_stays_so(back: House) -> None:
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
     act = once(lambda: back.parts.messages.cancel(message.id))
-    vars(back.parts.changes)["_messages"] = Between(back.parts.messages, after={"move": act})
+    vars(back.parts.moves)["_messages"] = Between(back.parts.messages, after={"move": act})
     assert catch_up(back) == CaughtUp(moved=1)
     assert back.again(message).status is Status.CANCELLED
     assert back.again(other).status is Status.SCHEDULED
@@ -293,8 +293,8 @@ def test_one_that_is_only_disturbed_is_booked_by_the_next_sweep(
     back: House, error: Exception
 ) -> None:
     message, other = back.submit(channel="reslot"), back.submit("ben", channel="reslot")
-    disturbed = Between(back.parts.changes, before={"move": raising(error)})
-    vars(back.parts.catch_up)["_changes"] = disturbed
+    disturbed = Between(back.parts.moves, before={"move": raising(error)})
+    vars(back.parts.catch_up)["_moves"] = disturbed
     assert catch_up(back) == CaughtUp(moved=1)
     assert back.again(message) == message
     assert back.again(other) != other
@@ -352,7 +352,7 @@ def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
 
     def look(connection: Connection, cursor: object, statement: str, *_: object) -> None:
         del connection, cursor
-        if statement.startswith("UPDATE messages"):  # the batch is locked
+        if statement.startswith("UPDATE dispatcher_messages"):  # the batch is locked
             unlocked = select(messages.c.id).with_for_update(skip_locked=True)
             others = Database(back.url)
             free.append(len(others.transact(lambda line: line.execute(unlocked).all())))

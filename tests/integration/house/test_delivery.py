@@ -10,6 +10,7 @@ import pytest
 from dispatcher import Outcome, Status
 from dispatcher.clock import SystemClock
 from dispatcher.message import new_id
+from dispatcher.send_log import ClaimLog
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once
 from tests.support.house import BODY, House, hour_ago
@@ -132,6 +133,22 @@ def test_a_frozen_worker_does_not_send(slow: House) -> None:
         assert slow.again(message).attempt_count == 0
         assert slow.dispatcher.attempts(message.id) == []
         assert slow.permits(message.scope) == {}, "an unused permit is given back"
+
+
+def test_a_worker_that_waited_for_its_disk_past_its_claim_does_not_send(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = slow.submit()
+
+    def slowly(*_: object) -> bool:
+        slow.moved.advance(slow.settings.claim_ttl)
+        return True
+
+    monkeypatch.setattr(ClaimLog, "begin", slowly)
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+    assert slow.again(message).status is Status.SCHEDULED
+    assert slow.permits(message.scope) == {}, "an unused permit is given back"
 
 
 @pytest.mark.every_database

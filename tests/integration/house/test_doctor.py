@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
+from dispatcher.checkup import doctor_for
 from dispatcher.clock import SystemClock
+from dispatcher.doctor import Finding
 from dispatcher.installation import install
-from dispatcher.store.database import Database
+from dispatcher.liveness import Kind
+from dispatcher.redis_keys import SignKeys
+from dispatcher.store import Database
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass
 from tests.support.cluster import cluster_of_one
-from tests.support.examining import ERROR, OK, SKIPPED, WARNING, examined, levels, stops
+from tests.support.examining import (
+    ERROR,
+    OK,
+    SKIPPED,
+    WARNING,
+    examined,
+    levels,
+    note_at_work,
+    stops,
+)
 from tests.support.house import House, house_on
+from tests.support.migrations import become_next_version
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
@@ -51,10 +67,11 @@ def lone(own_redis: RedisServer, sqlite_template: Path, tmp_path: Path) -> Itera
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> None:
     house.submit(send_in=MINUTE)
+    note_at_work(house)
     before = house.snapshot()
-    found = examined(house)
+    found = examined(house, at_work=False)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 31
+    assert len(found) == 39
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -100,7 +117,7 @@ def test_replicas_and_the_replica_itself(lone: House, sqlite_template: Path) -> 
         master = stack.enter_context(RedisServer("--port", str(port), "--bind", "127.0.0.1"))
         replica = stack.enter_context(RedisServer("--replicaof", "127.0.0.1", str(port)))
         client = stack.enter_context(master.client())
-        wait_until(lambda: client.info("replication")["connected_slaves"] == 1, 20.0)
+        wait_until(lambda: client.info("replication")["connected_slaves"] == 1)
         assert levels(examined(lone, redis_url=master.url), "redis.re") == {
             "redis.replicas": WARNING
         }
@@ -115,7 +132,7 @@ def test_a_cluster_that_does_not_serve_every_slot_stops_the_worker(lone: House) 
     with cluster_of_one() as (server, _), server.client() as client:
         assert examined(lone, redis_url=server.url)["redis.cluster"].level is OK
         client.execute_command("CLUSTER DELSLOTS", 1)
-        wait_until(lambda: "cluster_state:fail" in _cluster_info(client), 20.0)
+        wait_until(lambda: "cluster_state:fail" in _cluster_info(client))
         found = examined(lone, redis_url=server.url)["redis.cluster"]
         assert (found.level, found.stops_worker) == (ERROR, True)
 
@@ -133,7 +150,7 @@ def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) ->
     house.redis.delete(keys[3].epoch)
     house.redis.set(keys[3].rebuild, "somebody")
     found = examined(house)["redis.complete"]
-    assert found.level is WARNING
+    assert found.level is ERROR
     assert found.found.startswith("closed: shard 0, shard 1, shard 2; being rebuilt: shard 3.")
     house.redis.delete(keys[3].rebuild)
     house.open()
@@ -143,34 +160,24 @@ def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) ->
 def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> None:
     lone.server.stop()
     found = examined(lone)
-    assert found["redis.answers"].found == "Redis cannot be reached"
+    away = f"Redis at {lone.server.socket} cannot be reached"
+    assert found["redis.answers"].found == away
+    assert "`dispatcher up` runs one here" in (found["redis.answers"].remedy or "")
+    assert found["clock.redis"].found == f"not looked at: {away}"
     assert found["broker.answers"].level is ERROR
     assert {name for name, each in found.items() if each.level is SKIPPED} == {
         *(name for name in found if name.startswith("redis.") and name != "redis.answers"),
-        "broker.queues", "broker.separate", "clock.redis", "work.orphans",
+        "broker.queues", "broker.separate", "clock.redis", "work.orphans", "work.processes",
     }  # fmt: skip
     assert found["store.migrations"].level is OK
     assert stops(lone) == set()
 
 
-def behind(url: str) -> None:
-    """Build the tables of the first revision."""
-    from alembic import command  # noqa: PLC0415 - only here
-
-    from dispatcher.store.migrate import _config  # noqa: PLC0415
-
-    config, database = _config(), Database(url)
-    with database.engine.connect() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-    database.close()
-
-
 def test_a_database_one_migration_behind_stops_the_worker(
-    build: Build, empty_database_url: str
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behind(empty_database_url)
-    house = build(url=empty_database_url, clock=SystemClock(), opened=False)
+    house = build(clock=SystemClock(), opened=False)
+    become_next_version(tmp_path, monkeypatch)
     found = examined(house)
     assert (found["store.migrations"].level, found["store.migrations"].stops_worker) == (
         ERROR, True,
@@ -183,13 +190,13 @@ def test_a_database_one_migration_behind_stops_the_worker(
 def test_a_database_without_tables_stops_the_worker(build: Build, empty_database_url: str) -> None:
     house = build(url=empty_database_url, clock=SystemClock(), opened=False)
     found = examined(house)
-    assert "without tables; missing: 0001, 0002" in found["store.migrations"].found
+    assert "without tables; missing: 0001" in found["store.migrations"].found
     assert found["store.indexes"].level is SKIPPED
     assert stops(house) == {"store.migrations"}
 
 
 def test_a_database_of_a_later_version_is_warned_of(house: House) -> None:
-    house.sql("UPDATE alembic_version SET version_num = '9999'")
+    house.sql("UPDATE dispatcher_alembic_version SET version_num = '9999'")
     found = examined(house)["store.migrations"]
     assert found.level is WARNING
     assert "9999" in found.found
@@ -197,16 +204,18 @@ def test_a_database_of_a_later_version_is_warned_of(house: House) -> None:
 
 
 def test_a_dropped_index_of_the_sweep_is_warned_of(house: House) -> None:
-    house.sql("DROP INDEX ix_messages_enqueue_at")
+    house.sql("DROP INDEX ix_dispatcher_messages_enqueue_at")
     found = examined(house)["store.indexes"]
     assert found.level is WARNING
-    assert "missing: ix_messages_enqueue_at." in found.found
+    assert "missing: ix_dispatcher_messages_enqueue_at." in found.found
     assert stops(house) == set()
 
 
 @on_postgres
 def test_without_the_unique_key_the_worker_does_not_start(house: House) -> None:
-    house.sql("ALTER TABLE messages DROP CONSTRAINT uq_messages_idempotency_key")
+    house.sql(
+        "ALTER TABLE dispatcher_messages DROP CONSTRAINT uq_dispatcher_messages_idempotency_key"
+    )
     assert examined(house)["store.indexes"].level is ERROR
     assert stops(house) == {"store.indexes"}
 
@@ -225,8 +234,8 @@ def test_postgres_that_acknowledges_too_early(
 def test_sqlite_without_its_log(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Database.__init__
 
-    def after(self: Database, url: str) -> None:
-        before(self, url)
+    def after(self: Database, url: str, **names: Any) -> None:
+        before(self, url, **names)
         event.listen(self.engine, "connect", _without_wal)
 
     monkeypatch.setattr(Database, "__init__", after)
@@ -244,10 +253,16 @@ def _without_wal(connection: Any, _: object) -> None:
 @on_sqlite
 def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> None:
     found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
-    assert found["store.answers"].found.startswith("the file cannot be opened (SQLITE_CANTOPEN)")
+    assert found["store.answers"].found == "the file cannot be opened (SQLITE_CANTOPEN)"
+    assert (found["store.answers"].remedy or "").startswith(
+        "`dispatcher up` or `dispatcher migrate`"
+    )
+    assert found["clock.store"].found == (
+        "not looked at: the file cannot be opened (SQLITE_CANTOPEN)"
+    )
     assert levels(found, "store") == {
         "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
-        "store.durability": SKIPPED,
+        "store.durability": SKIPPED, "store.writes": SKIPPED,
     }  # fmt: skip
     assert found["clock.store"].level is SKIPPED
 
@@ -274,6 +289,18 @@ def test_a_broker_that_is_away_is_an_error_without_its_password(house: House) ->
         "broker.answers": ERROR, "broker.queues": SKIPPED, "broker.separate": SKIPPED,
     }  # fmt: skip
     assert "hunter2" not in str(found)
+
+
+@on_sqlite
+def test_a_broker_that_refuses_is_not_said_to_be_away(house: House, rabbitmq: str) -> None:
+    nowhere = examined(house, broker_url=f"{rabbitmq[:-1]}nowhere")["broker.answers"]
+    assert nowhere.found == "the broker refuses: no such virtual host, or no right to it"
+    assert (nowhere.remedy or "").startswith("create the virtual host")
+    stranger = rabbitmq.replace("guest:guest", "guest:hunter2")
+    refused = examined(house, broker_url=stranger)["broker.answers"]
+    assert refused.found == "the broker refuses: wrong user or password, or no right"
+    assert "start the broker" not in (refused.remedy or "")
+    assert "hunter2" not in str(refused)
 
 
 @on_sqlite
@@ -346,8 +373,8 @@ def test_what_the_sweep_left_lying_is_told_with_its_age(house: House) -> None:
         house.change([message], enqueue_at=at, next_attempt_at=at)
     found = examined(house)
     assert found["work.sweep"].level is WARNING
-    assert found["work.sweep"].found.startswith(
-        "2 messages wait for the sweep, the first one for 0:10:00"
+    assert re.match(
+        r"2 messages wait for the sweep, the first one for 0:1\d:\d\d", found["work.sweep"].found
     )
     assert found["work.overdue"].level is WARNING
 
@@ -363,12 +390,29 @@ def test_what_is_handed_over_and_not_claimed_is_overdue(house: House) -> None:
     assert found["work.overdue"].found.startswith("1 message waits to be claimed though due")
 
 
+def test_what_waits_for_its_turn_hours_after_its_time_is_told(house: House) -> None:
+    """Put back by a limit, or for a destination that is silent, it is never overdue."""
+    old, young = (house.submit(name, send_in=MINUTE) for name in ("ada", "ben"))
+    now = house.database_time()
+    turn = {"next_attempt_at": now + 5 * MINUTE, "enqueue_at": now + 4 * MINUTE}
+    house.change([old], send_at=now - 180 * MINUTE, **turn)
+    house.change([young], send_at=now - 50 * MINUTE, **turn)
+    found = examined(house)
+    assert levels(found, "work.") == {"work.waiting": WARNING}
+    assert re.match(
+        r"1 message waits for a turn long after the send time, the first one for 3:0\d:\d\d",
+        found["work.waiting"].found,
+    )
+
+
 def test_a_claim_that_nobody_rescues(house: House) -> None:
     message = house.submit(send_in=MINUTE)
     now = house.database_time()
-    for ended, level in ((now - SECOND, OK), (now - MINUTE, WARNING)):
+    for ended, level in ((now + MINUTE, OK), (now - MINUTE, WARNING)):
         house.change([message], status="sending", claimed_by=message.id, claim_expires_at=ended)
-        assert examined(house)["work.claims"].level is level
+        found = examined(house)["work.claims"]
+        assert found.level is level
+    assert (found.remedy or "").startswith("see work.processes and work.sweep: ")
 
 
 @on_sqlite
@@ -391,3 +435,78 @@ def test_messages_of_channels_that_nobody_knows(house: House) -> None:
     assert found.level is WARNING
     assert "fax (2)" in found.found
     assert "ada" not in found.found
+
+
+def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
+    pages = lone.parts.database.run(
+        lambda each: each.exec_driver_sql("PRAGMA page_count").scalar_one()
+    )
+    before = lone.snapshot()
+
+    def full(connection: Any, _: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    event.listen(Engine, "connect", full)
+    try:
+        found = examined(lone)["store.writes"]
+    finally:
+        event.remove(Engine, "connect", full)
+    assert found.level is ERROR
+    assert "every submit fails" in found.found.lower()
+    assert examined(lone)["store.writes"].level is OK
+    assert lone.snapshot().messages == before.messages
+
+
+@on_postgres
+def test_a_database_that_lets_nobody_write_is_an_error(house: House, postgres_name: str) -> None:
+    house.sql(f"ALTER DATABASE {postgres_name} SET default_transaction_read_only = on")
+    try:
+        assert examined(house)["store.writes"].level is ERROR
+    finally:
+        with house.database.engine.connect() as line:
+            line.exec_driver_sql("SET default_transaction_read_only = off")
+            line.exec_driver_sql(
+                f"ALTER DATABASE {postgres_name} RESET default_transaction_read_only"
+            )
+
+
+def test_a_fresh_deployment_is_told_that_its_windows_are_not_built(lone: House) -> None:
+    lone.redis.flushall()
+    found = examined(lone)["redis.complete"]
+    assert found.level is ERROR
+    assert "The windows are built from the database" in found.found
+
+
+@on_sqlite
+def test_nobody_at_work_is_warned_of_and_an_error_where_something_is_overdue(
+    house: House,
+) -> None:
+    message = house.submit(send_in=MINUTE)
+    house.redis.delete(*(SignKeys("house").of(kind) for kind in Kind))
+    with doctor_for(house.settings, clock=house.clock) as doctor:
+
+        def found() -> Finding:
+            [each] = [one for one in doctor.examine().findings if one.check == "work.processes"]
+            return each
+
+        assert (found().level, found().found) == (
+            WARNING, "no worker and no beat is at work: nothing that comes due is sent",
+        )  # fmt: skip
+        long_ago = house.database_time() - MINUTE
+        house.change([message], next_attempt_at=long_ago, enqueue_at=long_ago)
+        assert found().level is ERROR
+        house.parts.signs.note(Kind.WORKER, {"somebody": 0 * SECOND})
+        assert found().found.startswith("no beat is at work, and 1 message waits")
+        house.parts.signs.note(Kind.BEAT, {"somebody": 0 * SECOND})
+        assert found().level is OK
+
+
+def test_files_that_other_users_may_read_are_warned_of(lone: House, tmp_path: Path) -> None:
+    assert examined(lone)["settings.files"].level is OK, "no other user may enter the folder"
+    with TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        found = examined(lone, data_dir=Path(folder))["settings.files"]
+        assert found.level is WARNING
+        assert folder in found.found
+        Path(folder).chmod(0o700)
+        assert examined(lone, data_dir=Path(folder))["settings.files"].level is OK

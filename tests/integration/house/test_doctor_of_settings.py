@@ -147,10 +147,23 @@ def test_a_transport_of_the_users_is_asked(
 
 
 @on_sqlite
-def test_a_transport_that_cannot_be_made_is_warned_of(house: House) -> None:
-    found = looked_at(house, email={"transport": "smtp"})["settings.servers"]
-    assert found.level is WARNING
+@pytest.mark.parametrize(
+    ("channel", "says"),
+    [
+        ({"transport": "smtp"}, "a value"),
+        (
+            {"transport": "webhook", "options": {"timeout": "no option of its"}},
+            "transport_timeout instead",
+        ),
+    ],
+)
+def test_a_transport_that_a_worker_cannot_make_is_an_error(
+    house: House, channel: dict[str, object], says: str
+) -> None:
+    found = looked_at(house, email=channel)["settings.transports"]
+    assert (found.level, found.stops_worker) == (ERROR, True)
     assert "email: channels.email.options" in found.found
+    assert says in found.found.partition("; accepted: ")[2]
 
 
 class Egg(Pigeon):
@@ -162,8 +175,8 @@ class Egg(Pigeon):
 
 @on_sqlite
 def test_a_transport_that_raises_anything_takes_no_other_finding_with_it(house: House) -> None:
-    found = looked_at(house, post={"transport": f"{__name__}:Egg"})["settings.servers"]
-    assert found.level is WARNING
+    found = looked_at(house, post={"transport": f"{__name__}:Egg"})["settings.transports"]
+    assert found.level is ERROR
     assert found.found.endswith("post: RuntimeError")
 
 
@@ -186,6 +199,33 @@ def test_hooks_that_cannot_be_loaded(house: House, hooks: str, level: object, sa
     assert found.level is level
     assert says in found.found
     assert bool(found.remedy) == (level is ERROR)
+
+
+def spell(text: str) -> str:
+    return text
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("no.such.module:spell", "cannot load 'no.such.module:spell' (ModuleNotFoundError)"),
+        (f"{__name__}:missing", f"cannot load '{__name__}:missing' (AttributeError)"),
+        (f"{__name__}:LOGIN", f"'{__name__}:LOGIN' is no function"),
+    ],
+)
+def test_a_rule_for_recipients_that_cannot_be_loaded(house: House, rule: str, says: str) -> None:
+    memory = {"transport": "memory"}
+    assert looked_at(house, memory=memory)["settings.recipients"].found == "there are no rules"
+    sound = {
+        "mail": memory | {"recipients": "email"},
+        "post": memory | {"recipients": f"{__name__}:spell"},
+    }
+    found = looked_at(house, **sound)["settings.recipients"]
+    assert (found.level, found.found) == (OK, "the rules of 2 channels can be loaded")
+    found = looked_at(house, **sound, sms=memory | {"recipients": rule})["settings.recipients"]
+    assert (found.level, found.stops_worker) == (ERROR, False)
+    assert found.found.endswith(f": channels.sms.recipients: {says}")
 
 
 @on_sqlite

@@ -81,7 +81,7 @@ def test_windows_and_store_agree_after_a_reconcile(
     shared: House, history: list[tuple[str, object, int]]
 ) -> None:
     shared.redis.flushall()
-    shared.sql("DELETE FROM messages")
+    shared.sql("DELETE FROM dispatcher_messages")
     shared.open()
     accepted: list[Message] = []
     for event in history:

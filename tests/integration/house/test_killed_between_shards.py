@@ -59,9 +59,8 @@ def in_shard(method: str, number: int) -> Arm:
 
     def arm(parts: Parts, line: Line) -> None:
         def is_there(given: tuple[Any, ...], answer: object) -> bool:
-            return level(parts, given[0]) == number and (
-                isinstance(answer, Place) or answer is True
-            )
+            group = given[0] if isinstance(given[0], Group) else given[0][0][0]
+            return level(parts, group) == number and (isinstance(answer, Place) or answer == [True])
 
         stop(parts.windows.shards, method, line, when=is_there)
 

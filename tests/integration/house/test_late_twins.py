@@ -15,10 +15,10 @@ from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from dispatcher.sendtime import to_ms
-from dispatcher.store.schema import messages
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House
+from tests.support.tables import messages
 
 SOON = FAR + timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
@@ -219,7 +219,7 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     [answer] = desk.cancel_many([first])
     assert isinstance(answer, MessageNotFound)
     assert house.dispatcher.verify_windows().equal
-    assert len(house.sql("SELECT 1 FROM messages")) == 1
+    assert len(house.sql("SELECT 1 FROM dispatcher_messages")) == 1
     assert house.parts.sweep.prune() == 0
     long_ago = house.database_time() - house.settings.retention - SECOND
     house.database.run(lambda each: each.execute(update(messages).values(finished_at=long_ago)))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher, Settings, Status
+from dispatcher.limiters import Concurrency
 from tests.support.environment import broker_on
 from tests.support.servers import RedisServer
 
@@ -79,8 +80,11 @@ def test_the_readme_does_what_it_says() -> None:
 def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) -> None:
     page = (ROOT / "README.md").read_text().split("\n## Limiters alone\n")[1].split("\n## ")[0]
     assert _HERE in page
-    names = run(page.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})"))
+    page = page.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
+    names = run(page.replace("10/second", "10/hour"))  # a slow machine takes its time
     assert names["decision"].allowed
+    [holds] = [each for each in names["limits"] if isinstance(each, Concurrency)]
+    assert holds.on(redis_server.client()).peek("customer 17").remaining == 20
     taken = [names["limiter"].acquire("customer 17") for _ in range(10)]
     assert [each.allowed for each in taken] == [True] * 9 + [False]
 

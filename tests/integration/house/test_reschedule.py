@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from uuid import UUID
 
 import pytest
@@ -25,11 +25,11 @@ from dispatcher import (
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
 from dispatcher.sendtime import to_ms
-from dispatcher.store import Movable
-from dispatcher.store.schema import messages
+from dispatcher.store import Movable, NewTime
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House
+from tests.support.tables import messages
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 LATER = FAR + HOUR
@@ -42,7 +42,7 @@ def message(house: House) -> Message:
 
 def between(house: House, part: str, **hooks: Any) -> None:
     """Let something happen before or after a call that ``changes`` makes."""
-    changes = vars(house.parts.changes)
+    changes = vars(house.parts.moves)
     changes[part] = Between(changes[part], **hooks)
 
 
@@ -182,7 +182,7 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
 def test_a_worker_that_claims_first_wins(slow: House) -> None:
     message = slow.submit()
     claim = once(lambda: slow.parts.delivery._claims.claim([message.id]))
-    between(slow, "_windows", after={"move": claim})
+    between(slow, "_windows", after={"move_many": claim})
     with pytest.raises(TooLate) as refused:
         slow.dispatcher.reschedule(message.id, send_in=HOUR)
     assert refused.value.status == "sending"
@@ -197,7 +197,9 @@ def test_a_task_for_the_old_time_sends_nothing(slow: House) -> None:
 
 
 def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
-    between(house, "_windows", after={"move": once(lambda: house.dispatcher.cancel(message.id))})
+    between(
+        house, "_windows", after={"move_many": once(lambda: house.dispatcher.cancel(message.id))}
+    )
     with pytest.raises(TooLate):
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert house.all_members() == {}
@@ -215,14 +217,14 @@ def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
 
     messages, change = house.parts.messages, once(other)
 
-    def move(given: Movable, **values: Any) -> Movable:
+    def move(given: Sequence[NewTime], **values: Any) -> dict[UUID, Movable]:
         messages.move(given, **values)
         change()
-        return messages.movable(given.message.id)
+        return messages.movables([each.found.message.id for each in given])
 
     double = Between(messages)
     vars(double)["move"] = move
-    vars(house.parts.changes)["_messages"] = double
+    vars(house.parts.moves)["_messages"] = double
     moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert moved.send_at == LATER + HOUR
     assert settled(house)
@@ -331,7 +333,7 @@ def test_a_move_that_stood_still_for_too_long_and_then_dies_has_changed_nothing(
     taken: list[Message] = []
     messages = house.parts.messages
 
-    def move(found: Movable, **values: Any) -> Movable:
+    def move(found: Sequence[NewTime], **values: Any) -> NoReturn:
         past_the_grace(house)
         taken.append(house.submit(send_at=LATER + HOUR))
         messages.move(found, **values)
@@ -339,7 +341,7 @@ def test_a_move_that_stood_still_for_too_long_and_then_dies_has_changed_nothing(
 
     double = Between(messages)
     vars(double)["move"] = move
-    vars(house.parts.changes)["_messages"] = double
+    vars(house.parts.moves)["_messages"] = double
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
     assert house.again(message).send_at == LATER
@@ -353,7 +355,7 @@ def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
     """Its statement has changed the row, and its transaction has not ended yet."""
     movable = house.parts.messages.movable(message.id)
     house.parts.windows.move(
-        message.id, terms=house.parts.changes._scopes_of(message), send_at=LATER + HOUR
+        message.id, terms=house.parts.moves._scopes_of(message), send_at=LATER + HOUR
     )
     window = house.keys(message.scope).window(message.scope)
 
@@ -386,7 +388,7 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
         scopes={"tenant": {"quotas": ["1/minute"]}},
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
-    terms = house.parts.changes._scopes_of(message)
+    terms = house.parts.moves._scopes_of(message)
     groups = house.parts.windows.groups(terms)
     assert len(groups) == 3
     windows = house.parts.windows
@@ -395,7 +397,7 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
         (hold,) = (
             member for member, _ in house.redis.zscan_iter(groups[0].windows[0]) if len(member) > 16
         )
-        house.parts.windows.shards.drop(groups[lost], hold)
+        house.parts.windows.shards.drop([(groups[lost], hold)])
         if not is_free:
             windows.reserve(
                 new_id(), terms=Terms(groups[lost].scopes), send_at=LATER + HOUR + MINUTE / 2
@@ -436,13 +438,13 @@ def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
     past_the_grace(house)
-    groups = house.parts.windows.groups(house.parts.changes._scopes_of(message))
+    groups = house.parts.windows.groups(house.parts.moves._scopes_of(message))
     windows = house.parts.windows
 
     def lose() -> None:
         for member, _ in house.redis.zscan_iter(groups[0].windows[0]):
             if len(member) > 16:
-                windows.shards.drop(groups[lost], member)
+                windows.shards.drop([(groups[lost], member)])
         at = LATER + HOUR + MINUTE / 2
         windows.reserve(new_id(), terms=Terms(groups[lost].scopes), send_at=at)
         gone = ReservationsUnavailable("redis did not answer")
@@ -471,7 +473,7 @@ def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
     house: House, message: Message
 ) -> None:
     """SQLite lets nobody in beside one who writes."""
-    terms = house.parts.changes._scopes_of(message)
+    terms = house.parts.moves._scopes_of(message)
     house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
     sweep = vars(house.parts.sweep)

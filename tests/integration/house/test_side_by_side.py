@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Message, Outcome, Status, StoreUnavailable
+from dispatcher import Draft, Message, Outcome, Status, StoreUnavailable
 from dispatcher.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between
@@ -37,7 +37,7 @@ def test_a_group_goes_side_by_side_and_each_outcome_is_its_own(wide: House) -> N
     together = threading.Barrier(len(GROUP))
 
     def meet(message: Message) -> None:
-        together.wait(10)
+        together.wait(60)
         if message.recipient == GROUP[3]:
             raise ValueError("odd")
 
@@ -51,11 +51,20 @@ def test_a_group_goes_side_by_side_and_each_outcome_is_its_own(wide: House) -> N
 
 def test_each_message_goes_at_its_own_instant(build: Build) -> None:
     house = build(clock=SystemClock(), channels=CHANNELS, in_order=False)
-    start = house.clock.now() + timedelta(milliseconds=300)
-    messages = [
-        house.submit(name, send_at=start + number * timedelta(milliseconds=6))
+    house.submit("warm")  # or connecting takes the time until the first instant
+    start = house.clock.now() + timedelta(milliseconds=900)
+    drafts = [
+        Draft(
+            channel="memory",
+            recipient=name,
+            body={},
+            send_at=start + number * timedelta(milliseconds=6),
+        )
         for number, name in enumerate(GROUP)
     ]
+    answers = house.dispatcher.submit_many(drafts)
+    messages = [each for each in answers if isinstance(each, Message)]
+    assert len(messages) == len(GROUP)
     begun = {}
 
     def note(message: Message) -> None:
@@ -72,7 +81,7 @@ def test_what_was_sent_is_recorded_while_another_hand_over_hangs(wide: House) ->
 
     def hang(message: Message) -> None:
         if message.recipient == GROUP[0]:
-            assert released.wait(20)
+            assert released.wait(60)
 
     wide.memory.before = hang
     messages = [wide.submit(name) for name in GROUP]
@@ -82,7 +91,7 @@ def test_what_was_sent_is_recorded_while_another_hand_over_hangs(wide: House) ->
         assert wide.again(messages[0]).status is Status.SENDING
     finally:
         released.set()
-        thread.join(20)
+        thread.join(60)
     assert statuses(wide, messages) == {Status.SENT}
 
 
@@ -138,7 +147,7 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
 
     def last(_: Message) -> None:
         house.moved.advance(house.settings.claim_ttl - timedelta(seconds=5))
-        assert tried.wait(10)
+        assert tried.wait(60)
 
     house.memory.before = last
     assert house.deliver(*messages) == 1
@@ -155,15 +164,15 @@ def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build)
 
     def hold(_: Message) -> None:
         if not stopped.is_set():
-            under_way.wait(10)
-            assert stopped.wait(10)
+            under_way.wait(60)
+            assert stopped.wait(60)
 
     house.memory.before = hold
     thread = in_background(house, *messages)
-    under_way.wait(10)
+    under_way.wait(60)
     house.parts.lanes.stop()
     stopped.set()
-    thread.join(20)
+    thread.join(60)
     assert len(house.sent) == 2
     for message in messages:
         now = house.again(message)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ from dispatcher import (
     Rejection,
     Status,
 )
+from dispatcher.sendtime import as_text
+from dispatcher.transports.webhook import receiver_secret
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
 from tests.support.crashes import How, die
@@ -30,6 +34,7 @@ from tests.support.house import BODY, House, hour_ago
 from tests.support.http_receiver import Receiver, receiving
 
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
+SHOWN_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"  # noqa: S105 - of the page
 HOUR = timedelta(hours=1)
 PEOPLE = ("ada", "ben", "cyd")
 
@@ -73,7 +78,12 @@ def tell(house: House) -> int:
 
 def told(receiver: Receiver) -> list[tuple[str, str]]:
     """Return what came, each with a right signature: the types and whose they are."""
-    bodies = [Webhook(SECRET).verify(each.content, each.headers) for each in receiver.received]
+    bodies = [
+        Webhook(receiver_secret(SECRET, f"http://127.0.0.1:{receiver.port}{each.path}")).verify(
+            each.content, each.headers
+        )
+        for each in receiver.received
+    ]
     return [(each["type"], each["data"]["id"]) for each in bodies]
 
 
@@ -92,17 +102,31 @@ def test_a_receiver_is_told_once_that_it_was_sent(house: House, receiver: Receiv
     assert finished_at is not None
     assert json.loads(request.content) == {
         "type": "message.sent",
-        "timestamp": finished_at.isoformat(),
+        "timestamp": as_text(finished_at),
         "data": {
             "id": str(message.id),
             "channel": "memory",
             "status": "sent",
             "attempt_count": 1,
-            "send_at": message.send_at.isoformat(),
-            "finished_at": finished_at.isoformat(),
-            "last_error": None,
+            "send_at": as_text(message.send_at),
+            "finished_at": as_text(finished_at),
+            "outcome": "sent",
+            "reason": None,
         },
     }
+
+
+def test_a_receiver_verifies_as_the_page_says(house: House, receiver: Receiver) -> None:
+    page = (Path(__file__).parents[3] / "docs/status-webhooks.md").read_text("utf-8")
+    [snippet] = re.findall(r"```python\n(from dispatcher.transports.*?)```", page, re.DOTALL)
+    house.deliver(house.submit(status_url=f"{receiver.url}?token=hunter2"))
+    tell(house)
+    [request] = receiver.received
+    given: dict[str, Any] = {
+        "url": f"{receiver.url}?token=hunter2", "body": request.content, "headers": request.headers,
+    }  # fmt: skip
+    exec(snippet.replace(SHOWN_SECRET, SECRET), given)  # noqa: S102 - our own page
+    assert given["payload"]["type"] == "message.sent"
 
 
 def refused(house: House, message: Message) -> None:
@@ -123,14 +147,15 @@ def raising(error: Exception) -> Callable[[Message], None]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "end", "status"),
+    ("asked", "end", "said"),
     [
-        ({}, refused, Status.FAILED),
-        ({"on_unknown": "hold"}, perhaps_sent, Status.HELD),
-        ({"expire_after": HOUR / 2}, House.deliver, Status.EXPIRED),
-        ({"send_in": 3 * HOUR}, lambda house, it: house.dispatcher.cancel(it.id), Status.CANCELLED),
+        ({}, refused, "failed refused"),
+        ({"on_unknown": "hold"}, perhaps_sent, "held outcome_unknown"),
+        ({"expire_after": HOUR / 2}, House.deliver, "expired expiry"),
+        ({"send_in": 3 * HOUR}, lambda house, it: house.dispatcher.cancel(it.id),
+         "cancelled requested"),
         ({"send_in": 3 * HOUR}, lambda house, _: house.dispatcher.suppress("ada"),
-         Status.CANCELLED),
+         "cancelled suppressed"),
     ],
 )  # fmt: skip
 def test_each_other_end_is_told(
@@ -138,14 +163,40 @@ def test_each_other_end_is_told(
     receiver: Receiver,
     asked: dict[str, Any],
     end: Callable[[House, Message], object],
-    status: Status,
+    said: str,
 ) -> None:
+    status, reason = said.split()
     message = house.submit(status_url=receiver.url, **asked)
     end(house, message)
-    assert house.again(message).status is status
+    assert house.again(message).status.value == status
     tell(house)
     assert told(receiver) == [(f"message.{status}", str(message.id))]
+    [request] = receiver.received
+    assert json.loads(request.content)["data"]["reason"] == reason
     assert tell(house) == 0
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_what_a_provider_wrote_is_told_only_where_the_settings_say_so(
+    build: Build, receiver: Receiver, is_asked_for: bool
+) -> None:
+    house = build(
+        clock=hour_ago(), quotas="1/day", status_channel="status", channels=channels(receiver),
+        **({"status_errors": True} if is_asked_for else {}),
+    )  # fmt: skip
+    message = house.submit("ada", status_url=receiver.url)
+    words = "mail.internal:25: it answered 550 no 'ada' here: 'See you at nine'"
+    house.memory.before = raising(PermanentFailure(words))
+    house.deliver(message)
+    tell(house)
+    [request] = receiver.received
+    data = json.loads(request.content)["data"]
+    assert (data["status"], data["outcome"], data["reason"]) == ("failed", "permanent", "refused")
+    if is_asked_for:
+        assert data["last_error"] == f"PermanentFailure: {words}"
+    else:
+        assert "last_error" not in data
+        assert all(each not in request.content for each in (b"mail.internal", b"550", b"nine"))
 
 
 def test_nobody_is_told_who_did_not_ask(house: House, receiver: Receiver) -> None:

@@ -102,7 +102,7 @@ def test_the_tables_are_missing(build: Build, empty_database_url: str) -> None:
 def refuse_inserts(house: House, sqlstate: str) -> None:
     if house.url.startswith("sqlite"):
         house.sql(
-            "CREATE TRIGGER refuse BEFORE INSERT ON messages "
+            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages "
             f"BEGIN SELECT RAISE(ABORT, '{SECRET}'); END"
         )
         return
@@ -110,7 +110,9 @@ def refuse_inserts(house: House, sqlstate: str) -> None:
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         f"RAISE EXCEPTION 'refused' USING ERRCODE = '{sqlstate}'; END $$"
     )
-    house.sql("CREATE TRIGGER refuse BEFORE INSERT ON messages EXECUTE FUNCTION refuse()")
+    house.sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages EXECUTE FUNCTION refuse()"
+    )
 
 
 @on_postgresql
@@ -118,7 +120,7 @@ def refuse_inserts(house: House, sqlstate: str) -> None:
 def test_postgresql_refuses_the_row(house: House, sqlstate: str) -> None:
     refuse_inserts(house, sqlstate)
     refuses_everything(house, says=f"the database answered {sqlstate}")
-    house.sql("DROP TRIGGER refuse ON messages")
+    house.sql("DROP TRIGGER refuse ON dispatcher_messages")
     house.submit(send_at=SOON)
     assert house.places() == house.all_members()
 
@@ -128,8 +130,8 @@ def test_postgresql_refuses_the_row(house: House, sqlstate: str) -> None:
 def test_mariadb_refuses_the_row(house: House, number: int) -> None:
     says = SECRET if number == _SIGNALLED else "no"
     house.sql(
-        "CREATE TRIGGER refuse BEFORE INSERT ON messages FOR EACH ROW SIGNAL SQLSTATE '45000' "
-        f"SET MESSAGE_TEXT = '{says}', MYSQL_ERRNO = {number}"
+        "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages FOR EACH ROW "
+        f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{says}', MYSQL_ERRNO = {number}"
     )
     refuses_everything(house, says=f"the database answered {number}")
     house.sql("DROP TRIGGER refuse")
@@ -156,7 +158,7 @@ def test_a_lock_is_waited_for_once(build: Build, database_url: str) -> None:
 
     with house.database.engine.connect() as other:
         other.exec_driver_sql("BEGIN")
-        other.exec_driver_sql("LOCK TABLE messages")
+        other.exec_driver_sql("LOCK TABLE dispatcher_messages")
         with pytest.raises(StoreUnavailable, match="55P03"):
             house.submit(send_at=SOON)
         other.exec_driver_sql("ROLLBACK")
@@ -195,7 +197,7 @@ def test_a_lost_reply_of_the_commit_returns_what_is_stored(
     through: Through, far: FarDatabase, way: dict[str, Any], lost: int
 ) -> None:
     house = through()
-    far.proxy.drop_reply(b"INSERT INTO messages", times=lost)
+    far.proxy.drop_reply(b"INSERT INTO dispatcher_messages", times=lost)
     message = house.submit(send_at=SOON, **way)
     assert far.proxy.dropped == lost
     assert house.again(message) == message
@@ -210,7 +212,7 @@ def test_an_answer_that_never_comes_is_an_unknown_outcome_that_keeps_its_place(
     through: Through, far: FarDatabase
 ) -> None:
     house = through(settle=0.001, reconcile_grace=0.002)
-    far.proxy.drop_reply(b"INSERT INTO messages", times=100)
+    far.proxy.drop_reply(b"INSERT INTO dispatcher_messages", times=100)
     with pytest.raises(OutcomeUnknown) as caught:
         house.submit(send_at=SOON, idempotency_key="key")
     message_id = caught.value.message_id
@@ -231,10 +233,13 @@ def test_a_line_that_breaks_before_the_insert_is_done_leaves_nothing_after_the_g
         "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$"
     )
-    house.sql("CREATE TRIGGER die BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION die()")
+    house.sql(
+        "CREATE TRIGGER die BEFORE INSERT ON dispatcher_messages "
+        "FOR EACH ROW EXECUTE FUNCTION die()"
+    )
     with pytest.raises(OutcomeUnknown):
         house.submit(send_at=SOON)
     assert house.rows() == []
-    house.sql("DROP TRIGGER die ON messages")
+    house.sql("DROP TRIGGER die ON dispatcher_messages")
     wait_until(lambda: house.reconciled().members() == {})
     house.submit(send_at=SOON)

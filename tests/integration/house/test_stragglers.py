@@ -35,7 +35,7 @@ class Holding:
     def __call__(self, message: Message) -> None:
         if message.recipient.startswith(SLOW):
             self.begun.append(message.recipient)
-            assert self.released.wait(20)
+            assert self.released.wait(60)
             if self.error:
                 raise self.error
 
@@ -138,7 +138,7 @@ def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: tuple[House, 
         assert sum(house.again(each).status is Status.SENDING for each in claimed) <= 6
     held.released.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     wait_until(lambda: is_sent(house, *claimed))
 
 
@@ -240,7 +240,7 @@ def test_where_no_thread_can_be_started_the_task_waits(
     thread.join(0.3)
     assert thread.is_alive()
     held.released.set()
-    thread.join(20)
+    thread.join(60)
     assert is_sent(house, message)
     assert [each.outcome for each in house.dispatcher.attempts(message.id)] == [Outcome.SENT]
 
@@ -272,5 +272,5 @@ def test_as_many_groups_may_last_as_there_are_senders(holding: tuple[House, Hold
     wait_until(lambda: passes(house) and len(held.begun) == most)
     held.released.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     wait_until(lambda: is_sent(house, *messages))

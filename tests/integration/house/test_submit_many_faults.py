@@ -97,7 +97,9 @@ def test_letters_arrive_whatever_encoding_the_line_was_to_have(
     house = build(database_url=database_url + asked)
     (message,) = house.dispatcher.submit_many([draft("Jörg", body={"text": "Grüße"})])
     assert isinstance(message, Message)
-    assert house.sql("SELECT recipient, body ->> 'text' FROM messages") == [("Jörg", "Grüße")]
+    assert house.sql("SELECT recipient, body ->> 'text' FROM dispatcher_messages") == [
+        ("Jörg", "Grüße")
+    ]
 
 
 @on_postgresql
@@ -115,7 +117,7 @@ def test_a_copy_that_was_stopped_leaves_no_line_in_the_midst_of_it(
     try:
         with house.database.engine.connect() as other:
             other.exec_driver_sql("BEGIN")
-            other.exec_driver_sql("LOCK TABLE messages")
+            other.exec_driver_sql("LOCK TABLE dispatcher_messages")
             stopper = threading.Thread(target=stop_who_waits)
             stopper.start()
             with pytest.raises(OutOfTime):

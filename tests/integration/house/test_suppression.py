@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event
 
-from dispatcher import Draft, Message, Rejection, Status, Suppressed, UnknownChannel
+from dispatcher import (
+    DispatcherError,
+    Draft,
+    Message,
+    QuietHours,
+    QuotaExceeded,
+    Rejection,
+    Status,
+    Suppressed,
+    UnknownChannel,
+)
 from dispatcher.store import Messages
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House
@@ -23,7 +33,8 @@ TWO_CHANNELS = {"memory": {"transport": "memory"}, "other": {"transport": "memor
 
 
 def draft(recipient: str, **more: Any) -> Draft:
-    return Draft(channel="memory", recipient=recipient, body=BODY, send_at=LATER, **more)
+    asked: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
+    return Draft(**{**asked, "send_at": LATER, **more})
 
 
 def test_a_submit_is_refused_and_leaves_no_trace(house: House) -> None:
@@ -109,6 +120,65 @@ def test_a_refused_submit_leaves_the_callers_transaction_as_it_was(house: House)
             house.submit("ada", send_at=LATER, session=connection)
     assert house.again(kept).status is Status.SCHEDULED
     assert {*house.all_members()} == {"ben"}
+
+
+def test_who_has_opted_out_is_told_so_before_quotas_and_quiet_hours(build: Build) -> None:
+    house = build(
+        channels={"memory": {"transport": "memory", "quiet_hours": "14:00-15:00"}},
+        quotas=["1/minute"],
+    )
+    quiet = FAR + timedelta(hours=3, minutes=30)
+    house.submit("someone", send_at=LATER, scope="shared")
+    moved = house.submit("ada", send_at=FAR + timedelta(minutes=7), scope="shared")
+
+    def ways(at: datetime) -> list[Callable[[], object]]:
+        asked = draft("ada", scope="shared", send_at=at)
+        return [
+            lambda: house.submit("ada", send_at=at, scope="shared"),
+            lambda: raised(house.dispatcher.submit_many([asked])),
+            lambda: raised(house.dispatcher.plan([asked]).rejections),
+            lambda: joined(house, "ada", send_at=at, scope="shared"),
+            lambda: house.dispatcher.reschedule(moved.id, send_at=at),
+            lambda: raised(house.dispatcher.reschedule_many([moved.id], send_at=at)),
+        ]
+
+    for at, error in ((LATER, QuotaExceeded), (quiet, QuietHours)):
+        for way in ways(at):
+            with pytest.raises(error):
+                way()
+    house.parts.suppressions.add("ada", None)
+    before = house.snapshot()
+    for at in (LATER, quiet):
+        for way in ways(at):
+            with pytest.raises(Suppressed):
+                way()
+    assert house.snapshot() == before
+
+
+def test_of_many_that_are_moved_each_who_has_opted_out_is_told_so(build: Build) -> None:
+    house = build(quotas=["1/minute"])
+    house.submit("someone", send_at=LATER, scope="shared")
+    times = [LATER + n * timedelta(minutes=5) for n in (1, 2)]
+    messages = [house.submit(name, send_at=at, scope="shared")
+                for name, at in zip(("ada", "ben"), times, strict=True)]  # fmt: skip
+    house.parts.suppressions.add("ada", None)
+    before = house.snapshot()
+    answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER)
+    assert [type(each) for each in answers] == [Suppressed, QuotaExceeded]
+    assert house.snapshot() == before
+
+
+def raised(answers: Sequence[Message | Rejection | DispatcherError]) -> None:
+    (answer,) = answers
+    assert not isinstance(answer, Message)
+    raise answer.error if isinstance(answer, Rejection) else answer
+
+
+def joined(house: House, recipient: str, **asked: Any) -> None:
+    with house.database.engine.execution_options(
+        isolation_level="READ COMMITTED" if "sqlite" not in house.url else "SERIALIZABLE"
+    ).begin() as connection:
+        house.submit(recipient, session=connection, **asked)
 
 
 def slip_in(house: House, recipient: str, **asked: Any) -> Message:
@@ -235,8 +305,10 @@ def test_the_usual_submit_asks_the_store_no_further_question(house: House) -> No
 
     event.listen(house.parts.database.engine, "before_cursor_execute", note)
     house.submit("ben", send_at=LATER)
-    inserts = [] if house.url.startswith("postgresql") else ["INSERT INTO messages"]  # past it
-    assert [each[:20] for each in asked] == inserts
+    inserts = (
+        [] if house.url.startswith("postgresql") else ["INSERT INTO dispatcher_messages"]
+    )  # past it
+    assert [" ".join(each.split()[:3]) for each in asked] == inserts
 
 
 def test_no_recipient_reaches_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:

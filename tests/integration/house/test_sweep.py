@@ -103,6 +103,9 @@ def test_two_sweeps_side_by_side_prune_each_message_once(build: Build) -> None:
     ended = house.database_time() - 2 * house.settings.retention
     house.change(house.dispatcher.find(at_most=10_000), status="sent", finished_at=ended)
     counts = at_once([each.parts.sweep.prune for each in sweeps])
+    assert [each for each in counts if isinstance(each, Exception)] == []
+    # What one of them reads may be locked for the other; then it goes with the next tick.
+    counts.append(house.parts.sweep.prune())
     assert sum(each for each in counts if isinstance(each, int)) == 2_500
     assert house.rows() == []
 

@@ -193,24 +193,33 @@ def test_a_further_kind_is_looked_at_alone(build: Build) -> None:
     assert not house.dispatcher.timeline("ben").refuses(FAR + HOUR)
 
 
-def test_too_much_to_read_is_said_and_what_is_blocked_is_blocked(
-    build: Build, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "quotas", ["4/hour, 1/minute", "100/day", "40/day in UTC, 400/week", "300/day"]
+)
+def test_what_is_too_much_to_read_is_counted_and_what_is_told_of_it_is_true(
+    build: Build, monkeypatch: pytest.MonkeyPatch, quotas: str
 ) -> None:
-    house = build(quotas="4/hour, 1/minute")
-    terms = Terms.plain("ada")
-    filled(house, terms, FAR, many=400, seed=5)
-    whole = house.dispatcher.timeline("ada", start=FAR + DAY)
+    house = build(quotas=quotas)
+    filled(house, Terms.plain("ada"), FAR, many=400, seed=5)
+    asked: dict[str, Any] = {"start": FAR + DAY, "length": DAY}
+    whole = house.dispatcher.timeline("ada", **asked)
     monkeypatch.setattr(timeline, "MOST_READ", 10)
-    part = house.dispatcher.timeline("ada", start=FAR + DAY)
+    part = house.dispatcher.timeline("ada", **asked)
     assert (whole.complete, part.complete) == (True, False)
-    assert len(part.windows[0].booked) == 10
-    assert part.windows[0].booked == whole.windows[0].booked[:10]
-    read = part.windows[0].read
-    assert read.ends_at == part.windows[0].booked[-1].at < whole.windows[0].read.ends_at
+    [window] = part.windows
+    assert window.booked == ()
+    assert sum(each.booked for each in window.counts) == len(whole.windows[0].booked)
+    told = 0
     for instant in sampled(part, many=200, seed=6):
-        assert whole.refuses(instant) or not part.refuses(instant)
-        if read.begins_at + HOUR <= instant < read.ends_at - HOUR:
-            assert whole.refuses(instant) == part.refuses(instant)
+        if any(each.begins_at <= instant < each.ends_at for each in part.unknown):
+            continue
+        told += 1
+        assert part.refuses(instant) == whole.refuses(instant)
+    assert told > 100 or "1/minute" in quotas
+    for counted, known in zip(window.quotas, whole.windows[0].quotas, strict=True):
+        assert max(each.booked for each in counted.fills) <= max(
+            each.booked for each in known.fills
+        )
 
 
 def test_many_at_one_instant_are_read_once_each_over_all_pages(

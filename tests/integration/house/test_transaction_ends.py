@@ -270,7 +270,7 @@ def test_threads_join_transactions_of_one_engine(build: Build) -> None:
     with callers_engine(house.database) as engine:
 
         def work(number: int) -> None:
-            gate.wait(10)
+            gate.wait(60)
             for turn in range(3):
                 with Session(engine) as session:
                     try:

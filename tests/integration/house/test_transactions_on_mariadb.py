@@ -54,7 +54,7 @@ def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
         theirs = pool.submit(remind, house, second, idempotency_key="key")
         wait_until(lambda: waiting(house) == 1)
         first.commit() if commits else first.rollback()
-        assert theirs.result(5).id == mine.id, "twins share the place"
+        assert theirs.result(60).id == mine.id, "twins share the place"
         second.rollback() if commits else second.commit()
     assert len(house.rows()) == 1
     assert house.places() == house.all_members()
@@ -89,7 +89,7 @@ def test_a_transaction_that_a_deadlock_undid_cannot_go_on_unseen(
         wait_until(lambda: waiting(house) == 1)
         other.execute(select(orders).where(orders.c.number == 1).with_for_update())
         with pytest.raises(StoreUnavailable, match="answered 1213"):
-            mine.result(10)
+            mine.result(60)
         with pytest.raises(PendingRollbackError):
             order(session, 2) if goes_on else session.commit()
         session.rollback()
@@ -166,6 +166,6 @@ def waiting(house: House) -> int:
     """How many inserts of messages are under way in this database."""
     [(found,)] = house.sql(
         "SELECT COUNT(*) FROM information_schema.processlist "
-        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO messages%'"
+        "WHERE db = DATABASE() AND info LIKE 'INSERT INTO dispatcher_messages%'"
     )
     return int(found)

@@ -14,9 +14,10 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from dispatcher import QuotaExceeded
+from dispatcher.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
-from tests.support.house import FAR, House
+from tests.support.house import House
 
 PAGE = Path(__file__).parents[3] / "docs/transactions.md"
 
@@ -26,23 +27,24 @@ def compiled(code: str) -> CodeType:
 
 
 def run_page(house: House, engine: Engine) -> dict[str, Any]:
-    """Run all code of the page; return its names."""
-    definitions, use = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, Any] = {"dispatcher": house.dispatcher, "engine": engine, "__name__": "page"}
-    names["tomorrow"] = FAR + timedelta(days=1)
-    exec(compiled(definitions), names)  # noqa: S102 - our own page
-    names["Base"].metadata.create_all(engine)
-    exec(compiled(use), names)  # noqa: S102
+    """Run all code of the page, with this dispatcher and this engine; return its names."""
+    names: dict[str, Any] = {"__name__": "page"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dispatcher.Dispatcher", lambda: house.dispatcher)
+        patch.setattr("sqlalchemy.create_engine", lambda _: engine)
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+            exec(compiled(block), names)  # noqa: S102 - our own page
     return names
 
 
 def test_an_order_and_its_reminder_commit_together(build: Build) -> None:
-    house = build(channels={"email": {"transport": "memory"}})
+    house = build(clock=SystemClock(), channels={"email": {"transport": "memory"}})
     with callers_engine(house.database, table=False) as engine:
         names = run_page(house, engine)
         order, take_order = names["Order"], names["take_order"]
         [message] = house.dispatcher.find()
-        assert message.send_at == names["tomorrow"] - timedelta(hours=1)
+        rounded = message.send_at - (names["tomorrow"] - timedelta(hours=1))
+        assert timedelta(0) <= rounded < timedelta(milliseconds=1)
         with suppress(QuotaExceeded), Session(engine) as session, session.begin():
             take_order(session, order(number=18, email="ben", pickup_at=names["tomorrow"]))
             take_order(session, order(number=19, email="ben", pickup_at=names["tomorrow"]))

@@ -124,6 +124,7 @@ def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
     assert not verified.equal
     assert verified.counts == {
         Fault.MISSING: 1, Fault.MOVED: 1, Fault.ORPHAN: 5, Fault.UNDER_WAY: 0,
+        Fault.FOREIGN: 0,
     }  # fmt: skip
     [at_another_time] = [each for each in verified.differences if each.fault is Fault.MOVED]
     assert at_another_time == Difference(
@@ -246,7 +247,7 @@ def test_nothing_is_told_while_others_submit_cancel_and_move(build: Build) -> No
     finally:
         stop.set()
         for each in threads:
-            each.join(30)
+            each.join(60)
     assert min(done[what] for what in WORKS) >= 15, done
     assert house.dispatcher.verify_windows().differences == ()
 
@@ -308,7 +309,12 @@ def test_one_shard_is_rebuilt_while_the_others_serve(house: House) -> None:
     assert house.dispatcher.verify_windows().equal
 
 
-def test_all_shards_are_rebuilt_a_few_at_a_time(build: Build) -> None:
+@pytest.mark.parametrize(("few", "expected"), [(5, [4, 4, 2]), (10_000, [10])])
+def test_all_shards_are_rebuilt_a_few_at_a_time_or_at_once_where_there_is_little_to_read(
+    build: Build, monkeypatch: pytest.MonkeyPatch, few: int, expected: list[int]
+) -> None:
+    """Each group waits for the settle time: an almost empty rebuild of 16 took four of them."""
+    monkeypatch.setattr("dispatcher.sweep._FEW_ROWS", few)
     house = build(shards=10)
     accepted = filled(house, many=20)
     lost, *_ = accepted
@@ -321,7 +327,8 @@ def test_all_shards_are_rebuilt_a_few_at_a_time(build: Build) -> None:
 
     house.moved.meanwhile = count
     assert house.dispatcher.rebuild_windows() == tuple(range(10))
-    assert closed == [4, 4, 2]
+    assert closed == expected
+    assert house.moved.sleeps == [house.settings.settle.total_seconds()] * len(expected)
     assert house.places() == house.all_members()
 
 

@@ -110,6 +110,28 @@ def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(
     assert receiver.received == []
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"text": "5 < 7"}, "body.text"),
+        ({"html": "5", "title": "<b>"}, "body.title"),
+        ({"html": "5", "title": "a & b"}, "body.title"),
+        ({"html": " "}, "body.html"),
+    ],
+)
+def test_what_is_html_stands_under_html_where_templates_escape(
+    receiver: Receiver, body: dict[str, Any], field: str
+) -> None:
+    checks = Checks({"chat": Channel(transport="apprise", options={"format": "html"})})
+    with pytest.raises(InvalidDraft) as caught:
+        checks("chat", "ada", body)
+    assert caught.value.field == field
+    with pytest.raises(PermanentFailure, match=field):
+        to(receiver, format="html").send(a_message(body=body))
+    checks("chat", "ada", {"html": "<b>5</b>", "title": "five"})
+    assert receiver.received == []
+
+
 def test_a_text_that_looks_like_a_path_or_a_template_stays_a_text(receiver: Receiver) -> None:
     text = "file:///etc/passwd ${HOME} {recipient} {{ app_id }}"
     to(receiver).send(a_message(body={"text": text}))
@@ -117,9 +139,8 @@ def test_a_text_that_looks_like_a_path_or_a_template_stays_a_text(receiver: Rece
 
 
 def test_a_text_is_turned_into_what_a_service_wants(receiver: Receiver) -> None:
-    message = a_message(body={"text": "5 < 7 <b>"})
-    to(receiver, "/?format=html").send(message)
-    to(receiver, "/?format=html", format="html").send(message)
+    to(receiver, "/?format=html").send(a_message(body={"text": "5 < 7 <b>"}))
+    to(receiver, "/?format=html", format="html").send(a_message(body={"html": "5 < 7 <b>"}))
     plain, html = (json.loads(each.content)["message"] for each in receiver.received)
     assert "&lt;b&gt;" in plain
     assert html == "5 < 7 <b>"

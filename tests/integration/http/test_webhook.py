@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from standardwebhooks import Webhook
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from dispatcher import (
     Channel,
@@ -24,12 +24,11 @@ from dispatcher import (
 from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports import load
-from dispatcher.transports.webhook import WebhookTransport
+from dispatcher.transports.webhook import WebhookTransport, receiver_secret
 from dispatcher.transports.webhook.signing import Signer
 from tests.integration.http.conftest import Authority
 from tests.integration.http.webhooks import LOOPBACK, open_to, to
 from tests.support.clock import NOON, MovableClock
-from tests.support.http2_receiver import receiving_http2
 from tests.support.http_receiver import Received, Receiver, receiving
 
 SECRET = "whsec_" + base64.b64encode(b"an old key of twenty-nine....").decode()
@@ -53,7 +52,7 @@ def test_a_message_is_posted_as_versioned_json_with_its_recipient_as_data(
         "channel": "test",
         "recipient": "user 4711",
         "body": {"text": "hé"},
-        "send_at": "2100-01-01T12:00:00+00:00",
+        "send_at": "2100-01-01T12:00:00.000Z",
         "attempt": 2,
     }
     assert received.headers["content-type"] == "application/json"
@@ -102,7 +101,8 @@ def test_each_try_has_the_same_id_and_a_timestamp_of_its_own(receiver: Receiver)
 def test_the_signature_is_that_of_the_specification_s_example() -> None:
     signer = Signer(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
     at = datetime(2021, 2, 25, 15, 2, 10, tzinfo=UTC)
-    headers = signer.headers("msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
+    content = b'{"test": 2432232314}'
+    headers = signer.headers("msg_p5jXN8AQM9LWM0D4loKWxJek", at, content, receiver=None)
     assert headers["webhook-timestamp"] == "1614265330"
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
@@ -273,13 +273,27 @@ def test_a_channel_s_settings_become_the_transport(receiver: Receiver) -> None:
     assert "127.0.0.1" not in repr(transport)
 
 
+def test_no_receiver_can_sign_for_another() -> None:
+    with receiving() as one, receiving() as two:
+        transport = open_to(one.port, two.port, secrets=[NEW_SECRET, SECRET])
+        for each in (one, two):
+            transport.send(a_message(recipient=each.url))
+        [first], [second] = one.received, two.received
+    for secret in (SECRET, NEW_SECRET):
+        assert verified(first, receiver_secret(secret, one.url))
+        assert verified(second, receiver_secret(secret, two.url))
+        for other in (secret, receiver_secret(secret, two.url)):
+            with pytest.raises(WebhookVerificationError):
+                verified(first, other)
+
+
 def test_no_log_tells_a_url_a_header_or_a_body(
     receiver: Receiver, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(1)
     secret = "hunter2-ada"  # noqa: S105 - looked for where it must not be
     message = a_message(recipient=secret, body={"text": secret})
-    with receiving_http2(authority.server("hunter2-ada.example")) as server:
+    with receiving(authority.server("hunter2-ada.example")) as server:
         urls = [f"{receiver.url}/{secret}", f"https://{secret}.example:{server.port}/{secret}"]
         for url in urls:
             transport = WebhookTransport(

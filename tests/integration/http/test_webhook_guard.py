@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 
 import pytest
 import trustme
 
-from dispatcher import Channel, InvalidDraft, PerhapsSent, PermanentFailure, TemporaryFailure
+from dispatcher import Channel, InvalidDraft, PermanentFailure, TemporaryFailure
 from dispatcher.testing import a_message
 from dispatcher.transports import Checks
 from dispatcher.transports.webhook import WebhookTransport
 from tests.integration.http.conftest import Authority
 from tests.integration.http.webhooks import in_time, open_to, to
-from tests.support.http2_receiver import receiving_http2
 from tests.support.http_receiver import Receiver, receiving
 
 
@@ -191,48 +189,3 @@ def test_a_handshake_that_hangs_is_cut_at_the_deadline() -> None:
         port = silent.getsockname()[1]
         with in_time(), pytest.raises(TemporaryFailure, match="no connection in time"):
             open_to(port, timeout=0.3).send(a_message(recipient=f"https://127.0.0.1:{port}/"))
-
-
-def test_http_2_is_spoken_where_it_is_offered_one_request_at_a_time(authority: Authority) -> None:
-    with receiving_http2(authority.server("hooks.example")) as server:
-        transport = open_to(server.port, resolver=NameServer(["127.0.0.1"]))
-        url = f"https://hooks.example:{server.port}/hook"
-        for _ in range(3):
-            assert transport.send(a_message(recipient=url)) == "204"
-        assert {number for number, _ in server.received} == {1}, "one connection"
-        threads = [
-            threading.Thread(target=transport.send, args=(a_message(recipient=url),))
-            for _ in range(8)
-        ]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        assert len(server.received) == 11
-        assert server.most_at_once == 1
-        headers = server.received[0][1]
-        assert headers[":authority"] == f"hooks.example:{server.port}"
-        assert headers["idempotency-key"] == headers["webhook-id"]
-
-
-def test_a_server_that_goes_away_before_a_request_certainly_did_not_take_it(
-    authority: Authority,
-) -> None:
-    with receiving_http2(authority.server("hooks.example")) as server:
-        transport = open_to(server.port, resolver=NameServer(["127.0.0.1"]))
-        message = a_message(recipient=f"https://hooks.example:{server.port}/")
-        transport.send(message)
-        server.goes_away = True
-        with pytest.raises(TemporaryFailure, match="not sent"):
-            transport.send(message)
-        with pytest.raises(PerhapsSent):  # its first one: what it says of that is not told apart
-            transport.send(message)
-        assert len({number for number, _ in server.received}) == 2
-
-
-def test_http_1_is_spoken_where_the_channel_says_so(authority: Authority) -> None:
-    with receiving_http2(authority.server("hooks.example")) as server:
-        transport = open_to(server.port, resolver=NameServer(["127.0.0.1"]), http2=False)
-        with pytest.raises(PerhapsSent):  # the server speaks nothing else
-            transport.send(a_message(recipient=f"https://hooks.example:{server.port}/"))
-        assert server.received == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import httpcore
 import pytest
 
 from dispatcher import PerhapsSent, PermanentFailure, TemporaryFailure
@@ -92,6 +93,43 @@ def test_an_answer_that_never_ends_is_not_waited_for(receiver: Receiver) -> None
     receiver.answer = stream
     with in_time():
         assert to(receiver, timeout=5).send(a_message()) == "200"
+
+
+@pytest.mark.parametrize(("is_late", "most"), [(True, 4_100 // 6), (False, (4_096 + 16_384) // 6)])
+def test_an_answer_of_tiny_chunks_is_taken_apart_neither_after_the_deadline_nor_for_long(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, is_late: bool, most: int
+) -> None:
+    def stream(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"1\r\nx\r\n" * 100_000)
+
+    receiver.answer = stream
+    clock = JumpingClock()
+    transport = to(receiver, clock=clock)
+    taken = []
+    real = httpcore.Response.iter_stream
+
+    def iter_stream(response: httpcore.Response) -> Iterator[bytes]:
+        for chunk in real(response):
+            taken.append(chunk)
+            clock.ahead += 60.0 if is_late else 0.0
+            yield chunk
+
+    monkeypatch.setattr(httpcore.Response, "iter_stream", iter_stream)
+    assert transport.send(a_message()) == "200"
+    assert 1 <= len(taken) <= most
+
+
+def test_informational_answers_are_read_up_to_a_bound(receiver: Receiver) -> None:
+    def inform(handler: Handler) -> None:
+        while True:
+            handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1_000)
+
+    receiver.answer = inform
+    with pytest.raises(PerhapsSent, match="the line broke before an answer"):
+        to(receiver, timeout=60).send(a_message())
 
 
 def test_an_answer_of_a_gigabyte_is_not_read(receiver: Receiver) -> None:
@@ -212,7 +250,7 @@ def test_a_resolver_that_hangs_is_not_waited_for() -> None:
     release = threading.Event()
 
     def hang(host: str, port: int) -> list[str]:
-        release.wait(10)
+        release.wait(60)
         return []
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import cast
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from dispatcher.limiters import (
     GCRA,
+    Algorithm,
+    Concurrency,
     CounterPerKey,
     FixedWindow,
     SlidingCounter,
@@ -46,6 +49,28 @@ def test_what_was_given_back_too_late_is_taken_anew(moved: Clocked) -> None:
         assert limiter.give_back("ada", "x") == 0
         limiter.acquire("ada")
         assert limiter.acquire("ada", 2, permit="x").remaining == 2
+
+
+@pytest.mark.parametrize("make", [SlidingLog, lambda n, length: Concurrency(n, hold=length)])
+def test_an_id_used_again_for_fewer_permits_revives_none_of_the_first(
+    make: Callable[[int, timedelta], Algorithm], moved: Clocked
+) -> None:
+    limiter = make(5, MINUTE).on(moved)
+    for us in range(16):  # what has ended is cleared away now and then
+        limiter.reset("ada")
+        moved.set_us(START_US + us)
+        assert limiter.acquire("ada", 3, permit="x").remaining == 2
+        moved.advance(MINUTE)
+        assert limiter.acquire("ada", 1, permit="x").remaining == 4
+        assert limiter.acquire("ada", 3, permit="x").granted == 1
+        if isinstance(make(1, MINUTE), Concurrency):
+            moved.advance(SECOND)
+            assert limiter.renew("ada", "x")
+            assert limiter.peek("ada").remaining == 4
+            assert limiter.end_holds("ada", "x") == 1
+        else:
+            assert limiter.give_back("ada", "x") == 1
+        assert limiter.peek("ada").remaining == 5
 
 
 def test_a_permit_is_given_back_right_after_it_was_taken(redis_client: redis.Redis) -> None:
@@ -134,8 +159,8 @@ def test_a_sliding_counter_gives_back_what_was_taken_in_the_stretch_before(
 def test_a_counter_is_a_number_that_get_shows(redis_client: redis.Redis) -> None:
     limiter = CounterPerKey(5, "minute", name="hits").on(redis_client, remember=None)
     limiter.acquire("ada", 3)
-    assert redis_client.keys("*") == [b"{limits:ada}:hits"]
-    assert redis_client.get("{limits:ada}:hits") == b"3"
+    assert redis_client.keys("*") == [b"{limits:ada}:counter_per_key-60000=hits"]
+    assert redis_client.get("{limits:ada}:counter_per_key-60000=hits") == b"3"
 
 
 def test_a_list_is_a_fraction_of_a_log(redis_client: redis.Redis) -> None:
@@ -144,7 +169,8 @@ def test_a_list_is_a_fraction_of_a_log(redis_client: redis.Redis) -> None:
         for _ in range(2_000):
             limiter.acquire("ada")
     sizes = [
-        redis_client.memory_usage(f"{{limits:ada}}:{name}", samples=0) for name in ("list", "log")
+        redis_client.memory_usage(f"{{limits:ada}}:sliding_{name}-3600000={name}", samples=0)
+        for name in ("list", "log")
     ]
     assert cast(int, sizes[0]) * 5 < cast(int, sizes[1])
 

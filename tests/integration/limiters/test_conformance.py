@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, cast
@@ -11,7 +13,23 @@ from typing import Any, cast
 import pytest
 import redis
 
-from dispatcher.limiters import Algorithm, Decision, Limits, SlidingLog, State, parse
+from dispatcher.limiters import (
+    GCRA,
+    Algorithm,
+    Concurrency,
+    CoolDown,
+    CounterPerKey,
+    Decision,
+    FixedWindow,
+    LimitReached,
+    Limits,
+    Request,
+    SlidingCounter,
+    SlidingList,
+    SlidingLog,
+    State,
+    parse,
+)
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
 from tests.support.limiters import ALL, COUNTED, MINUTE, MS, START_US, Clocked, Ways, taken
@@ -93,6 +111,71 @@ def test_several_permits_are_all_or_none(make: Make, redis_client: redis.Redis) 
     refused = limiter.acquire("ada", 3)
     assert (refused.allowed, refused.granted, refused.remaining) == (False, 0, 2)
     assert limiter.acquire("ada", 2).state is State.REACHED
+
+
+@every
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_more_than_a_limit_ever_gives_is_refused_by_a_state_of_its_own(
+    make: Make, way: str, redis_server: RedisServer
+) -> None:
+    limiter = Ways(make(5), str(redis_server.socket), way)
+    limiter.acquire("ada", permit="x")
+    with redis_server.client() as client:
+        before = everything(client)
+        for decision in (
+            limiter.acquire("ada", 6),
+            limiter.acquire("ada", 10_000_001, permit="y"),
+            limiter.acquire("ada", 6, wait=True),
+            limiter.acquire_each([Request("ada", 6)])[0],
+            limiter.peek("ada", 6),
+        ):
+            assert (decision.allowed, decision.state) == (False, State.OVERSIZED)
+            assert (decision.granted, decision.remaining, decision.limit) == (0, 4, 5)
+            assert decision.retry_after == timedelta.max
+            assert decision.refused_by == str(make(5))
+        assert everything(client) == before
+    assert limiter.acquire("ada", 6, permit="x").granted == 1, "asked for again: as the first time"
+    assert limiter.acquire_up_to("ada", 10_000).granted == 4
+
+
+@every
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_nothing_is_allowed_and_takes_nothing(
+    make: Make, way: str, redis_server: RedisServer
+) -> None:
+    limiter = Ways(make(1), str(redis_server.socket), way)
+    for left, state in ((1, State.ALLOWED), (0, State.REACHED)):
+        with redis_server.client() as client:
+            before = everything(client)
+            for decision in (
+                limiter.acquire("ada", 0),
+                limiter.acquire("ada", 0, permit="x"),
+                limiter.acquire_up_to("ada", 0),
+                limiter.acquire_each([Request("ada", 0)])[0],
+            ):
+                assert (decision.allowed, decision.state) == (True, state)
+                assert (decision.granted, decision.remaining) == (0, left)
+                assert limiter.give_back("ada", decision.permit) == 0
+            assert limiter.peek("ada", 0).allowed
+            assert everything(client) == before
+        limiter.acquire("ada")
+
+
+COUNTING = [FixedWindow, CounterPerKey, SlidingCounter, lambda n, p: GCRA(n, p, max_burst=n - 1)]
+
+
+@pytest.mark.parametrize("make", COUNTING)
+def test_what_only_counts_gives_ten_million_at_once(
+    make: MakeLength, redis_client: redis.Redis
+) -> None:
+    limiter = make(10_000_000, timedelta(minutes=1)).on(redis_client)
+    if isinstance(make(1, MINUTE), GCRA):
+        limiter = GCRA(10_000_000, "day", max_burst=9_999_999).on(redis_client)
+    assert limiter.acquire("ada", 9_999_999, permit="x").remaining == 1
+    assert limiter.acquire("ada", 9_999_999, permit="x").granted == 9_999_999
+    assert limiter.acquire("ada", 2).state is State.REFUSED
+    assert limiter.give_back("ada", "x") == 9_999_999
+    assert limiter.acquire_up_to("ada", 20_000_000).granted == 10_000_000
 
 
 @every
@@ -251,6 +334,45 @@ def test_equal_limits_with_names_or_prefixes_of_their_own_count_alone(
         assert taken(make(1).on(redis_client, **way), "ada", 2) == 1
 
 
+def named(period: timedelta, count: int = 3) -> list[Algorithm]:
+    """Return a limit of each algorithm and of each kind of window, all of one name."""
+    plain = (FixedWindow, CounterPerKey, SlidingLog, SlidingList, SlidingCounter, GCRA)
+    return [
+        *(make(count, period, name="x") for make in plain),
+        FixedWindow(count, period, name="x", align="UTC"),
+        FixedWindow(count, period, name="x", align="Asia/Kolkata"),
+        Concurrency(count, hold=period, name="x"),
+        CoolDown(name="x"),
+    ]
+
+
+def test_a_name_is_shared_by_no_two_algorithms_and_no_two_periods(
+    redis_client: redis.Redis,
+) -> None:
+    limits = [*named(MINUTE), *named(timedelta(hours=1))[:8]]
+    for limit in limits:
+        if isinstance(limit, CoolDown):
+            limit.on(redis_client).close("ada", MINUTE)
+        else:
+            limit.on(redis_client).acquire_up_to("ada", 3)
+    for limit in limits:
+        refused = limit.on(redis_client).acquire("ada")
+        assert (refused.allowed, refused.remaining) == (False, 0), limit
+    counts = [cast(bytes, redis_client.dump(key)) for key in redis_client.keys("*=x")]
+    assert len(counts) == len(limits)
+
+
+@counted
+def test_a_name_keeps_its_count_when_the_limit_is_raised(
+    make: MakeLength, redis_client: redis.Redis
+) -> None:
+    low, high = (replace(cast(Any, make(n, MINUTE)), name="x") for n in (2, 5))
+    if isinstance(low, GCRA):
+        high = replace(low, max_burst=4)
+    low.on(redis_client).acquire("ada", 2)
+    assert taken(high.on(redis_client), "ada", 5) == 3
+
+
 @every
 def test_waiting_ends_when_a_permit_is_free(make: Make, redis_client: redis.Redis) -> None:
     clock = ResettingClock()
@@ -272,6 +394,42 @@ def test_waiting_is_real(way: str, redis_server: RedisServer) -> None:
     second = limiter.acquire("ada", wait=True, timeout=10)
     assert second.allowed
     assert second.reset_at - first.reset_at >= 150 * MS
+
+
+def test_a_refusal_names_every_limit_that_refused(redis_client: redis.Redis) -> None:
+    limits = [
+        SlidingList(1, "minute"), FixedWindow(9, "hour"), FixedWindow(1, "minute"),
+        FixedWindow(1, "hour", name="mine"), FixedWindow(1, "hour", name="yours"),
+        CoolDown(), Concurrency(2),
+    ]  # fmt: skip
+    limiter = Limits(limits).on(redis_client)
+    assert limiter.acquire("ada").refusals == ()
+    limiter.close("ada", timedelta(days=1))
+    told = {
+        "cool-down", "mine (1/hour)", "yours (1/hour)",
+        "1/minute (limit 1 of 7)", "1/minute (limit 3 of 7)",
+    }  # fmt: skip
+    for refused in (limiter.acquire("ada"), limiter.peek("ada")):
+        assert {each.limit for each in refused.refusals} == told
+        assert {each.limit: each.place for each in refused.refusals}["mine (1/hour)"] == 3
+        waits = [each.retry_after for each in refused.refusals]
+        assert waits == sorted(waits, reverse=True)
+        assert timedelta(0) < waits[-1] <= MINUTE
+        assert (refused.refused_by, refused.retry_after) == ("cool-down", waits[0])
+    oversized = limiter.acquire("ada", 3)
+    assert oversized.state is State.OVERSIZED
+    assert oversized.refused_by == "1/minute (limit 1 of 7)"
+    never = {each.limit for each in oversized.refusals if each.retry_after == timedelta.max}
+    assert never == {*told - {"cool-down"}, "2 at once"}
+    with pytest.raises(LimitReached, match="cool-down is reached") as raised, limiter.permit("ada"):
+        pytest.fail("it ran")
+    assert {raised.value.limit, *raised.value.others} == told
+    with (
+        pytest.raises(LimitReached, match=r"never gives so many") as raised,
+        limiter.permit("ada", 3, wait=True),
+    ):
+        pytest.fail("it ran")
+    assert pickle.loads(pickle.dumps(raised.value)).others == raised.value.others  # noqa: S301 - ours
 
 
 def test_several_limits_give_a_permit_together_or_not_at_all(redis_client: redis.Redis) -> None:

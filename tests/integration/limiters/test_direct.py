@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
 from dispatcher import InvalidValue, LimitersUnavailable
-from dispatcher.limiters import FixedWindow, Limits, SlidingLog, State
+from dispatcher.limiters import (
+    AsyncLimiter,
+    Decision,
+    FixedWindow,
+    Limiter,
+    Limits,
+    SlidingLog,
+    State,
+)
 from dispatcher.limiters.acquisitions import Acquisitions
-from dispatcher.redis_direct import Direct
+from dispatcher.redis_direct import AsyncDirect, Direct
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -53,13 +64,18 @@ def once(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Write down what goes past redis-py's way."""
     found: list[object] = []
-    real = Direct.call
 
-    def call(self: Direct, command: Any, *more: Any) -> Any:
-        found.append(command)
-        return real(self, command, *more)
+    def noted(of: type) -> None:
+        real = of.__dict__["call"]
 
-    monkeypatch.setattr(Direct, "call", call)
+        def call(self: Any, command: Any, *more: Any) -> Any:
+            found.append(command)
+            return real(self, command, *more)
+
+        monkeypatch.setattr(of, "call", call)
+
+    noted(Direct)
+    noted(AsyncDirect)
     return found
 
 
@@ -307,13 +323,124 @@ def test_clients_of_any_kind_are_answered_alike(
     assert bool(past) is directly
 
 
-def test_what_counts_twice_when_repeated_is_left_to_redis_py(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_call_that_is_not_remembered_goes_the_same_way(
+    way: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past = calls(monkeypatch)
-    for limits, directly in ((SEVERAL, False), (SlidingLog(5, "minute"), True)):
-        assert limits.on(redis_client, remember=None).acquire("ada").allowed
-        assert bool(past) is directly, "a log knows its permits"
+    with Proxy(redis_server.socket) as proxy:
+        limiter = Awaited(proxy, way, FIVE, remember=None)
+        limiter.acquire("ada")
+        assert len(past) == 1
+        proxy.drop_reply(b"{limits:ada}", times=1)
+        assert limiter.acquire("ada").remaining == 2, "it counts twice, as redis-py repeats it"
+        assert proxy.dropped == 1
+
+
+class Awaited:
+    """A limiter whose calls are made in an event loop of their own where that is the way."""
+
+    def __init__(self, proxy: Proxy, way: str, limit: FixedWindow, **more: Any) -> None:
+        self.proxy, self.way, self.limit, self.more = proxy, way, limit, more
+
+    def acquire(self, key: str, **asked: Any) -> Decision:
+        if self.way == "sync":
+            retry = Retry(NoBackoff(), TRIES)
+            with redis.Redis(port=self.proxy.port, retry=retry) as client:
+                limiter: Limiter = self.limit.on(client, **self.more)
+                return limiter.acquire(key, **asked)
+        return asyncio.run(self._acquire(key, **asked))
+
+    async def _acquire(self, key: str, **asked: Any) -> Decision:
+        async with client_of(self.proxy) as client:
+            limiter: AsyncLimiter = self.limit.on(client, **self.more)
+            return await limiter.acquire(key, **asked)
+
+
+def client_of(proxy: Proxy, **more: Any) -> redis.asyncio.Redis:
+    retry = AsyncRetry(NoBackoff(), TRIES)
+    return redis.asyncio.Redis(port=proxy.port, retry=retry, socket_timeout=5, **more)
+
+
+@pytest.mark.parametrize(("lost", "granted"), [(1, True), (TRIES, True), (99, False)])
+def test_an_awaited_call_is_made_as_often_as_redis_py_would_make_it(
+    lost: int, granted: bool, proxy: Proxy
+) -> None:
+    async def story() -> None:
+        async with client_of(proxy) as client:
+            limiter = SEVERAL.on(client, on_fault="unknown")
+            await limiter.acquire("warm")
+            proxy.drop_reply(b"{limits:ada}", times=lost)
+            assert (await limiter.acquire("ada")).allowed is granted
+            assert proxy.dropped == min(lost, 1 + TRIES)
+            proxy.pass_all()
+            assert (await limiter.peek("ada")).remaining == 4
+            assert not cast(Any, client.connection_pool)._in_use_connections
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_call_leaves_no_reply_to_another(proxy: Proxy) -> None:
+    async def story() -> None:
+        async with client_of(proxy, max_connections=1) as client:
+            limiter = SEVERAL.on(client)
+            await limiter.acquire("warm")
+            for steps in range(12):
+                call = asyncio.create_task(limiter.acquire(f"ada {steps}", permit="x"))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait([call])
+                assert await client.echo("mine") == b"mine"
+                assert (await limiter.acquire(f"ada {steps}", permit="x")).remaining == 4
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "directly"),
+    [
+        ({}, True),
+        ({"single_connection_client": True}, False),
+        ({"decode_responses": True}, True),
+        ({"protocol": 3}, True),
+    ],
+)
+def test_awaited_clients_of_any_kind_are_answered_alike(
+    kwargs: dict[str, Any], directly: bool, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = calls(monkeypatch)
+
+    async def story() -> None:
+        async with client_of(proxy, **kwargs) as client:
+            limiter = SEVERAL.on(client)
+            assert [(await limiter.acquire("ada")).remaining for _ in range(4)] == [4, 3, 2, 1]
+            await client.script_flush()
+            assert [(await limiter.acquire("ada")).remaining for _ in range(2)] == [0, 0]
+
+    asyncio.run(story())
+    assert bool(past) is directly
+
+
+def test_whoever_stands_in_an_awaited_clients_way_sees_every_call(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past, seen = calls(monkeypatch), list[object]()
+
+    class AsyncTraced(redis.asyncio.Redis):
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            seen.append(args[0])
+            real: Any = super().execute_command
+            return await real(*args, **options)
+
+    async def story() -> None:
+        async with AsyncTraced(unix_socket_path=str(redis_server.socket)) as client:
+            limiter = FIVE.on(client)
+            await limiter.acquire("ada")
+            await limiter.peek("ada")
+
+    asyncio.run(story())
+    assert (seen.count("EVALSHA") >= 2, past) == (True, [])
 
 
 @pytest.mark.parametrize("tag", [None, "t"])
@@ -337,7 +464,7 @@ def test_what_is_packed_is_what_redis_py_would_pack(
     ("asked", "field"),
     [
         (("", 1, None), "key"), (("x" * 1_025, 1, None), "key"), ((5, 1, None), "keys"),
-        (("ada", 0, None), "n"), (("ada", 6, None), "n"), (("ada", True, None), "n"),
+        (("ada", -1, None), "n"), (("ada", 1 << 53, None), "n"), (("ada", True, None), "n"),
         (("ada", 1, ""), "permit"), (("ada", 1, 7), "permit"), (("ada", 1, "a\0b"), "permit"),
     ],
 )  # fmt: skip

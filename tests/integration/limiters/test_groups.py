@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dispatcher import InvalidValue
 from dispatcher.limiters import (
@@ -19,10 +22,18 @@ from dispatcher.limiters import (
     Request,
     SlidingList,
     SlidingLog,
+    groups,
 )
-from tests.support.limiters import COUNTED, MS, Clocked
+from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, clocked
+from tests.support.servers import RedisServer
 
 SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def shared(redis_session: RedisServer) -> Clocked:
+    """Give the Redis of the run to examples that each use keys of their own."""
+    return clocked(str(redis_session.socket))
 
 
 def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: redis.Redis) -> None:
@@ -34,7 +45,9 @@ def test_each_of_a_group_is_judged_by_its_scope_and_its_channel(redis_client: re
         [Request((each, "sms", "sms", "sms"), permit=f"{n}") for n, each in enumerate(wanted)]
     )
     assert [each.allowed for each in decisions] == [True, True, False, True, False]
-    assert [each.refused_by for each in decisions if not each] == ["1/minute", "3/hour"]
+    assert [each.refused_by for each in decisions if not each] == [
+        "scope (1/minute)", "channel (3/hour)",
+    ]  # fmt: skip
     again = limiter.acquire_each([Request(("ada", "sms", "sms", "sms"), permit="0")])
     assert again[0].allowed, "asked again under the same id"
     assert limiter.peek(("x", "sms", "sms", "sms")).remaining == 0
@@ -69,6 +82,22 @@ def test_those_refused_are_told_different_times_in_order(
         assert limiter.acquire("sms").allowed, f"number {number} comes back in vain"
 
 
+@pytest.mark.parametrize("period", ["minute", "month", timedelta(minutes=7)])
+def test_each_that_an_aligned_window_refuses_has_a_window_of_its_own(
+    period: str | timedelta, moved: Clocked
+) -> None:
+    limiter = FixedWindow(2, period, align="Europe/Berlin").on(moved)
+    decisions = limiter.acquire_each([Request("sms")] * 30)
+    waits = [each.retry_after for each in decisions]
+    assert len(set(waits)) == 15, "two in each window"
+    begin = moved.now_us
+    for wait in waits[2:]:
+        moved.set_us(begin)
+        moved.advance(wait)
+        assert limiter.acquire("sms").allowed
+        moved.advance(-MS)
+
+
 def test_those_refused_by_spacing_come_back_one_by_one(moved: Clocked) -> None:
     limiter = GCRA(10, "second").on(moved)
     decisions = limiter.acquire_each([Request("sms") for _ in range(5)])
@@ -95,11 +124,79 @@ def test_a_request_may_want_more_than_limits_give_that_it_does_not_name(
     assert limiter.acquire_each([Request("a", 50, limits=(1,))])[0].granted == 50
 
 
-def test_a_group_that_would_run_long_is_refused(redis_client: redis.Redis) -> None:
-    limiter = SlidingLog(1_000_000, "hour").on(redis_client)
-    with pytest.raises(InvalidValue, match="10000 together"):
-        limiter.acquire_each([Request("a", 5_001), Request("a", 5_000)])
-    assert redis_client.keys("*") == []
+def test_a_large_group_is_asked_in_several_scripts(redis_client: redis.Redis) -> None:
+    each_kept, counted = SlidingLog(9_000, "hour"), FixedWindow(10_000_000, "hour", name="x")
+    groups = [
+        (each_kept, [Request("a")] * 1_501, 4),
+        (each_kept, [Request("a", 300)] * 4, 4),
+        (each_kept, [Request("a", 2_000), Request("a")], 2),
+        (counted, [Request("a", 5_000)] * 500, 1),
+        (Limits([each_kept, counted]), [Request("a", 2, limits=(1,)), Request("a", 499)], 1),
+    ]
+    for limits, requests, scripts in groups:
+        redis_client.flushall()
+        limiter = limits.on(redis_client)
+        limiter.acquire_each([Request("a")])
+        redis_client.config_resetstat()
+        decisions = limiter.acquire_each(requests)
+        assert [each.granted for each in decisions] == [each.n for each in requests]
+        assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == scripts
+
+
+EVERY = {**COUNTED, "CoolDown": lambda *_: CoolDown()}
+requests = st.builds(
+    Request,
+    st.sampled_from(["a", "b"]),
+    st.sampled_from([0, 1, 1, 1, 1, 2, 5]),
+    limits=st.sampled_from([None, (0,)]),
+)
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(EVERY)), min_size=2, max_size=2),
+    counts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    group=st.lists(requests, min_size=1, max_size=30),
+    most=st.integers(1, 8),
+)
+def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
+    shared: Clocked, names: list[str], counts: tuple[int, int], group: list[Request], most: int
+) -> None:
+    """Whatever the parts, requests count against each other, and each has its turn."""
+    limits = [EVERY[name](n, MINUTE) for name, n in zip(names, counts, strict=True)]
+    if limits[0] == limits[1]:
+        limits.pop()
+    limiter = Limits(limits).on(shared, tag="t")
+    answers = []
+    for work in (10**9, most):
+        shared.flushall()
+        shared.set_us(START_US)
+        limiter.acquire("a", 0)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(groups, "_MOST_IN_A_SCRIPT", work)
+            answers.append(limiter.acquire_each(group))
+    whole, cut = ([(each.state, each.granted) for each in decisions] for decisions in answers)
+    assert whole == cut
+    if all(each.n <= 1 for each in group):
+        told, told_cut = ([each.refusals for each in decisions] for decisions in answers)
+        assert told == told_cut
+
+
+@pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
+def test_what_comes_free_between_two_scripts_is_for_those_who_were_refused_before(
+    make: Callable[[int, timedelta], Algorithm], moved: Clocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_MOST_IN_A_SCRIPT", 2)
+    limiter, real = make(1, SECOND).on(moved), groups._Group.acquire
+
+    def later(*args: Any) -> Any:
+        answer = yield from real(*args)
+        moved.advance(SECOND)
+        return answer
+
+    monkeypatch.setattr(groups._Group, "acquire", later)
+    decisions = limiter.acquire_each([Request("sms")] * 6)
+    assert [each.granted for each in decisions] == [1, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -79,10 +81,10 @@ def test_a_hold_given_back_cannot_be_renewed(moved: Clocked) -> None:
 
 
 def test_a_block_holds_renews_and_gives_back(redis_client: redis.Redis) -> None:
-    limiter = Concurrency(1, hold=90 * MS).on(redis_client)
+    limiter = Concurrency(1, hold=3 * SECOND).on(redis_client)
     with limiter.permit("provider") as decision:
         first = limiter.peek("provider").reset_at
-        wait_until(lambda: limiter.peek("provider").reset_at > first + 90 * MS)
+        wait_until(lambda: limiter.peek("provider").reset_at > first)
         assert decision.allowed
         assert not limiter.acquire("provider").allowed
     assert limiter.peek("provider").remaining == 1
@@ -97,6 +99,18 @@ def test_a_block_that_fails_gives_its_hold_back_and_keeps_what_else_it_took(
     assert limiter.peek("provider").limit == 5
     assert Concurrency(5).on(redis_client).peek("provider").remaining == 5
     assert SlidingList(5, "hour").on(redis_client).peek("provider").remaining == 3
+
+
+def test_a_block_that_needs_nothing_holds_nothing(
+    redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = Concurrency(1, hold=30 * MS).on(redis_client)
+    for _ in range(2):
+        with limiter.permit("provider", 0) as decision:
+            assert decision.granted == 0
+            assert not [each for each in threading.enumerate() if "_keep_renewing" in each.name]
+        limiter.acquire("provider")
+    assert caplog.records == []
 
 
 def test_a_block_without_a_permit_does_not_run(redis_client: redis.Redis) -> None:
@@ -237,15 +251,116 @@ def test_a_decorated_function_needs_a_permit_for_its_key(redis_client: redis.Red
     assert send.__doc__ == "Send."
 
 
+def free(client: redis.Redis) -> int:
+    """Return how many of two places are free."""
+    return Concurrency(2).on(client).peek("provider").remaining
+
+
+def test_a_decorated_generator_holds_its_place_until_its_end(redis_client: redis.Redis) -> None:
+    limiter = Concurrency(2).on(redis_client)
+
+    @limiter.limited("provider")
+    def echo() -> Generator[object, object, str]:
+        got = yield free(redis_client)
+        while got != "end":
+            try:
+                got = yield got
+            except ValueError:
+                got = yield "caught"
+        return "over"
+
+    told = echo()
+    assert free(redis_client) == 2, "it has not begun"
+    assert (next(told), told.send("a"), told.throw(ValueError)) == (1, "a", "caught")
+    assert free(redis_client) == 1
+    with pytest.raises(StopIteration) as ended:
+        told.send("end")
+    assert (ended.value.value, free(redis_client)) == ("over", 2)
+    left = echo()
+    next(left)
+    del left
+    assert free(redis_client) == 2, "it was dropped"
+
+
+def test_a_decorated_asynchronous_generator_holds_its_place_until_its_end(
+    redis_server: RedisServer, redis_client: redis.Redis
+) -> None:
+    async def story() -> None:
+        async with redis.asyncio.Redis(unix_socket_path=str(redis_server.socket)) as client:
+            limiter = Concurrency(2).on(client)
+
+            @limiter.limited("provider")
+            async def echo() -> AsyncIterator[object]:
+                got = yield free(redis_client)
+                while got != "end":
+                    try:
+                        got = yield got
+                    except ValueError:
+                        got = yield "caught"
+
+            told = cast("AsyncGenerator[object, object]", echo())
+            assert free(redis_client) == 2, "it has not begun"
+            assert [await anext(told), await told.asend("a")] == [1, "a"]
+            assert await told.athrow(ValueError) == "caught"
+            assert free(redis_client) == 1
+            with pytest.raises(StopAsyncIteration):
+                await told.asend("end")
+            assert free(redis_client) == 2
+            left = cast("AsyncGenerator[object, object]", echo())
+            await anext(left)
+            await left.aclose()
+            assert free(redis_client) == 2
+            async for each in echo():
+                assert each == 1
+                break
+
+    asyncio.run(story())
+
+
+class Called:
+    """Is called as what it has is."""
+
+    async def __call__(self) -> None:
+        pytest.fail("it ran")
+
+
+async def coroutine() -> None:
+    pytest.fail("it ran")
+
+
+async def asynchronous_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "function", [coroutine, asynchronous_generator, Called(), partial(coroutine)]
+)
+def test_what_must_be_awaited_needs_a_limiter_that_is(
+    function: Any, redis_client: redis.Redis
+) -> None:
+    with pytest.raises(InvalidValue, match=r"redis\.asyncio"):
+        Concurrency(2).on(redis_client).limited("provider")(function)
+
+
+def test_a_generator_that_is_not_awaited_needs_a_limiter_that_is_not() -> None:
+    limited: Any = Concurrency(2).on(redis.asyncio.Redis()).limited("provider")
+    with pytest.raises(InvalidValue, match="a client of redis"):
+        limited(generator)
+
+
 def test_coroutines_hold_and_are_decorated_alike(redis_server: RedisServer) -> None:
     async def story() -> None:
         async with redis.asyncio.Redis(unix_socket_path=str(redis_server.socket)) as client:
-            limiter = Concurrency(1, hold=90 * MS).on(client)
+            limiter = Concurrency(1, hold=3 * SECOND).on(client)
 
             @limiter.limited("provider")
             async def work() -> bool:
                 first = (await limiter.peek("provider")).reset_at
-                while (await limiter.peek("provider")).reset_at <= first + 90 * MS:  # noqa: ASYNC110 - renewed in Redis
+                while (await limiter.peek("provider")).reset_at <= first:  # noqa: ASYNC110 - renewed in Redis
                     await asyncio.sleep(0.01)
                 return (await limiter.acquire("provider")).allowed
 

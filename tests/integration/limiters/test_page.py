@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 from celery.contrib.testing.worker import start_worker
 
-from dispatcher.limiters import State, parse
+from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
+from dispatcher.limiters.counted import CountPerLength
 from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, svg
 from tests.support.limiters import Clocked
 from tests.support.processes import in_processes
@@ -46,6 +47,37 @@ def run_page(redis_url: str, broker_url: str = "memory://") -> dict[str, Any]:
 def test_the_code_of_the_page_runs(names: dict[str, Any]) -> None:
     assert names["greet"]("ben") == "hello ben"
     assert [each.allowed for each in names["decisions"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("limit", "permits", "told"),
+    [
+        (SlidingList(9_000, "hour"), 100, "N times, (11) bytes each"),
+        (SlidingList(9_000, "hour"), 8_000, "N times, (11) bytes each"),
+        (SlidingLog(9_000, "hour"), 100, "(25) bytes each, beyond 128"),
+        (SlidingLog(9_000, "hour"), 1_000, "beyond 128 of them (110)"),
+        (SlidingLog(9_000, "hour"), 8_000, "beyond 128 of them (110)"),
+        (FixedWindow(9_000, "hour"), 500, "It costs (20) bytes for each permit"),
+        (FixedWindow(9_000, "hour"), 1_000, "(85) for a key that takes more than 512"),
+        (FixedWindow(9_000, "hour"), 8_000, "(85) for a key that takes more than 512"),
+    ],
+)
+def test_a_permit_weighs_what_the_page_says(
+    limit: CountPerLength, permits: int, told: str, moved: Clocked
+) -> None:
+    """Redis itself tells the bytes of the one key that grows; how tables grow makes a tenth."""
+    limiter = limit.on(moved)
+    for _ in range(0, permits, 100):
+        limiter.acquire_each([Request("ada")] * 100)
+    keys = [
+        key
+        for key in cast("list[bytes]", moved.keys("{limits:ada}*"))
+        if (b":permits:" in key) == isinstance(limit, FixedWindow)
+    ]
+    [size] = [cast(int, moved.memory_usage(key, samples=0)) for key in keys]
+    found = re.search(told, PAGE.read_text())
+    assert found is not None
+    assert size / permits == pytest.approx(int(found[1]), rel=0.12)
 
 
 def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> None:
@@ -84,7 +116,7 @@ def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]
         for number in range(TASKS):
             for customer in sent:
                 names["send_invoice"].delay(customer, number)
-        wait_until(lambda: all(len(each) == TASKS for each in sent.values()), 60)
+        wait_until(lambda: all(len(each) == TASKS for each in sent.values()))
     last = names["per_customer"].peek("acme").reset_at
     assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
     assert [sorted(each) for each in sent.values()] == [list(range(TASKS))] * 2

@@ -51,13 +51,15 @@ def test_a_limit_of_n_gives_n_permits_and_counts_down(make: Make) -> None:
     assert set(logs.members()) == {b"1", b"2", b"3"}
 
 
-def test_a_refused_request_leaves_nothing(make: Make) -> None:
+def test_a_refused_request_leaves_a_note_that_it_waits_and_nothing_else(make: Make) -> None:
     logs = make("1/hour")
     logs.acquire(b"1")
     before = everything(logs)
     for _ in range(3):
         assert not logs.acquire(b"2")[0].allowed
-    assert everything(logs) == before
+    after = everything(logs)
+    assert after.pop(line_of("log").encode()) is not None
+    assert after == before
 
 
 def test_a_permit_asked_for_again_is_granted_again_and_counted_once(make: Make) -> None:

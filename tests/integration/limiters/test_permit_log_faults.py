@@ -13,7 +13,7 @@ from redis.retry import Retry
 from dispatcher import LimitersUnavailable
 from dispatcher.clock import SystemClock
 from dispatcher.limiters import PermitLog, PermitRequest
-from tests.support.permits import EPOCH, HOLD, Logs, logs_on
+from tests.support.permits import EPOCH, HOLD, ROOM, Logs, logs_on
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 
@@ -37,7 +37,7 @@ def logs(redis_server: RedisServer) -> Iterator[Logs]:
 def through(proxy: Proxy) -> Iterator[PermitLog]:
     retry = Retry(NoBackoff(), TRIES)
     with redis.Redis(port=proxy.port, retry=retry, socket_timeout=5) as client:
-        yield PermitLog(client, epoch_key=EPOCH, clock=SystemClock())
+        yield PermitLog(client, epoch_key=EPOCH, room_key=ROOM, clock=SystemClock())
 
 
 @pytest.mark.parametrize("lost", [1, TRIES])

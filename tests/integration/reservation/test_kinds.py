@@ -18,6 +18,7 @@ from dispatcher.redis_keys import shard_of
 from dispatcher.reservation import Booking, Bulk, Place, Request, Reserved, Submit, Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
+from tests.support.doubles import Between, once
 from tests.support.proxy import Proxy
 from tests.support.reserving import SHARDS, TOKENS, Reserving, calls_of, ms, reserving, stored
 from tests.support.servers import RedisServer
@@ -68,7 +69,7 @@ def warm(real: Reserving, of: Terms) -> Reserving:
     far = NOON + timedelta(days=300)
     message_id = real.windows.reserve(new_id(), terms=of, send_at=far).message_id
     moving = real.windows.move(message_id, terms=of, send_at=far + HOUR)
-    real.windows.take(moving, token=next(TOKENS))
+    real.windows.take([(moving, next(TOKENS))])
     real.windows.drop(moving)
     real.windows.next_slot(of, far)
     real.windows.release(message_id, of)
@@ -132,7 +133,7 @@ def test_a_scope_and_its_scope_on_a_channel_are_judged_in_one_call(opened: Opene
         terms=both,
         send_at=NOON - 2 * MINUTE,
     )
-    assert calls_of(real.client, lambda: windows.take(moving, token=next(TOKENS))) == 1
+    assert calls_of(real.client, lambda: windows.take([(moving, next(TOKENS))])) == 1
     assert calls_of(real.client, lambda: windows.drop(moving)) == 1
 
 
@@ -365,3 +366,28 @@ def test_a_twin_that_holds_its_places_stops_only_its_own_message_of_many(real: R
         real.windows.reserve(
             new_id(), terms=terms(), send_at=NOON, latest=NOON + HOUR, submit=Submit("key", "print")
         )
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "gives up meanwhile"])
+def test_a_twin_that_is_changing_its_time_stops_only_its_own_message_of_many(
+    real: Reserving, ends: bool
+) -> None:
+    """It has its new time in the first shard, and still the old one in that of the channel."""
+    twin, theirs = new_id(), Submit("key", "print")
+    first, second = real.windows.groups(terms())
+    shards = real.windows.shards
+    for group, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
+        shards.book(group, twin, asked_ms=ms(at), latest_ms=ms(at), submit=submit)
+    if ends:
+        # Its places stay while ours is asked for: we rely on them then.
+        shards.book = Between(shards, after={"book": once(  # type: ignore[method-assign]  # a double
+            lambda: shards.release(first, twin, theirs)
+        )}).book  # fmt: skip
+    requests = [
+        Request(new_id(), terms(), ms(NOON), ms(NOON + HOUR), Submit("key", "print")),
+        Request(new_id(), terms(named(EARLY)), ms(NOON), ms(NOON)),
+    ]
+    twin_under_way, other = Bulk(real.windows).reserve(requests)
+    assert isinstance(twin_under_way, TwinUnderWay)
+    assert other == ms(NOON)
+    assert (twin.bytes in real.places(terms().scopes[0])) is not ends

@@ -139,7 +139,7 @@ def test_both_places_are_taken_until_one_is_given_up(real: Reserving, terms: Ter
             book(real, terms, taken)
         assert refused.value.conflicting == (message_id,)
         assert refused.value.next_slot == taken + MINUTE
-    assert real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [True]
     stands(real, terms, place=(message_id, NOON + 2 * MINUTE))
     other = book(real, terms, NOON)
     with pytest.raises(QuotaExceeded):
@@ -155,7 +155,7 @@ def test_a_dropped_hold_leaves_everything_as_it_was(real: Reserving, terms: Term
     for _ in range(2):
         real.windows.drop(moving)
         assert real.dump() == before
-    assert not real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [False]
     assert real.dump() == before
 
 
@@ -202,7 +202,7 @@ def test_a_shifted_move_takes_the_first_slot_that_fits_without_its_own_place(
         message_id, terms=terms, send_at=NOON + SECOND, latest=NOON + 3 * MINUTE
     )
     assert moving.send_at == NOON + MINUTE, "where it stands is free for it"
-    assert real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [True]
     assert all(real.places(each)[message_id.bytes] == ms(NOON + MINUTE) for each in terms.scopes)
     assert real.windows.next_slot(terms, NOON + SECOND) > NOON + MINUTE
 
@@ -223,7 +223,7 @@ def test_a_message_without_a_place_can_be_moved_to_one(real: Reserving, terms: T
     """A rebuild may have come in between."""
     message_id = new_id()
     moving = move(real, message_id, terms, NOON)
-    assert real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [True]
     stands(real, terms, place=(message_id, NOON))
 
 
@@ -274,11 +274,11 @@ def test_a_lost_reply_of_a_take_leaves_the_message_at_its_new_time(
     message_id = book(through, terms)
     moving = move(through, message_id, terms, NOON + HOUR)
     proxy.drop_reply(moving.hold)
-    assert through.windows.take(moving, token=next(TOKENS))
+    assert through.windows.take([(moving, next(TOKENS))]) == [True]
     assert proxy.dropped == 1
     stands(through, terms, place=(message_id, NOON + HOUR))
     again = move(through, message_id, terms, NOON + HOUR)
-    assert through.windows.take(again, token=next(TOKENS))
+    assert through.windows.take([(again, next(TOKENS))]) == [True]
     stands(through, terms, place=(message_id, NOON + HOUR))
 
 
@@ -290,7 +290,7 @@ def test_of_two_moves_of_one_message_either_may_be_taken(real: Reserving, terms:
         assert moves[0].hold != moves[1].hold
         held = {"one": (moves[0].hold, times[0]), "other": (moves[1].hold, times[1])}
         stands(real, terms, place=(message_id, NOON), **held)
-        assert real.windows.take(moves[which], token=next(TOKENS))
+        assert real.windows.take([(moves[which], next(TOKENS))]) == [True]
         real.windows.drop(moves[1 - which])
         stands(real, terms, place=(message_id, times[which]))
         real.windows.release(message_id, terms)
@@ -302,8 +302,8 @@ def test_a_move_that_is_taken_late_only_gives_up_its_hold(real: Reserving, terms
     earlier, later = next(TOKENS), next(TOKENS)
     first = move(real, message_id, terms, NOON + HOUR)
     second = move(real, message_id, terms, NOON + 2 * HOUR)
-    assert real.windows.take(second, token=later)
-    assert real.windows.take(first, token=earlier)
+    assert real.windows.take([(second, later)]) == [True]
+    assert real.windows.take([(first, earlier)]) == [True]
     stands(real, terms, place=(message_id, NOON + 2 * HOUR))
 
 
@@ -314,14 +314,14 @@ def test_late_copies_of_the_calls_of_a_move_change_no_later_one(
     message_id = book(real, terms)
     earlier, later = next(TOKENS), next(TOKENS)
     first = move(real, message_id, terms, NOON + HOUR)
-    assert real.windows.take(first, token=earlier)
+    assert real.windows.take([(first, earlier)]) == [True]
     second = move(real, message_id, terms, NOON + 2 * HOUR)
     real.windows.hold_again(first)
-    assert real.windows.take(second, token=later)
+    assert real.windows.take([(second, later)]) == [True]
     real.windows.hold_again(first)
     times = NOON + 2 * HOUR, NOON + HOUR
     stands(real, terms, place=(message_id, times[0]), copy=(first.hold, times[1]))
-    assert real.windows.take(first, token=earlier)
+    assert real.windows.take([(first, earlier)]) == [True]
     stands(real, terms, place=(message_id, NOON + 2 * HOUR))
 
 
@@ -332,11 +332,11 @@ def test_a_hold_that_is_older_than_what_is_remembered_of_moves_is_not_taken(
     moving = move(real, message_id, terms, NOON + HOUR)
     before = real.dump()
     old = replace(moving, held_at_ms=moving.held_at_ms - 60_001)
-    assert not real.windows.take(old, token=next(TOKENS))
+    assert real.windows.take([(old, next(TOKENS))]) == [False]
     assert real.dump() == before
     again = real.windows.hold_again(old)
     assert isinstance(again, Moving)
-    assert real.windows.take(again, token=next(TOKENS))
+    assert real.windows.take([(again, next(TOKENS))]) == [True]
     stands(real, terms, place=(message_id, NOON + HOUR))
 
 
@@ -348,11 +348,11 @@ def test_a_hold_at_another_time_is_not_taken(real: Reserving, terms: Terms) -> N
     window = real.keys(scope.home).window(scope.name, scope.kind)
     real.client.zadd(window, {moving.hold: ms(NOON + 2 * HOUR)})
     before = real.dump()
-    assert not real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [False]
     assert real.dump() == before
     again = real.windows.hold_again(moving)
     assert isinstance(again, Moving)
-    assert real.windows.take(again, token=next(TOKENS))
+    assert real.windows.take([(again, next(TOKENS))]) == [True]
     stands(real, terms, place=(message_id, NOON + HOUR))
 
 
@@ -366,11 +366,11 @@ def test_a_move_that_the_sweep_settles_in_one_window_is_taken_in_the_others(
     (first, *_) = (each for each in found if each.is_hold)
     assert real.upkeep.confirm([first], stored({message_id: NOON + HOUR})) == 1
     if len(terms.scopes) == 1:
-        assert real.windows.take(moving, token=earlier)
-    elif not real.windows.take(moving, token=earlier):
+        assert real.windows.take([(moving, earlier)]) == [True]
+    elif real.windows.take([(moving, earlier)]) == [False]:
         again = real.windows.hold_again(moving)
         assert isinstance(again, Moving)
-        assert real.windows.take(again, token=next(TOKENS))
+        assert real.windows.take([(again, next(TOKENS))]) == [True]
     for scope in terms.scopes:
         assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
 
@@ -405,11 +405,11 @@ def test_a_hold_lost_in_one_shard_is_not_taken_in_the_others(real: Reserving, ki
     (scope,) = [each for each in SEVERAL.scopes if each.kind == kind]
     real.client.zrem(real.keys(scope.home).window(scope.name, scope.kind), moving.hold)
     before = real.dump()
-    assert not real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [False]
     assert real.dump() == before
     real.windows.hold_again(moving)
     stands(real, SEVERAL, place=(message_id, NOON), hold=(moving.hold, NOON + HOUR))
-    assert real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [True]
     stands(real, SEVERAL, place=(message_id, NOON + HOUR))
 
 
@@ -436,7 +436,7 @@ def test_a_hold_left_behind_goes_when_the_store_has_the_old_time(
         assert sweep(real, {message_id: NOON}) == 0
         for scope in terms.scopes:
             assert real.places(scope) == {message_id.bytes: ms(NOON)}
-        assert not real.windows.take(moving, token=next(TOKENS))
+        assert real.windows.take([(moving, next(TOKENS))]) == [False]
         assert real.unconfirmed() == set()
     book(real, terms, NOON + HOUR)
 
@@ -460,7 +460,7 @@ def test_where_a_hold_is_left_all_windows_of_its_message_are_put_right(real: Res
     moving = move(real, message_id, SEVERAL, NOON + HOUR)
     groups = real.windows.groups(SEVERAL)
     for group in groups[1:]:
-        real.windows.shards.drop(group, moving.hold)
+        real.windows.shards.drop([(group, moving.hold)])
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     row = Reserved(message_id, SEVERAL.scopes, NOON + HOUR)
     found += real.upkeep.places(found, [row])
@@ -485,7 +485,7 @@ def test_a_hold_younger_than_was_asked_stays(real: Reserving, terms: Terms) -> N
     moving = move(real, message_id, terms, NOON + HOUR)
     assert real.upkeep.unconfirmed(older_than=MINUTE, at_most=100) == []
     assert real.upkeep.confirm(found, stored({message_id: NOON})) == 0
-    assert real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [True]
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     late = [each._replace(before_ms=0) for each in found]
     assert real.upkeep.confirm(late, stored({message_id: NOON})) == 0, "read before it was taken"
@@ -500,7 +500,8 @@ def test_a_hold_left_behind_does_not_undo_a_move_made_since(real: Reserving, ter
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     wait_until(lambda: real.upkeep.unconfirmed(older_than=timedelta(0), at_most=1)[0].before_ms
                > found[0].before_ms)  # fmt: skip
-    assert real.windows.take(move(real, message_id, terms, NOON + 2 * HOUR), token=next(TOKENS))
+    last = move(real, message_id, terms, NOON + 2 * HOUR)
+    assert real.windows.take([(last, next(TOKENS))]) == [True]
     assert real.upkeep.confirm(found, stored({message_id: NOON + HOUR})) == 0
     for scope in terms.scopes:
         assert real.places(scope)[message_id.bytes] == ms(NOON + 2 * HOUR)
@@ -519,7 +520,7 @@ def test_a_hold_that_the_sweep_has_settled_makes_older_moves_late(
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     of_second = [each for each in found if each.member == second.hold]
     real.upkeep.confirm(of_second, stored({message_id: NOON + 2 * HOUR}))
-    assert real.windows.take(first, token=earlier)
+    assert real.windows.take([(first, earlier)]) == [True]
     stands(real, terms, place=(message_id, NOON + 2 * HOUR))
 
 
@@ -531,7 +532,8 @@ def test_what_the_sweep_has_read_before_a_move_was_taken_does_not_undo_it(
     move(real, message_id, terms, NOON + HOUR)  # its process has died
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
     read = stored({message_id: NOON})
-    assert real.windows.take(move(real, message_id, terms, NOON + 2 * HOUR), token=next(TOKENS))
+    last = move(real, message_id, terms, NOON + 2 * HOUR)
+    assert real.windows.take([(last, next(TOKENS))]) == [True]
     for scope in terms.scopes:
         keys = real.keys(scope.home)
         member = message_id.bytes + keys.window(scope.name, scope.kind).encode()
@@ -545,7 +547,8 @@ def test_a_taken_place_is_compared_with_the_store_once_more(real: Reserving, ter
     """A rebuild, or a store that went back, may have another time than the one taken."""
     message_id = book(real, terms)
     sweep(real, {message_id: NOON})
-    assert real.windows.take(move(real, message_id, terms, NOON + HOUR), token=next(TOKENS))
+    last = move(real, message_id, terms, NOON + HOUR)
+    assert real.windows.take([(last, next(TOKENS))]) == [True]
     assert sweep(real, {message_id: NOON}) == len(terms.scopes)
     assert all(real.places(each) == {message_id.bytes: ms(NOON)} for each in terms.scopes)
 
@@ -561,7 +564,7 @@ def test_a_rebuild_forgets_holds(real: Reserving, terms: Terms) -> None:
     real.upkeep.wipe(rebuild)
     real.upkeep.restore(rebuild, [Reserved(message_id, terms.scopes, NOON)])
     real.upkeep.open(rebuild)
-    assert not real.windows.take(moving, token=next(TOKENS))
+    assert real.windows.take([(moving, next(TOKENS))]) == [False]
     stands(real, terms, place=(message_id, NOON))
 
 
@@ -598,7 +601,7 @@ def test_many_who_move_at_once_break_no_quota(opened: Opened, redis_server: Redi
                 if roll.random() < 0.3:
                     mine.windows.drop(moving)
                 else:
-                    assert mine.windows.take(moving, token=next(TOKENS))
+                    assert mine.windows.take([(moving, next(TOKENS))]) == [True]
                     at = moving.send_at
                 assert not is_broken(mine.places(plain("ada")))
         return at

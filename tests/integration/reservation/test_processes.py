@@ -28,7 +28,7 @@ def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
     roll = random.Random(seed)  # noqa: S311 - not for secrets
     booked = refused = cancelled = 0
     with reserving(url, QUOTAS) as real:
-        gate.wait(30)
+        gate.wait(60)
         for _ in range(TRIES):
             asked = from_ms(BASE + roll.randrange(SPAN))
             shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None

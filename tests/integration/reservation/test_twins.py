@@ -118,14 +118,14 @@ def test_many_at_once_share_one_booking(redis_server: RedisServer, opened: Opene
 
     def submit() -> None:
         with reserving(redis_server.url) as mine:
-            start.wait(10)
+            start.wait(60)
             bookings.append(book(mine, Submit("key", "print")))
 
     threads = [threading.Thread(target=submit) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(bookings) == 16
     assert len({booking.message_id for booking in bookings}) == 1
     with reserving(redis_server.url) as real:

@@ -92,7 +92,7 @@ def test_many_workers_claim_each_message_once(database: Database) -> None:
 
         def work(ids: list[UUID] = ids, won: Counter[UUID] = won) -> None:
             mine = claims(database)
-            start.wait(10)  # noqa: B023 - joined below, in the same turn
+            start.wait(60)  # noqa: B023 - joined below, in the same turn
             for _ in range(2):
                 won.update(claim.message.id for claim in mine.claim(ids))
 
@@ -100,7 +100,7 @@ def test_many_workers_claim_each_message_once(database: Database) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         # SKIP LOCKED may leave out what another one is just looking at; its task comes again.
         won.update(claim.message.id for claim in claims(database).claim(ids))
         assert won == Counter(ids)
@@ -400,3 +400,12 @@ def test_what_is_due_in_a_moment_is_claimed_with_the_time_it_has_to_wait(
     [attempt] = Messages(database).attempts(soon.id)
     assert attempt.started_at == soon.send_at
     assert rows.claimed(database).due_in == 0
+
+
+def test_what_was_claimed_early_is_not_due_earlier_when_it_is_put_back(database: Database) -> None:
+    message = rows.add(database)
+    [claim] = claims(database).claim([message.id], ahead=timedelta(hours=2))
+    claims(database).put_back([(claim, timedelta(0))], enqueue_in=rows.SOON)
+    found = Messages(database).get(message.id)
+    assert (found.status, found.next_attempt_at) == (Status.SCHEDULED, message.send_at)
+    assert claims(database).claim([message.id]) == []

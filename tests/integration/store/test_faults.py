@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url, select
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
@@ -84,6 +85,15 @@ def test_lines_that_keep_breaking_leave_the_outcome_unknown(
     assert rows.count(direct) == 1
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_database_that_is_not_there_is_told_from_a_server_that_is_not(database_url: str) -> None:
+    url = make_url(database_url).set(database="never_made")
+    database = Database(url.render_as_string(hide_password=False))
+    with pytest.raises(StoreUnavailable, match="no database 'never_made'; create it"):
+        database.run(lambda connection: connection.execute(select(1)))
+    database.close()
+
+
 def test_a_database_that_was_never_reached_stored_nothing(
     far: FarDatabase, direct: Database
 ) -> None:
@@ -114,7 +124,8 @@ def test_a_database_that_does_not_answer_is_given_up_in_bounded_time(
         with pytest.raises(StoreUnavailable):
             Messages(quick).add(message, enqueue_at=message.send_at, fingerprint=None)
     quick.close()
-    usual = Database(far.direct)
+    given = make_url(far.direct).difference_update_query(["connect_timeout"])  # the tests' own
+    usual = Database(given.render_as_string())
     with usual.engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         line = driver.info.get_parameters()
@@ -160,8 +171,8 @@ def test_pooled_connections_that_went_stale_are_not_noticed(
     ("far", "statement", "lost"),
     [
         ("postgresql", b"wanted", 1),
-        ("postgresql", b"UPDATE messages", 2),
-        ("mariadb", b"UPDATE messages", 2),
+        ("postgresql", b"UPDATE dispatcher_messages", 2),
+        ("mariadb", b"UPDATE dispatcher_messages", 2),
         ("mariadb", b"COMMIT", 1),
     ],
     indirect=["far"],
@@ -177,7 +188,7 @@ def test_a_claim_whose_reply_is_lost_is_still_ours_or_nobodys(
     if (
         found.status == "scheduled"
     ):  # a broken line may hold its lock for a moment: it is left alone
-        assert statement == b"UPDATE messages"
+        assert statement == b"UPDATE dispatcher_messages"
         assert (claims, Messages(direct).attempts(message.id)) == ([], [])
         return
     assert found.status == "sending"
@@ -221,7 +232,7 @@ def test_a_cancel_whose_reply_was_lost_says_what_is_true(
     through: Database, direct: Database, far: FarDatabase
 ) -> None:
     message = rows.add(direct)
-    far.proxy.drop_reply(b"UPDATE messages")
+    far.proxy.drop_reply(b"UPDATE dispatcher_messages")
     assert Messages(through).cancel(message.id).status is Status.CANCELLED
     assert far.proxy.dropped == 1
 
@@ -250,7 +261,7 @@ def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
     with direct.engine.connect() as connection:
         quick, slow = connection.exec_driver_sql(
             "SELECT claim_token, claimed_by, reserved, fingerprint, enqueue_at = send_at, "
-            "scopes::text FROM messages WHERE idempotency_key IS NOT NULL"
+            "scopes::text FROM dispatcher_messages WHERE idempotency_key IS NOT NULL"
         ).all()
     assert quick == slow
 

@@ -23,8 +23,8 @@ from dispatcher.store import (
 )
 from dispatcher.store.joined import JoinedMessages
 from dispatcher.store.messages import to_row
-from dispatcher.store.schema import messages
 from tests.support import rows
+from tests.support.tables import messages
 
 pytestmark = pytest.mark.every_database
 
@@ -96,7 +96,7 @@ def test_one_long_transaction_stops_neither_the_sweep_nor_others(database: Datab
     with storing(database, *stored) as other:
         began = time.monotonic()
         settled = upkeep.give_up([each.id for each in (*stored, orphan)])
-        assert time.monotonic() - began < 6, "each was waited for"
+        assert time.monotonic() - began < 30, "each was waited for"
         assert settled.under_way >= {each.id for each in stored}
         mixed = [*(each.id for each in stored[:3]), orphan.id]
         assert upkeep.give_up(mixed).void == {orphan.id}

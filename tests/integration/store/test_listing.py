@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
 
@@ -41,7 +41,8 @@ def stored(database: Database) -> list[Message]:
             recipient=f"r{number % 2}",
             scope=f"s{number % 4}",
             send_at=rows.now() + number * HOUR,
-            idempotency_key=f"key {number}",
+            idempotency_key=f"{'Key' if number < 5 else 'key'} {number}",
+            scopes={"tenant": f"t{number % 2}", "shop": "s%"} if number > 2 else {},
         )
         if number % 3 == 0:
             message = Messages(database).cancel(message.id)
@@ -63,6 +64,16 @@ CASES: list[tuple[dict[str, Any], Any]] = [
      and each.channel == "sms"),
     ({"scope": "s2"}, lambda each: each.scope == "s2"),
     ({"idempotency_key": "key 7"}, lambda each: each.idempotency_key == "key 7"),
+    ({"key_prefix": "key"}, lambda each: each.idempotency_key.startswith("key")),
+    ({"key_prefix": "k_y"}, lambda _: False),
+    ({"scopes": {"tenant": "t1"}}, lambda each: each.scopes.get("tenant") == "t1"),
+    ({"scopes": {"tenant": "t1", "shop": "s%"}, "channel": "mail"}, lambda each: (
+        each.scopes.get("tenant") == "t1" and each.channel == "mail")),
+    ({"scopes": {"shop": "s_"}}, lambda _: False),
+    ({"scopes": {"recipient.sms": "s2"}}, lambda each: (
+        each.scope == "s2" and each.channel == "sms")),
+    ({"scopes": {"channel.mail": "mail"}}, lambda each: each.channel == "mail"),
+    ({"scopes": {"channel.mail": "sms"}}, lambda _: False),
 ]  # fmt: skip
 
 
@@ -111,8 +122,41 @@ def _all_pages(listing: Listing, selection: Selection, limit: int) -> list[Messa
 def test_times_bound_the_promised_time(listing: Listing, stored: list[Message]) -> None:
     start, end = stored[3].send_at, stored[6].send_at
     page = listing.page(chosen(from_at=start, until_at=end), after=None, at_most=50)
-    assert [*page.messages] == [stored[5], stored[4], stored[3]]
+    assert [*page.messages] == [*page] == [stored[5], stored[4], stored[3]]
+    assert len(page) == 3
     assert listing.count(chosen(from_at=end)) == 4
+
+
+def test_a_date_is_where_that_day_begins_in_the_zone() -> None:
+    found = chosen(from_at="2026-03-29", until_at=date(2026, 3, 30), zone="Europe/Berlin")
+    assert (found.from_at, found.until_at) == (
+        datetime(2026, 3, 28, 23, tzinfo=UTC), datetime(2026, 3, 29, 22, tzinfo=UTC),
+    )  # fmt: skip
+    assert chosen(from_at="2026-11-24").from_at == datetime(2026, 11, 24, tzinfo=UTC)
+    skipped = chosen(from_at="2018-11-04", zone="America/Sao_Paulo")  # its midnight was skipped
+    assert skipped.from_at == datetime(2018, 11, 4, 3, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"from_at": "2026-02-30"}, "from_at: there is no date 2026-02-30"),
+        ({"from_at": "9999-12-31", "zone": "Etc/GMT+12"}, "from_at: "),
+        ({"from_at": "soon"}, r"or a date \(2026-12-24\)"),
+        ({"scopes": {"tenant": "a\nb"}}, "scopes.tenant: the character"),
+        ({"scopes": "tenant"}, "scopes: a str"),
+        ({"key_prefix": ""}, "key_prefix: 0 characters"),
+    ],
+)
+def test_filters_that_cannot_be_are_refused(wanted: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidDraft, match=said):
+        chosen(**wanted)
+
+
+def test_a_filter_that_does_not_exist_is_a_type_error() -> None:
+    """A misspelt one counted, listed and changed everything."""
+    with pytest.raises(TypeError, match="there is no filter 'recipent'; the filters are status,"):
+        chosen(recipent="ada")
 
 
 def test_what_is_made_later_is_left_out(database: Database, listing: Listing) -> None:
@@ -148,10 +192,10 @@ def test_a_message_is_traced_with_its_tries(database: Database, listing: Listing
 
 
 INDEXES: list[tuple[dict[str, Any], str]] = [
-    ({"status": "held"}, "ix_messages_held"),
-    ({"status": "sending"}, "ix_messages_claim_expires_at"),
-    ({"overdue": True}, "ix_messages_enqueue_at"),
-    ({"recipient": "ada"}, "ix_messages_recipient"),
+    ({"status": "held"}, "ix_dispatcher_messages_held"),
+    ({"status": "sending"}, "ix_dispatcher_messages_claim_expires_at"),
+    ({"overdue": True}, "ix_dispatcher_messages_enqueue_at"),
+    ({"recipient": "ada"}, "ix_dispatcher_messages_recipient"),
     ({"idempotency_key": "k"}, "idempotency_key=?"),
     ({"channel": "sms"}, "id>? AND id<?"),
 ]
@@ -163,9 +207,15 @@ def test_an_index_leads_to_what_matches(
 ) -> None:
     del stored
     for wanted, index in INDEXES:
-        plans = [plan for plan in _plans(database, listing, chosen(**wanted)) if "messages" in plan]
+        plans = [
+            plan
+            for plan in _plans(database, listing, chosen(**wanted))
+            if "dispatcher_messages" in plan
+        ]
         assert any(index in plan for plan in plans), wanted
-        assert not any("SCAN messages" in each and "INDEX" not in each for each in plans), wanted
+        assert not any(
+            "SCAN dispatcher_messages" in each and "INDEX" not in each for each in plans
+        ), wanted
 
 
 def _plans(database: Database, listing: Listing, selection: Selection) -> Iterator[str]:

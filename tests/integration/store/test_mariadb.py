@@ -24,9 +24,9 @@ from dispatcher.store import (
     Overdue,
     StoreUpkeep,
 )
-from dispatcher.store.schema import messages
 from tests.support import rows
 from tests.support.mariadb import MariaDBServer
+from tests.support.tables import messages
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -162,7 +162,7 @@ def test_what_stops_a_statement_in_the_midst_of_its_answer_leaves_no_rest(
 def test_a_lock_is_waited_for_again(database: Database, impatient: Database) -> None:
     message = rows.add(database)
     seen = numbers_of_errors(impatient)
-    with holding(database, "UPDATE messages SET last_error = 'held'") as other:
+    with holding(database, "UPDATE dispatcher_messages SET last_error = 'held'") as other:
 
         @event.listens_for(impatient.engine, "handle_error")
         def let_go(context: ExceptionContext) -> None:
@@ -180,14 +180,14 @@ def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
     seen = numbers_of_errors(impatient)
     message = rows.a_message(idempotency_key="key")
     with (
-        holding(database, "UPDATE messages SET idempotency_key = 'other'"),
+        holding(database, "UPDATE dispatcher_messages SET idempotency_key = 'other'"),
         pytest.raises(StoreUnavailable, match="answered 1205"),
     ):
         Messages(impatient).add(message, enqueue_at=message.send_at, fingerprint=None)
     assert seen == [1205] * 3
     with (
         pytest.raises(StoreUnavailable, match="answered 1205"),
-        holding(database, "SELECT * FROM messages FOR UPDATE"),
+        holding(database, "SELECT * FROM dispatcher_messages FOR UPDATE"),
     ):
         Messages(impatient).cancel(first.id)
     assert Messages(database).get(first.id).status is Status.SCHEDULED
@@ -196,7 +196,7 @@ def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
 def test_an_insert_that_a_deadlock_undid_is_done_again(database: Database) -> None:
     database.run(
         lambda connection: connection.exec_driver_sql(
-            "CREATE TRIGGER deadlock BEFORE INSERT ON messages FOR EACH ROW "
+            "CREATE TRIGGER deadlock BEFORE INSERT ON dispatcher_messages FOR EACH ROW "
             "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213"
         )
     )
@@ -227,7 +227,7 @@ def test_a_transaction_that_a_deadlock_undid_is_done_again(database: Database) -
         for each in heavy:  # the lighter transaction is undone: ours
             lock(connection, each)
         theirs_began.set()
-        assert ours_began.wait(10)
+        assert ours_began.wait(60)
         lock(connection, first)
 
     def ours(connection: Connection) -> None:
@@ -238,10 +238,10 @@ def test_a_transaction_that_a_deadlock_undid_is_done_again(database: Database) -
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(database.transact, theirs)
-        assert theirs_began.wait(10)
+        assert theirs_began.wait(60)
         seen = numbers_of_errors(database)
         database.transact(ours)
-        other.result(10)
+        other.result(60)
     assert seen == [1213]
     assert len(tries) == 2
 
@@ -267,7 +267,7 @@ def test_a_batch_with_a_key_that_is_taken_is_refused_as_a_whole(database: Databa
 def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -> None:
     held, free = rows.add_due(database), rows.add_due(database)
     seen = numbers_of_errors(database)
-    by_id = f"SELECT id FROM messages WHERE id = x'{held.id.hex}' FOR UPDATE"  # noqa: S608 - our id
+    by_id = f"SELECT id FROM dispatcher_messages WHERE id = x'{held.id.hex}' FOR UPDATE"  # noqa: S608 - our id
     with holding(database, by_id):
         [claim] = Claims(database, ttl=rows.TTL).claim([held.id, free.id])
         due = StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)
@@ -299,7 +299,7 @@ def cold(database: Database) -> Database:
         ):
             connection.execute(
                 text(f"""
-                INSERT INTO messages (id, channel, recipient, scope, body, send_at,
+                INSERT INTO dispatcher_messages (id, channel, recipient, scope, body, send_at,
                     next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token,
                     reserved, created_at, finished_at)
                 WITH RECURSIVE numbers (n) AS
@@ -313,11 +313,11 @@ def cold(database: Database) -> Database:
             )
         connection.execute(
             text("""
-            INSERT INTO attempts (message_id, token, started_at, finished_at, outcome)
-            SELECT id, 1, send_at, send_at, 'sent' FROM messages WHERE status = 'sent'
+            INSERT INTO dispatcher_attempts (message_id, token, started_at, finished_at, outcome)
+            SELECT id, 1, send_at, send_at, 'sent' FROM dispatcher_messages WHERE status = 'sent'
             """)
         )
-        connection.exec_driver_sql("ANALYZE TABLE messages, attempts").all()
+        connection.exec_driver_sql("ANALYZE TABLE dispatcher_messages, dispatcher_attempts").all()
 
     database.run(work)
     return database
@@ -351,7 +351,8 @@ def _overdue(database: Database) -> None:
 def _held(database: Database) -> None:
     database.run(
         lambda connection: connection.exec_driver_sql(
-            "UPDATE messages SET status = 'held', finished_at = NULL WHERE status = 'sent'"
+            "UPDATE dispatcher_messages SET status = 'held', finished_at = NULL "
+            "WHERE status = 'sent'"
         )
     )
 

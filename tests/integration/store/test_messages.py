@@ -75,14 +75,14 @@ def test_the_same_key_at_the_same_time_gives_all_the_same_message(database: Data
 
         def submit(key: str = f"key {attempt}", into: list[Message] = stored) -> None:
             message = rows.a_message(idempotency_key=key)
-            start.wait(10)  # noqa: B023 - joined below, in the same turn
+            start.wait(60)  # noqa: B023 - joined below, in the same turn
             into.append(store.add(message, enqueue_at=message.send_at, fingerprint=None))
 
         threads = [threading.Thread(target=submit) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert len(stored) == 8
         assert len({message.id for message in stored}) == 1
     assert rows.count(database) == 10

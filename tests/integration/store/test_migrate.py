@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
@@ -12,22 +11,22 @@ from typing import Any
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.store import Database, Messages, migrate
-from dispatcher.store.schema import described
+from dispatcher.store.migrate import _config, options, schema_standing
 from tests.support import rows
 from tests.support.mariadb import MariaDBServer
+from tests.support.migrations import NEXT, become_next_version
 from tests.support.processes import in_processes
+from tests.support.tables import NAMES, TABLES
 
 pytestmark = pytest.mark.every_database
 
-HEAD = "0010"
-MIGRATIONS = Path(__file__).parents[3] / "migrations"
+HEAD = "0001"
 
 
 def tables(database: Database) -> set[str]:
@@ -40,7 +39,7 @@ def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
         assert tables(database) == set()
         revision = migrate(database)
         assert revision == migrate(database) == HEAD
-        assert tables(database) == {"alembic_version", "attempts", "messages", "suppressions"}
+        assert tables(database) == NAMES
     finally:
         database.close()
 
@@ -58,7 +57,7 @@ def migrated(gate: Any, _number: int, url: str) -> str:
     """Migrate in a process of its own, when all of them are there."""
     database = Database(url)
     try:
-        gate.wait(30)
+        gate.wait(60)
         return migrate(database)
     finally:
         database.close()
@@ -77,7 +76,7 @@ def test_who_first_opens_a_file_waits_for_another_who_does(tmp_path: Path) -> No
             answer = pool.submit(migrate, database)
             assert not wait([answer], 0.3).done, "the log of the file cannot be changed now"
             other.execute("COMMIT")
-            assert answer.result(30) == HEAD
+            assert answer.result(60) == HEAD
         database.close()
 
 
@@ -90,7 +89,7 @@ def test_who_first_opens_a_file_waits_no_longer_than_for_any_lock(
         other.execute("BEGIN EXCLUSIVE")
         database = Database(f"sqlite:///{path}")
         with ThreadPoolExecutor(1) as pool, pytest.raises(StoreUnavailable):
-            pool.submit(migrate, database).result(10)
+            pool.submit(migrate, database).result(60)
         other.execute("COMMIT")
         database.close()
 
@@ -99,7 +98,9 @@ on_mariadb = pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect
 
 
 @on_mariadb
-def test_a_migration_that_was_interrupted_is_finished(empty_database_url: str) -> None:
+def test_a_migration_that_was_interrupted_is_finished(
+    empty_database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MariaDB commits each statement of a migration, so a part of it may be there."""
     database = Database(empty_database_url)
 
@@ -111,53 +112,44 @@ def test_a_migration_that_was_interrupted_is_finished(empty_database_url: str) -
         migrate(database)
         made = database.run(checks)
         undo(
-            "UPDATE alembic_version SET version_num = '0001'",
-            "ALTER TABLE messages DROP COLUMN zone",
-        )
-        assert migrate(database) == HEAD
-        assert database.run(differences) == []
-        undo(
-            "UPDATE alembic_version SET version_num = '0002'",
-            "ALTER TABLE messages DROP CONSTRAINT ck_messages_final_has_end",
-            "ALTER TABLE messages DROP CONSTRAINT ck_messages_expire_after_has_expiry",
-            "ALTER TABLE messages DROP COLUMN expire_after",
+            "DELETE FROM dispatcher_alembic_version",
+            "DROP TABLE dispatcher_attempts",
+            "DROP INDEX ix_dispatcher_messages_recipient ON dispatcher_messages",
         )
         assert migrate(database) == HEAD
         assert database.run(differences) == []
         assert database.run(checks) == made
-        undo(
-            "DELETE FROM alembic_version",
-            "DROP TABLE attempts",
-            "ALTER TABLE messages DROP COLUMN scopes, DROP COLUMN zone, DROP COLUMN quiet_hours",
-            "DROP INDEX ix_messages_recipient ON messages",
-        )
-        assert migrate(database) == HEAD
-        assert database.run(differences) == []
+        become_next_version(tmp_path, monkeypatch)
+        assert migrate(database) == NEXT
+        made = database.run(checks)
+        for gone in (
+            ["DROP INDEX ix_dispatcher_messages_note ON dispatcher_messages"],
+            ["ALTER TABLE dispatcher_messages DROP CONSTRAINT ck_dispatcher_messages_status_known"],
+            ["ALTER TABLE dispatcher_messages DROP COLUMN note"],
+        ):
+            undo("UPDATE dispatcher_alembic_version SET version_num = '0001'", *gone)
+            assert migrate(database) == NEXT
+            assert database.run(checks) == made
+            assert "note" in columns(database)
     finally:
         database.close()
 
 
 def checks(connection: Connection) -> dict[str | None, str]:
     """Return what each CHECK of messages says, by its name."""
-    found = inspect(connection).get_check_constraints("messages")
+    found = inspect(connection).get_check_constraints("dispatcher_messages")
     return {each["name"]: each["sqltext"] for each in found}
 
 
-@on_mariadb
-def test_a_table_of_somebody_elses_is_not_taken_for_ours(empty_database_url: str) -> None:
-    database = Database(empty_database_url)
-    try:
-        database.run(lambda connection: connection.exec_driver_sql("CREATE TABLE messages (x INT)"))
-        with pytest.raises(StoreUnavailable, match="answered 1050"):
-            migrate(database)
-    finally:
-        database.close()
+def columns(database: Database) -> set[str]:
+    found = database.run(lambda connection: inspect(connection).get_columns("dispatcher_messages"))
+    return {each["name"] for each in found}
 
 
 def differences(connection: Connection) -> list[object]:
     """Return what the schema describes and the database has not, or the other way round."""
-    context = MigrationContext.configure(connection)
-    return list(compare_metadata(context, described(connection.dialect.name)))
+    context = MigrationContext.configure(connection, opts=options(TABLES))
+    return list(compare_metadata(context, TABLES.described(connection.dialect.name)))
 
 
 def test_the_migrations_build_what_the_schema_describes(database: Database) -> None:
@@ -169,7 +161,7 @@ def test_constraints_have_names_that_can_be_changed_later(database: Database) ->
         found = inspect(connection)
         return {
             each["name"]
-            for table in ("messages", "attempts", "suppressions")
+            for table in TABLES.metadata.tables
             for each in (
                 *found.get_check_constraints(table),
                 *found.get_unique_constraints(table),
@@ -179,7 +171,10 @@ def test_constraints_have_names_that_can_be_changed_later(database: Database) ->
 
     found = database.run(names)
     assert None not in found
-    assert {"ck_messages_status_known", "uq_messages_idempotency_key"} <= found
+    assert {
+        "ck_dispatcher_messages_status_known",
+        "uq_dispatcher_messages_idempotency_key",
+    } <= found
 
 
 def test_sqlite_is_set_up_for_durable_writes_side_by_side(
@@ -214,35 +209,28 @@ def test_a_database_that_is_not_there_cannot_be_migrated(
     database.close()
 
 
-def test_a_migration_keeps_what_is_stored_and_its_attempts(database: Database) -> None:
+def test_a_migration_keeps_what_is_stored_and_its_attempts(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim = rows.claimed(database, scopes={"tenant": "acme"}, zone="Europe/Berlin")
-    held = rows.claimed(database)
-    rows.change(
-        database, held.message.id, status="held", claimed_by=None, claim_expires_at=None
-    )  # fmt: skip
-    to(database, "0002", command.downgrade)
-    message = database.run(
-        lambda connection: connection.execute(text("SELECT status FROM messages ORDER BY id")).all()
-    )
-    assert [status for (status,) in message] == ["sending", "failed"]
-    to(database, "head", command.upgrade)
-    found = Messages(database).get(claim.message.id)
-    assert found == claim.message
-    assert (found.on_unknown, found.expire_after) == ("retry", None)
-    for each in (claim, held):
-        [attempt] = Messages(database).attempts(each.message.id)
-        assert attempt.outcome is None
+    become_next_version(tmp_path, monkeypatch)
+    assert schema_standing(database).missing == (NEXT,)
+    assert migrate(database) == NEXT
+    assert "note" in columns(database)
+    back_to(database, HEAD)
+    assert "note" not in columns(database)
+    assert Messages(database).get(claim.message.id) == claim.message
+    [attempt] = Messages(database).attempts(claim.message.id)
+    assert attempt.outcome is None
     with pytest.raises(StoreUnavailable):
         rows.insert_attempt(database, message_id=new_id(), token=1, started_at=rows.now())
 
 
-def to(database: Database, revision: str, move: Callable[[Config, str], None]) -> None:
-    """Bring the schema to a revision as the migrations do."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+def back_to(database: Database, revision: str) -> None:
+    config = _config()
     with database.engine.connect() as connection:
-        config.attributes["connection"] = connection
-        move(config, revision)
+        config.attributes.update(connection=connection, tables=database.tables)
+        command.downgrade(config, revision)
 
 
 @pytest.mark.parametrize(
@@ -269,20 +257,24 @@ def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
     mariadb: MariaDBServer,
 ) -> None:
     def build(url: str) -> None:
-        tables = ("alembic_version", "attempts", "messages", "suppressions")
         name = url.rpartition("/")[2]
-        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in tables), database=name)
+        mariadb.execute(*(f"CREATE TABLE {each} (x INT)" for each in NAMES), database=name)
 
     server = MariaDBServer(mariadb.address)
     with server:
         name = server.migrated(build)
         server.execute(
-            "INSERT INTO messages VALUES (1)", "CREATE TABLE other (x INT)", database=name
+            "INSERT INTO dispatcher_messages VALUES (1)",
+            "CREATE TABLE other (x INT)",
+            database=name,
         )
         assert server.migrated(build) == name
         assert server.execute("SHOW TABLES LIKE 'other'", database=name) == []
-        assert server.execute("SELECT * FROM messages", database=name) == []
-        for change in ("ALTER TABLE messages ADD y INT", "DROP TABLE attempts"):
+        assert server.execute("SELECT * FROM dispatcher_messages", database=name) == []
+        for change in (
+            "ALTER TABLE dispatcher_messages ADD y INT",
+            "DROP TABLE dispatcher_attempts",
+        ):
             server.execute(change, database=name)
             assert server.migrated(build) != name
             name = server.migrated(build)

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, event, insert, text
 
 from dispatcher.message import new_id
 from dispatcher.store import Database, StoreUpkeep
-from dispatcher.store.schema import attempts, messages
 from tests.support import rows
+from tests.support.tables import attempts, messages
 
 pytestmark = pytest.mark.every_database
 
@@ -153,9 +153,9 @@ def add_cold(database: Database) -> None:
     def work(connection: Connection) -> None:
         connection.execute(
             text("""
-            INSERT INTO messages (id, channel, recipient, scope, body, send_at, next_attempt_at,
-                enqueue_at, status, attempt_count, max_attempts, claim_token, reserved,
-                created_at, finished_at)
+            INSERT INTO dispatcher_messages (id, channel, recipient, scope, body, send_at,
+                next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token,
+                reserved, created_at, finished_at)
             SELECT gen_random_uuid(), 'sms', 'r' || n, 'r' || n, '{}', at, at, at, 'sent', 1, 3, 1,
                 true, at, at
             FROM (
@@ -167,8 +167,9 @@ def add_cold(database: Database) -> None:
         )
         connection.execute(
             text("""
-            INSERT INTO attempts (message_id, token, started_at, finished_at, outcome)
-            SELECT id, 1, finished_at, finished_at, 'sent' FROM messages WHERE status = 'sent'
+            INSERT INTO dispatcher_attempts (message_id, token, started_at, finished_at, outcome)
+            SELECT id, 1, finished_at, finished_at, 'sent' FROM dispatcher_messages
+                WHERE status = 'sent'
             """)
         )
 
@@ -212,5 +213,5 @@ def test_old_attempts_are_not_looked_at(database: Database) -> None:
         for statement, parameters in asked:
             explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
             [plan] = connection.exec_driver_sql(explain, parameters).scalar_one()
-            assert "attempts" not in scans(plan["Plan"]), statement
+            assert "dispatcher_attempts" not in scans(plan["Plan"]), statement
             assert touched(plan["Plan"]) < 50 * BATCH, statement

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ import pytest
 from sqlalchemy import ClauseElement, event, make_url, true, update
 
 from dispatcher.message import Message, Outcome, Status
+from dispatcher.sendtime import as_text
 from dispatcher.store import (
     BulkMessages,
     Claims,
@@ -24,16 +26,18 @@ from dispatcher.store import (
     HeldMessages,
     JoinedMessages,
     Messages,
+    Overdue,
     Result,
     StoreUpkeep,
+    Suppressions,
     Untold,
-    changes,
     claiming,
 )
+from dispatcher.store.changes import Changes
 from dispatcher.store.copied import Addition
-from dispatcher.store.schema import messages
 from tests.integration.store.test_permit_pages import scans, touched
 from tests.support import rows
+from tests.support.tables import TABLES, messages
 
 pytestmark = pytest.mark.every_database
 
@@ -42,8 +46,8 @@ NO_WAIT = timedelta(0)
 MANY = 5_000
 
 
-def untold(database: Database) -> Untold:
-    return Untold(database, channel="status", max_attempts=7)
+def untold(database: Database, *, tells_errors: bool = False) -> Untold:
+    return Untold(database, channel="status", max_attempts=7, tells_errors=tells_errors)
 
 
 def tell(database: Database) -> list[Any]:
@@ -94,8 +98,19 @@ def ended(database: Database, status: Status) -> Message:
     return Messages(database).get(message.id)
 
 
-@pytest.mark.parametrize("status", [s for s in Status if s.is_final or s is Status.HELD])
-def test_each_end_is_told_once(database: Database, status: Status) -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [
+        (Status.SENT, "sent", None),
+        (Status.FAILED, "permanent", "refused"),
+        (Status.EXPIRED, None, "expiry"),
+        (Status.CANCELLED, None, "requested"),
+        (Status.HELD, "unknown", "outcome_unknown"),
+    ],
+)
+def test_each_end_is_told_once(
+    database: Database, status: Status, outcome: str | None, reason: str | None
+) -> None:
     message = ended(database, status)
     assert message.status is status
     [row] = tell(database)
@@ -105,7 +120,7 @@ def test_each_end_is_told_once(database: Database, status: Status) -> None:
     body = dict(row.body)
     at = body.pop("timestamp")
     if message.finished_at is not None:
-        assert at == message.finished_at.isoformat()
+        assert at == as_text(message.finished_at)
     assert body == {
         "type": f"message.{status}",
         "data": {
@@ -113,13 +128,89 @@ def test_each_end_is_told_once(database: Database, status: Status) -> None:
             "channel": "sms",
             "status": status.value,
             "attempt_count": message.attempt_count,
-            "send_at": message.send_at.isoformat(),
-            "finished_at": message.finished_at.isoformat() if message.finished_at else None,
-            "last_error": message.last_error,
+            "send_at": as_text(message.send_at),
+            "finished_at": as_text(message.finished_at) if message.finished_at else None,
+            "outcome": outcome,
+            "reason": reason,
         },
     }
     assert tell(database) == []
     assert rows.row(database, message.id).told == status.value
+
+
+def rescued(database: Database) -> UUID:
+    """Let the worker of a message's only try die."""
+    message = asked(database, max_attempts=1)
+    claims(database).claim([message.id])
+    rows.change(database, message.id, claim_expires_at=rows.now() - timedelta(seconds=1))
+    StoreUpkeep(database).rescue(at_most=9)
+    return message.id
+
+
+def dropped(database: Database) -> UUID:
+    message = ended(database, Status.HELD)
+    return HeldMessages(database).drop(message.id).id
+
+
+def overdue(database: Database) -> UUID:
+    message = asked(database)
+    Overdue(database, after=NO_WAIT, expire=["sms"]).expire(at_most=9)
+    return message.id
+
+
+def without_slot(database: Database) -> UUID:
+    message = asked(database)
+    assert Overdue(database, after=NO_WAIT, reslot=["sms"]).give_up(message)
+    return message.id
+
+
+def suppressed(database: Database) -> UUID:
+    message = asked(database)
+    suppressions = Suppressions(database)
+    suppressions.add(message.recipient, None)
+    claims(database).unclaimed([message.id])
+    suppressions.remove(message.recipient, None)
+    return message.id
+
+
+def expired_after_a_try(database: Database) -> UUID:
+    message = asked(database, expires_at=rows.now() + timedelta(minutes=1))
+    (claim,) = claims(database).claim([message.id])
+    failure = Failure(claim, Outcome.TEMPORARY, "why", timedelta(hours=1))
+    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    return message.id
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "outcome", "reason"),
+    [
+        (lambda database: failed(database, Outcome.TEMPORARY).id,
+         "failed", "temporary", "attempts_used_up"),
+        (rescued, "failed", "unknown", "attempts_used_up"),
+        (dropped, "failed", "unknown", "dropped"),
+        (expired_after_a_try, "expired", "temporary", "expiry"),
+        (overdue, "expired", None, "overdue"),
+        (without_slot, "expired", None, "no_slot"),
+        (suppressed, "cancelled", None, "suppressed"),
+    ],
+)  # fmt: skip
+def test_why_it_ended_is_told_by_an_outcome_and_a_reason_of_ours(
+    database: Database, end: Callable[[Database], UUID], status: str, outcome: str, reason: str
+) -> None:
+    message_id = end(database)
+    [row] = tell(database)
+    data = row.body["data"]
+    assert data["id"] == str(message_id)
+    assert (data["status"], data["outcome"], data["reason"]) == (status, outcome, reason)
+
+
+def test_the_words_of_a_provider_are_told_only_where_it_is_asked_for(database: Database) -> None:
+    failed(database)
+    [row] = tell(database)
+    assert "why" not in str(row.body)
+    failed(database)
+    [made] = untold(database, tells_errors=True).tell(at_most=9)
+    assert rows.row(database, made).body["data"]["last_error"] == "why"
 
 
 def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) -> None:
@@ -159,7 +250,7 @@ def test_an_end_after_a_retry_is_told_again(database: Database) -> None:
     message = failed(database)
     first = tell(database)
     store = FailedMessages(database)
-    store.retry(store.look(message.id), tries=1)
+    store.retry([(store.look([message.id])[message.id], 1)])
     assert tell(database) == []
     (claim,) = claims(database).claim([message.id])
     failure = Failure(claim, Outcome.PERMANENT, "why", None)
@@ -209,7 +300,7 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
     made: Counter[UUID] = Counter()
 
     def sweep() -> None:
-        start.wait(10)
+        start.wait(60)
         for _ in range(6):
             made.update(untold(database).tell(at_most=7))
 
@@ -217,7 +308,7 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     made.update(untold(database).tell(at_most=100))
     told = {rows.row(database, each).body["data"]["id"] for each in made}
     assert (len(made), len(told), set(made.values())) == (30, 30, {1})
@@ -250,9 +341,11 @@ def _ends(joined: Sequence[object], is_certain: bool) -> None:
 
 
 def test_no_statement_of_delivery_knows_who_is_told() -> None:
-    taken = claiming.at_once(true())
-    statements: list[ClauseElement] = [taken, changes.sent_at_once(), changes.snoozed_at_once()]
-    statements += [each._one for each in vars(changes).values() if isinstance(each, changes.Change)]
+    taken, made = claiming.at_once(TABLES, true()), Changes(TABLES)
+    statements: list[ClauseElement] = [taken, made.sent_at_once(), made.snoozed_at_once()]
+    singly = [name for name, each in vars(Changes).items() if isinstance(each, cached_property)]
+    assert "outcome" in singly
+    statements += [getattr(made, name)._one for name in singly]
     for statement in statements:
         text = str(statement.compile(dialect=make_url("postgresql+psycopg://").get_dialect()()))
         assert not re.search(r"status_url|messages\.told|\btold\s*=", text), text
@@ -270,7 +363,7 @@ def store_many(database: Database) -> None:
     )
     database.run(lambda connection: connection.execute(ends))
     is_mysql = database.url.get_backend_name() == "mysql"
-    analyze = "ANALYZE TABLE messages" if is_mysql else "ANALYZE"
+    analyze = "ANALYZE TABLE dispatcher_messages" if is_mysql else "ANALYZE"
     database.run(lambda connection: connection.exec_driver_sql(analyze))
     for _ in range(3):
         Messages(database).cancel(asked(database).id)
@@ -301,11 +394,11 @@ def assert_reads_few(database: Database, call: Callable[[], object], *, most: in
         elif kind == "sqlite":
             explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
             [plan] = [row[-1] for row in explained]
-            assert plan == "SCAN messages USING INDEX ix_messages_untold"
+            assert plan == "SCAN dispatcher_messages USING INDEX ix_dispatcher_messages_untold"
         else:
             explain = f"EXPLAIN FORMAT=TRADITIONAL {statement}"  # newer MySQL draws a tree
             [row] = connection.exec_driver_sql(explain, parameters).mappings()
-            assert (row["key"], row["type"]) == ("ix_messages_unreleased", "range")
+            assert (row["key"], row["type"]) == ("ix_dispatcher_messages_unreleased", "range")
             assert int(row["rows"]) < 100
 
 
@@ -315,7 +408,7 @@ def first_asked(database: Database, call: Callable[[], object]) -> tuple[str, An
 
     def note(*given: Any) -> None:
         _, _, statement, parameters, *_ = given
-        if "FROM messages" in statement:
+        if "FROM dispatcher_messages" in statement:
             seen.append((statement, parameters))
             raise Seen
 

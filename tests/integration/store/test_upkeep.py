@@ -11,11 +11,24 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Connection, event, select
 
-from dispatcher.message import Outcome, Status
-from dispatcher.store import Claims, Database, Messages, Movable, Place, Result, StoreUpkeep
+from dispatcher.errors import StoreUnavailable
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.store import (
+    Claims,
+    Database,
+    Failure,
+    Messages,
+    Movable,
+    NewTime,
+    Place,
+    Result,
+    StoreUpkeep,
+)
 from dispatcher.store.instants import database_now, later
-from dispatcher.store.schema import messages
 from tests.support import rows
+from tests.support.doubles import raising
+from tests.support.tables import messages
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.every_database
 
@@ -54,7 +67,7 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
 
         def sweep() -> None:
             upkeep = StoreUpkeep(database)
-            start.wait(10)
+            start.wait(60)
             for _ in range(6):
                 taken.update(due.message_id for due in upkeep.take_due(at_most=7, grace=GRACE))
 
@@ -62,7 +75,7 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         # What one of them reads may be locked for the other; then it comes with the next tick.
         rest = StoreUpkeep(database).take_due(at_most=len(ids), grace=GRACE)
         taken.update(due.message_id for due in rest)
@@ -163,7 +176,7 @@ def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sum(counts) + len(StoreUpkeep(database).rescue(at_most=10)) == 6
 
 
@@ -188,6 +201,21 @@ def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Dat
     upkeep.mark_released([message.id])
     assert upkeep.unreleased(at_most=9) == []
     assert upkeep.prune(older_than=30 * DAY, at_most=9) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_prune_waits_for_no_message_that_another_transaction_holds(database: Database) -> None:
+    old = [ended(database, 31 * DAY + n * MINUTE) for n in range(12)]
+    held = old[1::2]
+
+    def work(connection: Connection) -> int:
+        for each in held:
+            connection.execute(select(messages.c.id).where(messages.c.id == each).with_for_update())
+        return StoreUpkeep(database).prune(older_than=30 * DAY, at_most=100)
+
+    assert database.transact(work) == 6
+    assert {each.id for each in rows.listed(database)} == set(held)
+    assert StoreUpkeep(database).prune(older_than=30 * DAY, at_most=100) == 6
 
 
 def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
@@ -236,10 +264,12 @@ def move(
     database: Database, found: Movable, send_at: datetime, *, enqueue_at: datetime | None = None
 ) -> Movable:
     message = found.message
-    return Messages(database).move(
-        found, within=MINUTE, send_at=send_at, zone=message.zone, expires_at=message.expires_at,
-        expire_after=message.expire_after, asked_at=None, enqueue_at=enqueue_at or send_at,
+    new = NewTime(
+        found, send_at=send_at, next_attempt_at=send_at, enqueue_at=enqueue_at or send_at,
+        zone=message.zone, expires_at=message.expires_at, expire_after=message.expire_after,
+        asked_at=None,
     )  # fmt: skip
+    return Messages(database).move([new], within=MINUTE)[message.id]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -299,6 +329,26 @@ def test_permits_of_attempts_come_in_pages_and_each_once(database: Database) -> 
     assert all(ages[each] >= timedelta(0) for each in sent)
 
 
+def test_what_was_put_back_without_a_try_comes_in_pages_and_each_once(database: Database) -> None:
+    claims = Claims(database, ttl=rows.TTL)
+    tried, *snoozed = (rows.claimed(database) for _ in range(6))
+    claims.record([], [Failure(tried, Outcome.TEMPORARY, "busy", HOUR)], enqueue_in=GRACE)
+    claims.put_back([(each, HOUR) for each in snoozed[:3]], enqueue_in=-MINUTE)
+    claims.put_back([(each, 2 * HOUR) for each in snoozed[3:]], enqueue_in=-MINUTE)
+    rows.add(database)
+    rows.add_due(database)
+    rows.claimed(database)
+    upkeep = StoreUpkeep(database)
+    for batch in (1, 2, 5, 9):
+        pages = list(upkeep.snoozed(batch=batch))
+        assert max(map(len, pages)) <= batch
+        found = [message_id for page in pages for message_id in page]
+        assert sorted(found) == sorted(each.message.id for each in snoozed)
+    for page in upkeep.snoozed(batch=2):
+        assert upkeep.bring_forward(page) == set(page)
+    assert list(upkeep.snoozed(batch=2)) == []
+
+
 def test_lengths_are_added_to_the_millisecond(database: Database) -> None:
     lengths = (1.25, -0.125, 0.001, 86_400.5, 3e7, 0.0)
     query = select(database_now(), *(later(database_now(), each) for each in lengths))
@@ -314,3 +364,116 @@ def test_what_was_rescued_is_told_from_what_was_never_tried(database: Database) 
     assert len(upkeep.rescue(at_most=9)) == 1
     due = upkeep.take_due(at_most=9, grace=rows.SOON)
     assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
+
+
+def marked(database: Database, *messages_: Message) -> UUID:
+    """Claim messages, and return the mark of the claim."""
+    mark = uuid4()
+    ids = [each.id for each in messages_]
+    assert len(Claims(database, ttl=rows.TTL).claim(ids, mark=mark)) == len(ids)
+    return mark
+
+
+def died(database: Database, message: Message) -> None:
+    """Let a worker claim a message and die before it began to send it."""
+    upkeep = StoreUpkeep(database)
+    unbegun = upkeep.unbegun([message.id], mark=marked(database, message))
+    upkeep.put_back(unbegun, wait=MINUTE)
+
+
+def test_what_was_not_begun_is_due_as_it_was_and_is_no_attempt(database: Database) -> None:
+    upkeep = StoreUpkeep(database)
+    messages_ = [rows.add_due(database, on_unknown=word) for word in ("retry", "hold")]
+    begun, others = rows.add_due(database), rows.claimed(database).message
+    mark = marked(database, *messages_, begun)
+    ids = [each.id for each in (*messages_, others)]
+    assert upkeep.unbegun(ids, mark=uuid4()) == []
+    found = upkeep.unbegun([*ids, uuid4()], mark=mark)
+    assert [each.message_id for each in found] == [each.id for each in messages_]
+    assert {each.token for each in found} == {1}
+    for _ in range(2):
+        upkeep.put_back(found, wait=MINUTE)
+        for each in messages_:
+            now = Messages(database).get(each.id)
+            assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
+            assert now.next_attempt_at == each.next_attempt_at
+            assert Messages(database).attempts(each.id) == []
+    for each in (begun, others):
+        assert Messages(database).get(each.id).status is Status.SENDING
+    due = upkeep.take_due(at_most=9, grace=rows.SOON)
+    assert {each.message_id for each in due if each.is_suspect} == {each.id for each in messages_}
+
+
+@pytest.mark.parametrize(("max_attempts", "status"), [(2, Status.SCHEDULED), (1, Status.FAILED)])
+def test_what_was_not_begun_twice_in_a_row_has_failed_once(
+    database: Database, max_attempts: int, status: Status
+) -> None:
+    """It may be what its workers die of; nobody has to decide about it."""
+    message = rows.add_due(database, max_attempts=max_attempts, on_unknown="hold")
+    died(database, message)
+    died(database, message)
+    now = Messages(database).get(message.id)
+    assert (now.status, now.attempt_count) == (status, 1)
+    [attempt] = Messages(database).attempts(message.id)
+    assert (attempt.outcome, attempt.error) == (Outcome.TEMPORARY, now.last_error)
+    if status is Status.SCHEDULED:
+        assert now.next_attempt_at - message.send_at > MINUTE
+
+
+@pytest.mark.parametrize("word", ["retry", "hold"])
+def test_what_was_rescued_or_claimed_meanwhile_stays_as_it_is(
+    database: Database, word: str
+) -> None:
+    """But for what is held for the try that did not happen."""
+    upkeep = StoreUpkeep(database)
+    message = rows.add_due(database, on_unknown=word)
+    found = upkeep.unbegun([message.id], mark=marked(database, message))
+    rows.age(database, message.id)
+    assert len(upkeep.rescue(at_most=9)) == 1
+    if word == "retry":
+        marked(database, message)
+    upkeep.put_back(found, wait=MINUTE)
+    now = Messages(database).get(message.id)
+    tries = [each.outcome for each in Messages(database).attempts(message.id)]
+    if word == "hold":
+        assert (now.status, now.attempt_count, tries) == (Status.SCHEDULED, 0, [])
+    else:
+        assert (now.status, now.attempt_count) == (Status.SENDING, 2)
+        assert tries == [Outcome.UNKNOWN, None]
+
+
+def test_the_next_page_of_places_is_read_while_the_caller_works_on_one(database: Database) -> None:
+    ids = sorted(rows.add(database).id for _ in range(5))
+    read: list[object] = []
+    event.listen(database.engine, "after_cursor_execute", lambda *_: read.append(None))
+    pages = StoreUpkeep(database).places(memory=DAY, batch=2)
+    found = next(pages)
+    wait_until(lambda: len(read) == 2)
+    for page in pages:
+        found += page
+    assert [each.message_id for each in found] == ids
+    assert len(read) == 3
+
+
+def test_an_error_of_a_page_that_is_read_ahead_reaches_the_caller_in_its_turn(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rows.add(database)
+    upkeep = StoreUpkeep(database)
+    pages = upkeep.places(memory=DAY, batch=1)
+    assert len(next(pages)) == 1
+    monkeypatch.setattr(database, "run", lambda _: raising(StoreUnavailable("down"))())
+    with pytest.raises(StoreUnavailable, match="down"):
+        list(pages)
+
+
+def test_whoever_needs_no_more_pages_leaves_no_thread_behind(database: Database) -> None:
+    for _ in range(3):
+        rows.add(database)
+    before = threading.enumerate()
+    pages = StoreUpkeep(database).places(memory=DAY, batch=1)
+    next(pages)
+    assert threading.enumerate() != before
+    pages.close()  # type: ignore[attr-defined]  # an iterator by its type
+    assert threading.enumerate() == before

@@ -1,0 +1,158 @@
+"""The commands by name, and the modules they are in: one is imported when it is run.
+
+To import them all takes a second, most of it for SQLAlchemy, Celery and Pydantic. What the list of
+commands shows is therefore written here, too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+
+class _Command(NamedTuple):
+    module: str
+    panel: str
+    help: str
+
+
+_COMMANDS = {
+    "up": _Command(
+        "services",
+        "Run",
+        "Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.",
+    ),
+    "worker": _Command(
+        "services",
+        "Run",
+        "Start a Celery worker with the recommended options. Further options go to Celery.",
+    ),
+    "beat": _Command(
+        "services", "Run", "Start a Celery beat, which starts the sweep. Any number may run."
+    ),
+    "migrate": _Command(
+        "services", "Run", "Bring the database to the schema of this version. Safe to repeat."
+    ),
+    "version": _Command("version", "Run", "Print the version."),
+    "submit": _Command("messages", "Submit", "Accept a message for a future time."),
+    "show": _Command(
+        "messages",
+        "Look",
+        "Tell the whole story of one message: its times, its places, each try, what comes next.",
+    ),
+    "list": _Command("messages", "Look", "List messages, newest first."),
+    "held": _Command(
+        "messages",
+        "Look",
+        "List messages that are held, oldest first: nobody knows whether they were sent.",
+    ),
+    "update": _Command(
+        "messages",
+        "Change",
+        "Give a scheduled message another body, or that of a template, rendered now.",
+    ),
+    "next-slot": _Command(
+        "messages", "Submit", "Tell the first time that fits every quota. Books nothing."
+    ),
+    "cancel": _Command(
+        "changing",
+        "Change",
+        "Cancel scheduled messages, by id or by filter; their quotas are free again at once.",
+    ),
+    "reschedule": _Command(
+        "changing",
+        "Change",
+        "Move scheduled messages to another time, by id or by filter; old places are free at once.",
+    ),
+    "retry": _Command(
+        "changing",
+        "Change",
+        "Give failed messages another round of tries, by id or by filter. They are due at once.",
+    ),
+    "release": _Command(
+        "changing", "Change", "Let held messages be sent, perhaps once more, by id or by filter."
+    ),
+    "drop": _Command(
+        "changing",
+        "Change",
+        "Give held messages up, by id or by filter: they end as failed and keep their places.",
+    ),
+    "suppress": _Command(
+        "suppressing",
+        "Change",
+        "Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.",
+    ),
+    "unsuppress": _Command(
+        "suppressing",
+        "Change",
+        "Take a suppression back, as it was made: with its channel, or without one.",
+    ),
+    "suppressed": _Command(
+        "suppressing", "Look", "List who gets nothing, or what holds for one recipient."
+    ),
+    "status": _Command(
+        "status",
+        "Look",
+        "Show what waits, what is late, the next hour, how full limits are, and who is at work.",
+    ),
+    "top": _Command(
+        "status",
+        "Look",
+        "Rank the busiest scopes, recipients or channels by what is due, with their fullest quota.",
+    ),
+    "import": _Command(
+        "bulk", "Submit", "Accept the messages of a file; say which rows were refused and why."
+    ),
+    "export": _Command(
+        "export",
+        "Look",
+        "Write messages, oldest first, a row each; with bodies only where that is asked for.",
+    ),
+    "timeline": _Command(
+        "timeline",
+        "Look",
+        "Show what is booked, how full each quota is, what is blocked, and the next free slots.",
+    ),
+    "windows": _Command(
+        "windows", "Run", "Compare the windows in Redis with SQL, or rebuild them."
+    ),
+    "doctor": _Command(
+        "doctor",
+        "Look",
+        "Examine the servers, the clocks, what is overdue, and what the settings name.",
+    ),
+    "demo": _Command(
+        "demo",
+        "Run",
+        "Play a short scenario on real servers and show what happens. Leaves nothing behind.",
+    ),
+}
+
+
+class Commands(TyperGroup):
+    """The group of all commands. It lists them without their modules."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for name, (_, panel, said) in _COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=said, rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is to be run."""
+        if args and args[0] in _COMMANDS:
+            self.load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def load(self, *names: str) -> None:
+        """Import these commands; all if none is named."""
+        for module in {_COMMANDS[name].module for name in names or _COMMANDS}:
+            part = typer.Typer(rich_markup_mode="rich")
+            import_module(f"dispatcher.cli.{module}").register(part)
+            for name, command in get_group(part).commands.items():
+                if isinstance(command, TyperCommand | TyperGroup):
+                    command.rich_help_panel = _COMMANDS[name].panel
+                self.commands[name] = command

@@ -1,0 +1,185 @@
+"""Shares the senders of a channel among its destinations: hosts and domains.
+
+A transport names the destination of a message. One that does not answer leaves senders to others.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from dispatcher.clock import Clock
+from dispatcher.message import Message
+from dispatcher.store import Claim
+
+log = logging.getLogger(__name__)
+
+_TIMEOUTS_IN_A_ROW = 3
+"""After so many a destination is silent: one sender at a time tries it."""
+_APART = 1.25
+"""How far apart messages for a silent destination come back, in transport timeouts."""
+_MOST_REMEMBERED = 10_000
+"""Silent destinations that a process remembers of a channel; the oldest is forgotten first."""
+_NO_WAIT = timedelta(0)
+
+
+class Owner(Protocol):
+    """A group of which a message may be parked."""
+
+    def resume(self, due_at: float, claim: Claim, *, by: Owner) -> None:
+        """Take a parked message back: a sender may have it now. A sender of ``by`` is free."""
+
+
+class _Parked(NamedTuple):
+    owner: Owner
+    due_at: float
+    claim: Claim
+
+
+class Destinations:
+    """Admits a message to a sender, or parks it while its destination has all that it may have.
+
+    A destination may have ``share`` senders, a silent one a single sender until it answers. Other
+    messages overtake a parked one. ``name_of`` is the transport's ``destination``. Without it every
+    message is admitted; messages for which it returns None share one destination that is never
+    silent. ``timeout`` is that of a send, in seconds, ``longest`` the longest wait of a message for
+    a silent destination.
+    """
+
+    def __init__(
+        self,
+        name_of: Callable[[Message], str | None] | None,
+        *,
+        share: int,
+        timeout: float,
+        longest: timedelta,
+        clock: Clock,
+    ) -> None:
+        self._name_of = name_of
+        self._share = share
+        self._timeout = timeout
+        self._longest = longest.total_seconds()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._busy: Counter[str | None] = Counter()
+        self._names: dict[tuple[UUID, int], str | None] = {}
+        self._parked: defaultdict[str | None, deque[_Parked]] = defaultdict(deque)
+        self._timeouts: dict[str, int] = {}
+        self._turns: dict[str, float] = {}
+
+    def admit(self, owner: Owner, due_at: float, claim: Claim) -> bool:
+        """Give a message to the sender that asks, or park it until ``owner`` is to resume it."""
+        if self._name_of is None:
+            return True
+        name = self._name(claim.message)
+        with self._lock:
+            if self._busy[name] >= self._most(name):
+                self._parked[name].append(_Parked(owner, due_at, claim))
+                return False
+            self._busy[name] += 1
+            self._names[_key(claim)] = name
+        return True
+
+    def leave(self, owner: Owner, claim: Claim, *, answered: bool | None) -> None:
+        """Note that a sender of ``owner`` is free again, and resume parked messages in its place.
+
+        ``answered`` is False where the destination did not answer in time, and None where the
+        message was not sent.
+        """
+        if self._name_of is None:
+            return
+        with self._lock:
+            name = self._names.pop(_key(claim))
+            self._busy[name] -= 1
+            if name is not None and answered is not None:
+                self._note(name, claim, answered=answered)
+            parked = self._parked.get(name, ())
+            room = min(len(parked), self._most(name) - self._busy[name])
+            resumed = [self._parked[name].popleft() for _ in range(room)]
+            self._forget_if_idle(name)
+        for other, due_at, each in resumed:
+            other.resume(due_at, each, by=owner)
+
+    def has(self, owner: Owner) -> bool:
+        """Whether anything of this group is parked."""
+        if not self._parked:  # without the lock, which all senders share: mostly none is parked
+            return False
+        with self._lock:
+            return any(each.owner is owner for some in self._parked.values() for each in some)
+
+    def withdraw(self, owner: Owner, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
+        """Return the parked messages of a group, each with a wait, and forget them.
+
+        A message for a silent destination waits for a turn of its own, so that it is not claimed
+        over and over. The others do not wait.
+        """
+        found: list[tuple[Claim, timedelta]] = []
+        if not self._parked:
+            return found
+        with self._lock:
+            for name in list(self._parked):
+                if only_silent and not self._is_silent(name):
+                    continue
+                some = self._parked[name]
+                found += [(each.claim, self._turn(name)) for each in some if each.owner is owner]
+                self._parked[name] = deque(each for each in some if each.owner is not owner)
+                self._forget_if_idle(name)
+        return found
+
+    def _name(self, message: Message) -> str | None:
+        try:
+            return self._name_of(message) if self._name_of is not None else None
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
+            told = type(error).__name__  # its text may quote an address
+            log.warning("message %s: its transport names no destination (%s)", message.id, told)
+            return None
+
+    def _most(self, name: str | None) -> int:
+        return 1 if self._is_silent(name) else self._share
+
+    def _is_silent(self, name: str | None) -> bool:
+        return name is not None and self._timeouts.get(name, 0) >= _TIMEOUTS_IN_A_ROW
+
+    def _note(self, name: str, claim: Claim, *, answered: bool) -> None:
+        if answered:
+            self._timeouts.pop(name, None)
+            self._turns.pop(name, None)
+            return
+        self._timeouts[name] = self._timeouts.get(name, 0) + 1
+        if self._timeouts[name] == _TIMEOUTS_IN_A_ROW:
+            log.warning(
+                "message %s: its destination did not answer %d times in a row; one sender at a "
+                "time tries it until it does",
+                claim.message.id, _TIMEOUTS_IN_A_ROW,
+            )  # fmt: skip
+        if len(self._timeouts) > _MOST_REMEMBERED:
+            oldest = next(iter(self._timeouts))
+            self._timeouts.pop(oldest)
+            self._turns.pop(oldest, None)
+
+    def _turn(self, name: str | None) -> timedelta:
+        """Return how long the next message is to wait; no time for one that is not silent."""
+        if name is None or not self._is_silent(name):
+            return _NO_WAIT
+        now = self._clock.monotonic()
+        turn = max(now, self._turns.get(name, now)) + self._timeout * _APART
+        self._turns[name] = min(turn, now + self._longest)
+        if turn - now < self._longest:
+            return timedelta(seconds=turn - now)
+        return timedelta(seconds=self._longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+
+    def _forget_if_idle(self, name: str | None) -> None:
+        if not self._busy[name]:
+            del self._busy[name]
+        if not self._parked.get(name):
+            self._parked.pop(name, None)
+
+
+def _key(claim: Claim) -> tuple[UUID, int]:
+    return claim.message.id, claim.token

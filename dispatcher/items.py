@@ -1,0 +1,197 @@
+"""Items in the queues of the broker. A worker takes those that are tasks of the dispatcher.
+
+Every other item is rejected: deleted, logged without its content, and counted. Celery would quote
+it in its log, and some items would end each worker that takes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+from typing import Any
+from uuid import UUID, uuid4
+
+from amqp.exceptions import FrameSyntaxError
+from amqp.method_framing import frame_handler
+from celery.utils.dispatch import Signal
+from kombu.transport import redis
+from kombu.transport.virtual import Message
+
+from dispatcher.celery_app import DELIVER, SWEEPS
+
+log = logging.getLogger(__name__)
+
+item_rejected = Signal(name="item_rejected", providing_args=[])
+"""A worker deleted an item of its broker that is no task of ours."""
+
+LATEST = timedelta(days=1)
+"""How far ahead of now, beyond twice the horizon, a task may ask to wait in a worker's memory."""
+MOST_IDS = 1_000
+"""Most messages in one task: the largest ``group_size``."""
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_JSON = ("application/json", "utf-8")
+_HEADER_FRAME = 2
+_BEFORE_PROPERTIES = 12
+"""Bytes of an AMQP header frame before the flags that say which properties follow."""
+_NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+class NoTask(ValueError):
+    """Part of an item is not what the dispatcher publishes. The text names the part alone."""
+
+
+def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
+    """Judge an item, its body included, and return the headers that our tasks need.
+
+    ``latest`` is the latest ETA that is taken. Raises NoTask.
+    """
+    headers = _read("headers", lambda: dict(message.headers))
+    arguments_fit = _read("task", lambda: _TASKS[headers["task"]])
+    task_id = _read("id", lambda: str(UUID(headers["id"])))
+    eta = _instant("eta", headers)
+    if eta is not None and eta > latest:
+        raise NoTask("eta")
+    _instant("expires", headers)
+    if (message.content_type, message.content_encoding) != _JSON:
+        raise NoTask("content type")
+    body = _read("body", lambda: message.payload)
+    match body:
+        case [list(arguments), {**named}, {**embed}]:
+            pass
+        case _:
+            raise NoTask("body")
+    if named or not arguments_fit(arguments):
+        raise NoTask("arguments")
+    if embed != _NO_EMBED:
+        raise NoTask("what follows the task")
+    return {
+        "task": headers["task"],
+        "id": task_id,
+        "eta": headers.get("eta"),
+        "expires": headers.get("expires"),
+        "ignore_result": True,
+        "argsrepr": "",
+        "kwargsrepr": "",
+    }
+
+
+def tell_rejected(part: str) -> None:
+    """Log a rejected item, and send :data:`item_rejected`, by which it is counted."""
+    log.error(
+        "rejected an item of the broker that is no task of the dispatcher's (its %s): it is "
+        "deleted; find out what else writes to the queues of this broker",
+        part,
+    )
+    item_rejected.send(sender=None)
+
+
+def tolerant(transport: Any) -> Any:
+    """Let a transport of kombu's pass every item to the consumer, also one that it cannot read.
+
+    Those for Redis and AMQP raise for such an item, and the error ends the worker.
+    """
+    if issubclass(getattr(transport, "Channel", object), redis.Channel):
+        transport.Channel = _tolerant(transport.Channel)
+    elif transport.driver_name == "py-amqp":
+        transport.client.transport_options |= {"frame_handler": _tolerant_frames}
+    return transport
+
+
+def _tolerant_frames(*args: Any, **more: Any) -> Callable[[Any], Any]:
+    """Return py-amqp's handler of frames. A message with unreadable properties has none then."""
+    handle = frame_handler(*args, **more)
+
+    def on_frame(frame: tuple[int, int, Any]) -> Any:
+        try:
+            return handle(frame)
+        except (ValueError, OverflowError, OSError, FrameSyntaxError):
+            kind, channel, content = frame
+            if kind != _HEADER_FRAME:
+                raise
+            return handle((kind, channel, bytes(content[:_BEFORE_PROPERTIES]) + b"\0\0"))
+
+    return on_frame
+
+
+@cache
+def _tolerant(channel: type[Any]) -> type[Any]:
+    return type(channel.__name__, (_Tolerant, channel), {})
+
+
+class _AnyMessage(Message):
+    """An item of Redis. One that kombu cannot read has ``errors``, and nothing else of it."""
+
+    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+        try:
+            super().__init__(payload, channel=channel, **more)
+            _check_route(self)
+        except Exception:  # noqa: BLE001 - whatever it is: it is no message
+            failure = sys.exc_info()
+            nowhere = {"exchange": "rejected", "routing_key": "rejected"}
+            properties = {"delivery_tag": str(uuid4()), "delivery_info": nowhere}
+            super().__init__({"properties": properties, "headers": {}}, channel=channel, **more)
+            self.errors = [failure]
+
+
+class _Tolerant:
+    """Comes before kombu's Redis channel in the order of its bases."""
+
+    Message = _AnyMessage
+    handlers: Mapping[str, Callable[..., Any]]
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.handlers = {
+            kind: partial(self._unless_unreadable, read) for kind, read in self.handlers.items()
+        }
+
+    def _unless_unreadable(self, read: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        try:
+            return read(*args, **more)
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            # It was no JSON, and Redis has given it away already. (No error of a line is among
+            # these, and none of a task: what escapes from there is no plain Exception of Python's.)
+            tell_rejected("envelope")
+            return True
+
+
+def _check_route(message: Message) -> None:
+    """Raise NoTask where kombu could not note that a message is under way."""
+    info: Any = message.delivery_info
+    for each in (message.delivery_tag, info["exchange"], info["routing_key"]):
+        if not isinstance(each, str):
+            raise NoTask("envelope")
+
+
+def _read(part: str, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - whatever it is: it is no task
+        raise NoTask(part) from None
+
+
+def _instant(part: str, headers: Mapping[str, Any]) -> datetime | None:
+    text = headers.get(part)
+    if text is None:
+        return None
+    instant: datetime = _read(part, lambda: datetime.fromisoformat(text).astimezone(UTC))
+    return instant
+
+
+def _are_to_deliver(arguments: list[Any]) -> bool:
+    match arguments:
+        case [list(ids), *more] if 0 < len(ids) <= MOST_IDS:
+            return [type(each) for each in more] in ([], [str], [str, bool]) and all(
+                isinstance(each, str) and _UUID.fullmatch(each) for each in ids
+            )
+    return False
+
+
+_TASKS: dict[str, Callable[[list[Any]], bool]] = {
+    DELIVER: _are_to_deliver,
+    **{f"dispatcher.{duty}": lambda arguments: not arguments for duty in SWEEPS},
+}

@@ -1,0 +1,148 @@
+"""One spelling of each recipient, so that quotas, opt-outs, keys and filters compare the same."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+
+from dispatcher.channel import Channel
+from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue, quoted
+from dispatcher.message import check_text
+
+log = logging.getLogger(__name__)
+
+Spell = Callable[[str], str]
+_BETWEEN_DIGITS = re.compile(r"[ ()./-]")
+_PERHAPS_DIALLED = re.compile(r"\(\s*0\s*\)")
+_PHONE = re.compile(r"\+[1-9][0-9]{6,14}")
+_PHONE_ACCEPTED = "a phone number with + and its country code, such as +49 151 2345678"
+
+
+class Spellings:
+    """Spells recipients by the rules of their channels. Without a rule they stay as given."""
+
+    def __init__(self, channels: Mapping[str, Channel]) -> None:
+        self._rules = {name: each.recipients for name, each in channels.items()}
+        self._found: dict[str, Spell] = {"": str, "email": email, "phone": phone}
+
+    def on(self, channel: object, recipient: str) -> str:
+        """Return the spelling on a channel, which may be none. Raises InvalidDraft.
+
+        And InvalidSettings for a rule that cannot be loaded.
+        """
+        rule = self._rules.get(channel, "") if isinstance(channel, str) else ""
+        return recipient if not rule else self._spelt(rule, recipient)
+
+    def all(self, recipient: str, channel: str | None = None) -> tuple[str, ...]:
+        """Return the spellings on a channel, or on any, each once.
+
+        Channels that refuse it have no message for it. Raises InvalidDraft where all refuse it.
+        """
+        if channel is not None:
+            return (self.on(channel, recipient),)
+        found: dict[str, None] = {}
+        refusal: InvalidDraft | None = None
+        for rule in dict.fromkeys(self._rules.values()):
+            try:
+                found[self._spelt(rule, recipient)] = None
+            except InvalidDraft as refused:
+                refusal = refused
+        if refusal is not None and not found:
+            raise refusal
+        return tuple(found)
+
+    def one(self, recipient: str, channel: str | None = None) -> str:
+        """Return the spelling. Raises InvalidDraft where channels spell it in several ways."""
+        found = self.all(recipient, channel)
+        if len(found) > 1:
+            problem = "channels spell it in several ways"
+            raise InvalidDraft("recipient", problem, f"with a channel, or as {quoted(found[0])}")
+        return found[0]
+
+    def judged(self) -> Mapping[str, InvalidSettings | None]:
+        """Load each channel's rule, if it has one; return what is wrong with it, by its place."""
+        found: dict[str, InvalidSettings | None] = {}
+        for channel, rule in self._rules.items():
+            if not rule:
+                continue
+            place = f"channels.{channel}.recipients"
+            try:
+                self._rule(rule)
+            except InvalidSettings as error:
+                found[place] = error
+            else:
+                found[place] = None
+        return found
+
+    def _rule(self, rule: str) -> Spell:
+        if rule not in self._found:
+            self._found[rule] = _load(rule)
+        return self._found[rule]
+
+    def _spelt(self, rule: str, recipient: str) -> str:
+        spell = self._rule(rule)
+        try:
+            spelt = spell(recipient)
+        except InvalidValue as refused:
+            raise InvalidDraft("recipient", refused.problem, refused.accepted) from None
+        except Exception as error:  # noqa: BLE001 - code of others; its text may quote the recipient
+            kind = type(error).__name__
+            log.error("recipients = %s raised %s", [rule], kind)  # noqa: TRY400 - same
+            raise InvalidDraft("recipient", f"its spelling raised {kind}", "another") from None
+        return check_text("recipient", spelt)
+
+
+def email(text: str) -> str:
+    """Write the domain of an address in lower case ASCII, and keep the mailbox before the ``@``.
+
+    ``bücher.example`` becomes ``xn--bcher-kva.example``, as name servers know it (RFC 3492). The
+    case of a mailbox may matter. Raises InvalidDraft.
+    """
+    local, at, domain = text.rpartition("@")
+    if not (local and domain):
+        raise InvalidDraft("recipient", "no e-mail address", "one such as ada@example.org")
+    labels = unicodedata.normalize("NFC", domain.lower()).split(".")
+    return f"{local}{at}{'.'.join(map(_ascii, labels))}"
+
+
+def _ascii(label: str) -> str:
+    """Return a label as name servers know it. What is no name stays: its channel refuses it."""
+    is_name = all(unicodedata.category(each)[0] in "LMN" or each == "-" for each in label)
+    if label.isascii() or not is_name:
+        return label
+    return f"xn--{label.encode('punycode').decode('ascii')}"
+
+
+def phone(text: str) -> str:
+    """Write a phone number as E.164 does: ``+`` and 7 to 15 digits, a country code first.
+
+    ``00`` is read as ``+``. Raises InvalidDraft, also for a number with neither, which may be a
+    national one, and for a number with ``(0)``: whether that is dialled differs by country.
+    """
+    if _PERHAPS_DIALLED.search(text):
+        raise InvalidDraft("recipient", "a (0) that may belong to the number", _PHONE_ACCEPTED)
+    digits = _BETWEEN_DIGITS.sub("", text)
+    if digits.startswith("00"):
+        digits = f"+{digits[2:]}"
+    if not digits.startswith("+"):
+        raise InvalidDraft("recipient", "no + before a country code", _PHONE_ACCEPTED)
+    if _PHONE.fullmatch(digits) is None:
+        raise InvalidDraft("recipient", "no phone number with a country code", _PHONE_ACCEPTED)
+    return digits
+
+
+def _load(rule: str) -> Spell:
+    accepted = "email, phone, or package.module:function of a text"
+    module, _, name = rule.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        problem = f"cannot load {quoted(rule)} ({type(error).__name__})"
+        raise InvalidSettings("recipients", problem, accepted) from error
+    if not callable(found):
+        raise InvalidSettings("recipients", f"{quoted(rule)} is no function", accepted)
+    spell: Spell = found
+    return spell

@@ -1,0 +1,368 @@
+"""Give messages other times: the new place is held, then the row changed, then the place taken.
+
+One move is a batch of one. Whatever dies in between, reconcile makes the windows agree with the
+rows (docs/decisions/0031-moves.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from dispatcher.clock import Clock
+from dispatcher.errors import (
+    DispatcherError,
+    MessageNotFound,
+    NoPlace,
+    ReservationsUnavailable,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Message
+from dispatcher.reservation import Blocked, Moving, Request, Terms, Windows, longest_ms
+from dispatcher.scope import Scope, counted
+from dispatcher.sendtime import to_ms
+from dispatcher.settings import Settings
+from dispatcher.store import Messages, Movable, NewTime
+from dispatcher.submission.handover import Handover
+from dispatcher.submission.schedule import ValidDraft
+
+log = logging.getLogger(__name__)
+
+_TRIES = 10
+_BETWEEN_TRIES_SECONDS = 0.5
+_MOST_TURNS = 10
+"""How often those of a batch are judged again that others were in the way of."""
+
+Answer = Message | DispatcherError | None
+"""A moved message, or why it was not moved; None where others changed it meanwhile."""
+
+
+class Order(NamedTuple):
+    """A message as it was found, and what it is to be.
+
+    ``asked_at`` is the time that somebody once asked for, where that is not the one in ``valid``.
+    """
+
+    found: Movable
+    valid: ValidDraft
+    asked_at: datetime
+
+    @property
+    def keeps_its_place(self) -> bool:
+        """Whether time and zone stay, so that only what hangs on them changes."""
+        message = self.found.message
+        return (self.valid.send_at, self.valid.zone) == (message.send_at, message.zone)
+
+    @property
+    def request(self) -> Request:
+        """What the windows are asked for."""
+        asked_ms, latest = to_ms(self.valid.send_at), self.valid.latest
+        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+        return Request(self.found.message.id, self.valid.terms, asked_ms, latest_ms)
+
+
+class Moves:
+    """Moves messages that are scheduled, and frees what ended. The row decides every race."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        windows: Windows,
+        messages: Messages,
+        handover: Handover,
+    ) -> None:
+        self._settings = settings
+        # The sweep confirms an old place after the whole grace, and sees by then what changed late.
+        self._within = settings.reconcile_grace / 2
+        self._clock = clock
+        self._windows = windows
+        self._messages = messages
+        self._handover = handover
+        self._reach_ms = {
+            kind: longest_ms(quotas) for kind, quotas in settings.quotas_of.items() if quotas
+        }
+
+    def move(
+        self, found: Movable, valid: ValidDraft, *, asked_at: datetime | None = None
+    ) -> Message | None:
+        """Return the moved message, or None when somebody else changed it meanwhile.
+
+        Raises NoPlace, ReservationsUnavailable, TooLate, MessageNotFound: then nothing has changed;
+        StoreUnavailable: the message has the old time or the new one.
+        """
+        [answer] = self.move_many([Order(found, valid, asked_at or valid.send_at)])
+        if isinstance(answer, DispatcherError):
+            raise answer
+        return answer
+
+    def move_many(self, orders: Sequence[Order]) -> list[Answer]:
+        """Return for each order what :meth:`move` would return or raise.
+
+        Each is judged when those before it have moved: what is refused or shifted beside a place
+        that one before it is about to leave is judged again, in a few turns at most.
+        """
+        answers: list[Answer] = [None] * len(orders)
+        left: Collection[int] = range(len(orders))
+        for turn in range(1, _MOST_TURNS + 1):
+            try:
+                left = self._turn(orders, left, answers, is_last=turn == _MOST_TURNS)
+            except (ReservationsUnavailable, StoreUnavailable) as error:
+                for place in left:
+                    answers[place] = answers[place] or error
+                break
+            if not left:
+                break
+        return answers
+
+    def free(self, message: Message) -> None:
+        """Give the place of a cancelled message back."""
+        try:
+            self._windows.release(message.id, self._scopes_of(message))
+        except ReservationsUnavailable as error:
+            log.warning("message %s: cancelled, its place is freed later: %s", message.id, error)
+
+    def _turn(
+        self,
+        orders: Sequence[Order],
+        left: Collection[int],
+        answers: list[Answer],
+        *,
+        is_last: bool,
+    ) -> list[int]:
+        """Move what can be moved now; return those that are to be judged again."""
+        asked = [place for place in left if not orders[place].keeps_its_place]
+        found = self._windows.move_many([orders[place].request for place in asked])
+        judged = dict(zip(asked, found, strict=True))
+        again = [] if is_last else self._judged_too_early(orders, judged)
+        held: dict[int, Moving] = {}
+        for place, each in judged.items():
+            if place in again:
+                continue
+            if isinstance(each, Moving):
+                held[place] = each
+            else:
+                answers[place] = each
+        self._drop(*(each for place in again if isinstance(each := judged[place], Moving)))
+        fault("reschedule.after_hold")
+        times = {place: held[place].send_at if place in held else orders[place].valid.send_at
+                 for place in left if place in held or place not in judged}  # fmt: skip
+        rows = self._changed(orders, times, held, answers)
+        moved = {
+            place: moving
+            for place, moving in held.items()
+            # Also where somebody has changed it since.
+            if place in rows and rows[place].message.send_at == moving.send_at
+        }
+        self._drop(*(each for place, each in held.items() if place not in moved))
+        if moved:
+            self._take(orders, {place: (each, rows[place].token) for place, each in moved.items()},
+                       answers)  # fmt: skip
+        for place, send_at in times.items():
+            if answers[place] is None and place not in rows:
+                answers[place] = MessageNotFound(orders[place].found.message.id)
+            elif answers[place] is None:
+                now = rows[place].message
+                is_wanted = _is_as_wanted(now, send_at, orders[place].valid)
+                answers[place] = now if is_wanted else None
+        return again
+
+    def _judged_too_early(
+        self, orders: Sequence[Order], judged: Mapping[int, Moving | NoPlace]
+    ) -> list[int]:
+        """Return which were refused or shifted near a place that one before them leaves.
+
+        And those behind one of them that count against a scope of it.
+        """
+        left_at: defaultdict[Scope, list[int]] = defaultdict(list)
+        waiting: set[Scope] = set()
+        found = []
+        for place, each in judged.items():
+            request = orders[place].request
+            scopes = request.terms.scopes
+            is_held = isinstance(each, Moving)
+            until_ms = to_ms(each.send_at if isinstance(each, Moving) else each.next_slot)
+            is_as_asked = is_held and until_ms == request.asked_ms
+            reaches = [(left_at[scope], self._reach_ms[scope.kind]) for scope in scopes]
+            if not waiting.isdisjoint(scopes) or (not is_as_asked and any(
+                _has_between(times, request.asked_ms - reach_ms, until_ms + reach_ms)
+                for times, reach_ms in reaches
+            )):  # fmt: skip
+                waiting.update(scopes)
+                found.append(place)
+            elif is_held:
+                old_ms = to_ms(orders[place].found.message.send_at)
+                for scope in scopes:
+                    insort(left_at[scope], old_ms)
+        return found
+
+    def _changed(
+        self,
+        orders: Sequence[Order],
+        times: Mapping[int, datetime],
+        held: Mapping[int, Moving],
+        answers: list[Answer],
+    ) -> dict[int, Movable]:
+        """Change rows; return those that are stored, as they now stand.
+
+        What the database refuses together is tried one by one.
+        """
+        if not times:
+            return {}
+        new = [self._new_time(orders[place], send_at) for place, send_at in times.items()]
+        try:
+            rows = self._messages.move(new, within=self._within)
+        except StoreUnavailable as error:
+            # Unless the database refused, rows may have changed: reconcile finds out.
+            if not error.refused:
+                raise
+            if len(times) > 1:
+                found: dict[int, Movable] = {}
+                for place, send_at in times.items():
+                    found |= self._changed(orders, {place: send_at}, held, answers)
+                return found
+            [place] = times
+            answers[place] = error
+            return {}
+        ids = {place: orders[place].found.message.id for place in times}
+        return {place: rows[each] for place, each in ids.items() if each in rows}
+
+    def _new_time(self, order: Order, send_at: datetime) -> NewTime:
+        valid = order.valid
+        return NewTime(
+            order.found,
+            send_at=send_at,
+            next_attempt_at=send_at,
+            enqueue_at=self._handover.enqueue_at(send_at),
+            zone=valid.zone,
+            expires_at=valid.expiry(send_at),
+            expire_after=valid.expire_after,
+            asked_at=order.asked_at if order.asked_at != send_at else None,
+        )
+
+    def _take(
+        self, orders: Sequence[Order], held: dict[int, tuple[Moving, int]], answers: list[Answer]
+    ) -> None:
+        """Take held places, or go back to the old ones where other messages got them.
+
+        Free the new places of messages that were cancelled while they moved.
+        """
+        fault("reschedule.after_row")
+        for place, blocked in self._taken(dict(held)).items():
+            moving, before = held[place][0], orders[place].found.message
+            if self._is_back(moving, before):
+                at_ms = to_ms(moving.send_at)
+                why = self._windows.refusal(moving.terms, at_ms, blocked, before.id)
+                answers[place] = why
+        fault("reschedule.after_take")
+        left = {moving.message_id: place for place, (moving, _) in held.items()
+                if answers[place] is None}  # fmt: skip
+        for message in self._messages.cancelled(list(left)):
+            self.free(message)
+            answers[left[message.id]] = TooLate(message.id, message.status)
+
+    def _taken(self, held: dict[int, tuple[Moving, int]]) -> dict[int, Blocked]:
+        """Take held places, held anew where the windows have lost them; say which cannot be.
+
+        What is left undone here is left to reconcile, and until then both places stay taken.
+        """
+        blocked: dict[int, Blocked] = {}
+        reason = "it was lost again and again"
+        for _ in range(_TRIES):
+            try:
+                taken = self._windows.take(list(held.values()))
+                for place, is_taken in zip(list(held), taken, strict=True):
+                    if is_taken:
+                        del held[place]
+                for place, (moving, _) in list(held.items()):
+                    again = self._windows.hold_again(moving)
+                    if isinstance(again, Blocked):
+                        blocked[place] = again
+                        del held[place]
+                        continue
+                    now = self._messages.movables([moving.message_id]).get(moving.message_id)
+                    if now is None or now.message.send_at != moving.send_at:
+                        self._drop(again)  # somebody has moved it further
+                        del held[place]
+                    else:
+                        held[place] = (again, now.token)
+            except ReservationsUnavailable as error:
+                reason = str(error)
+                self._clock.sleep(_BETWEEN_TRIES_SECONDS)
+            if not held:
+                return blocked
+        for moving, _ in held.values():
+            log.warning(
+                "message %s: moved, its places are put right later: %s", moving.message_id, reason
+            )
+        return blocked
+
+    def _is_back(self, moving: Moving, before: Message) -> bool:
+        """Return a message to its old time where that is free; tell whether it has that time."""
+        reason = "its time was changed again and again"
+        for _ in range(_TRIES):
+            now = self._messages.movables([before.id]).get(before.id)
+            if now is None or now.message.send_at != moving.send_at:
+                self._drop(moving)
+                return now is not None and now.message.send_at == before.send_at
+            try:
+                back = self._windows.move(
+                    before.id,
+                    terms=self._scopes_of(before),
+                    send_at=before.send_at,
+                    beside=moving,
+                )
+            except (NoPlace, ReservationsUnavailable) as error:
+                reason = str(error)
+                break
+            old = NewTime(
+                now,
+                send_at=before.send_at,
+                next_attempt_at=before.next_attempt_at,
+                enqueue_at=self._handover.enqueue_at(before.next_attempt_at),
+                zone=before.zone,
+                expires_at=before.expires_at,
+                expire_after=before.expire_after,
+                asked_at=before.asked_at,
+            )
+            found = self._messages.move([old], within=self._within).get(before.id)
+            if found is not None and found.message.send_at == before.send_at:
+                self._taken({0: (back, found.token)})
+                self._drop(moving)
+                self._handover.enqueue(found.message)  # its task may have come meanwhile, in vain
+                return True
+            self._drop(back)
+        log.warning("message %s: kept at a time without a place: %s", before.id, reason)
+        return False
+
+    def _drop(self, *held: Moving) -> None:
+        if not held:
+            return
+        try:
+            self._windows.drop(*held)
+        except ReservationsUnavailable as error:
+            log.warning("%d held places are freed later: %s", len(held), error)
+
+    def _scopes_of(self, message: Message) -> Terms:
+        kinds = self._settings.quotas_of
+        return Terms(
+            counted(kinds, scope=message.scope, channel=message.channel, scopes=message.scopes),
+            message.zone or self._settings.zone,
+        )
+
+
+def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
+    first = bisect_right(ordered, start)
+    return first < len(ordered) and ordered[first] < end
+
+
+def _is_as_wanted(message: Message, send_at: datetime, valid: ValidDraft) -> bool:
+    wanted = (send_at, valid.zone, valid.expiry(send_at), valid.expire_after)
+    return wanted == (message.send_at, message.zone, message.expires_at, message.expire_after)

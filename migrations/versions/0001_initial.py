@@ -1,0 +1,169 @@
+"""The tables: messages, attempts, suppressions."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from dispatcher.store.columns import MYSQL, id_type, json_type, table_options
+from dispatcher.store.instants import Instant
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+_WHERE = {
+    "claim_expires_at": "status = 'sending'",
+    "enqueue_at": "status = 'scheduled'",
+    "finished_at": "finished_at IS NOT NULL",
+    "unreleased": "reserved AND status IN ('cancelled', 'expired')",
+    "held": "status = 'held'",
+    "untold": (
+        "told <> status AND status IN ('sent', 'failed', 'expired', 'cancelled', 'held')"
+    ),
+}  # fmt: skip
+
+
+def upgrade() -> None:
+    tables = op.get_context().opts["tables"]
+    dialect = op.get_context().dialect
+    messages, attempts = f"{tables.prefix}messages", f"{tables.prefix}attempts"
+    suppressions = f"{tables.prefix}suppressions"
+    made = table_options(dialect) | {"schema": tables.schema}
+
+    def check(table: str, name: str, condition: str) -> sa.CheckConstraint:
+        return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
+
+    def index(name: str, *columns: str) -> None:
+        where = sa.text(_WHERE[name])
+        op.create_index(
+            f"ix_{messages}_{name}",
+            messages,
+            columns,
+            schema=tables.schema,
+            postgresql_where=where,
+            sqlite_where=where,
+        )
+
+    op.create_table(
+        messages,
+        sa.Column("id", id_type(), nullable=False),
+        sa.Column("channel", sa.String(length=63), nullable=False),
+        sa.Column("recipient", sa.String(length=255), nullable=False),
+        sa.Column("scope", sa.String(length=255), nullable=False),
+        sa.Column("body", json_type(), nullable=False),
+        sa.Column("send_at", Instant(), nullable=False),
+        sa.Column("next_attempt_at", Instant(), nullable=False),
+        sa.Column("enqueue_at", Instant(), nullable=False),
+        sa.Column("expires_at", Instant(), nullable=True),
+        sa.Column("status", sa.String(length=9), nullable=False),
+        sa.Column("attempt_count", sa.SmallInteger(), nullable=False),
+        sa.Column("max_attempts", sa.SmallInteger(), nullable=False),
+        sa.Column("claim_token", sa.Integer(), nullable=False),
+        sa.Column("claimed_by", id_type(), nullable=True),
+        sa.Column("claim_expires_at", Instant(), nullable=True),
+        sa.Column("reserved", sa.Boolean(), nullable=False),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("fingerprint", sa.String(length=64), nullable=True),
+        sa.Column("created_at", Instant(), nullable=False),
+        sa.Column("finished_at", Instant(), nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("scopes", json_type(none_as_null=True), nullable=True),
+        sa.Column("zone", sa.String(length=63), nullable=True),
+        sa.Column("quiet_hours", sa.Text(), nullable=True),
+        sa.Column("on_unknown", sa.String(length=5), server_default="retry", nullable=False),
+        sa.Column("expire_after", sa.BigInteger(), nullable=True),
+        sa.Column("asked_at", Instant(), nullable=True),
+        sa.Column("move_token", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("status_url", sa.String(length=255), nullable=True),
+        sa.Column("told", sa.String(length=9), nullable=True),
+        sa.Column("trace", sa.String(length=55), nullable=True),
+        sa.Column("enqueued_at", Instant(), nullable=True),
+        check(
+            messages,
+            "status_known",
+            "status IN ('scheduled', 'sending', 'sent', 'failed', 'expired', 'cancelled', 'held', "
+            "'void')",
+        ),
+        check(messages, "attempts_counted", "attempt_count >= 0 AND max_attempts >= 1"),
+        check(
+            messages,
+            "sending_has_claim",
+            "(status = 'sending') = (claim_expires_at IS NOT NULL AND claimed_by IS NOT NULL)",
+        ),
+        check(
+            messages,
+            "final_has_end",
+            "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
+        ),
+        check(messages, "expires_after_send", "expires_at IS NULL OR expires_at > send_at"),
+        check(messages, "on_unknown_known", "on_unknown IN ('retry', 'hold')"),
+        check(
+            messages,
+            "expire_after_has_expiry",
+            "expire_after IS NULL OR (expire_after > 0 AND expires_at IS NOT NULL)",
+        ),
+        check(
+            messages,
+            "told_known",
+            "(told IS NULL) = (status_url IS NULL) AND (told IS NULL OR told IN "
+            "('scheduled', 'sent', 'failed', 'expired', 'cancelled', 'held'))",
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{messages}")),
+        sa.UniqueConstraint("idempotency_key", name=op.f(f"uq_{messages}_idempotency_key")),
+        **made,
+    )
+    op.create_index(f"ix_{messages}_recipient", messages, ["recipient"], schema=tables.schema)
+    index("finished_at", "finished_at")
+    if dialect.name in MYSQL:  # they have no partial indexes
+        index("claim_expires_at", "status", "claim_expires_at")
+        index("enqueue_at", "status", "enqueue_at")
+        index("unreleased", "status", "reserved", "told")
+    else:
+        index("claim_expires_at", "claim_expires_at")
+        index("enqueue_at", "enqueue_at")
+        index("unreleased", "id")
+        index("held", "id")
+        index("untold", "told", "status", "id")
+
+    op.create_table(
+        attempts,
+        sa.Column("message_id", id_type(), nullable=False),
+        sa.Column("token", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("started_at", Instant(), nullable=False),
+        sa.Column("finished_at", Instant(), nullable=True),
+        sa.Column("outcome", sa.String(length=9), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("receipt", sa.Text(), nullable=True),
+        check(
+            attempts,
+            "outcome_known",
+            "outcome IN ('sent', 'temporary', 'permanent', 'unknown')",
+        ),
+        check(attempts, "outcome_has_end", "(outcome IS NULL) = (finished_at IS NULL)"),
+        sa.ForeignKeyConstraint(
+            ["message_id"],
+            [f"{tables.schema}.{messages}.id" if tables.schema else f"{messages}.id"],
+            name=op.f(f"fk_{attempts}_message_id"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("message_id", "token", name=op.f(f"pk_{attempts}")),
+        **made,
+    )
+    op.create_index(f"ix_{attempts}_finished_at", attempts, ["finished_at"], schema=tables.schema)
+
+    op.create_table(
+        suppressions,
+        sa.Column("recipient", sa.String(length=255), nullable=False),
+        sa.Column("channel", sa.String(length=63), nullable=False),
+        sa.Column("created_at", Instant(), nullable=False),
+        sa.PrimaryKeyConstraint("recipient", "channel", name=op.f(f"pk_{suppressions}")),
+        **made,
+    )
+
+
+def downgrade() -> None:
+    tables = op.get_context().opts["tables"]
+    for name in ("suppressions", "attempts", "messages"):
+        op.drop_table(f"{tables.prefix}{name}", schema=tables.schema)

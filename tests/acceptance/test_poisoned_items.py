@@ -1,0 +1,407 @@
+"""Items on the broker that are no tasks: a worker deletes them and goes on.
+
+P3 needs a worker. One item that ended each worker which took it stopped all delivery, until
+somebody deleted it by hand.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+import amqp
+import pytest
+import redis
+from kombu import Connection
+
+from tests.support.environment import (
+    BROKER_DB,
+    CHANNEL,
+    SERVICES,
+    Environment,
+    broker_on,
+    short_settings,
+)
+from tests.support.rabbitmq import queue_of_own, url_at
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+from tests.support.workplace import workplace
+
+CANARY = "canary-of-an-item"
+"""Stands in each item, and may stand in no log."""
+DEEP = 100_000
+FUTURE = "9998-12-31T00:00:00+00:00"
+REJECTED = "rejected an item of the broker"
+
+
+def good() -> dict[str, Any]:
+    """Return what the dispatcher publishes: an envelope of Redis with its body not packed yet."""
+    embed = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
+    return {
+        "body": [[[str(uuid4())], CHANNEL, True], {}, embed],
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {
+            "lang": "py",
+            "task": "dispatcher.deliver",
+            "id": str(uuid4()),
+            "eta": None,
+            "expires": None,
+            "argsrepr": CANARY,
+            "origin": CANARY,
+        },
+        "properties": {
+            "correlation_id": CANARY,
+            "reply_to": "",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": "dispatcher.ledger"},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": str(uuid4()),
+        },
+    }
+
+
+def packed(body: bytes) -> str:
+    return base64.b64encode(body).decode()
+
+
+def bytes_of(item: dict[str, Any]) -> bytes:
+    body = item["body"]
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def with_body(body: bytes, **more: Any) -> dict[str, Any]:
+    return good() | {"body": body, **more}
+
+
+def with_headers(**headers: Any) -> dict[str, Any]:
+    item = good()
+    item["headers"] |= headers
+    return item
+
+
+def with_arguments(*arguments: Any, **named: Any) -> dict[str, Any]:
+    item = good()
+    item["body"][0], item["body"][1] = list(arguments), named
+    return item
+
+
+def with_embed(embed: Any) -> dict[str, Any]:
+    item = good()
+    item["body"][2] = embed
+    return item
+
+
+def without_header(name: str) -> dict[str, Any]:
+    item = good()
+    del item["headers"][name]
+    return item
+
+
+ID = str(uuid4())
+
+ITEMS: dict[str, dict[str, Any]] = {
+    "body null": with_body(b"null"),
+    "body number": with_body(b"5"),
+    "body list": with_body(b"[]"),
+    "body text": with_body(b'"x"'),
+    "body object": with_body(b"{}"),
+    "body object of protocol 1": with_body(json.dumps({"task": CANARY, "args": [CANARY]}).encode()),
+    "body object with args": with_body(json.dumps({"args": CANARY, "kwargs": 5}).encode()),
+    "body of three": with_body(b"[1, 2, 3]"),
+    "body empty": with_body(b""),
+    "body no JSON": with_body(CANARY.encode()),
+    "body no UTF-8": with_body(b"\xff\xfe" + CANARY.encode()),
+    "body deep": with_body(b"[" * DEEP + b"]" * DEEP),
+    "body deep argument": with_body(b"[[" + b"[" * DEEP + b"]" * DEEP + b"], {}, {}]"),
+    "body a type unknown": with_body(b'[[{"__type__": "x", "__value__": 1}], {}, {}]'),
+    "body a type broken": with_body(b'[[{"__type__": "decimal", "__value__": "x"}], {}, {}]'),
+    "body huge number": with_body(b"[[" + b"9" * 10_000 + b"], {}, {}]"),
+    "body pickled": with_body(b"\x80\x04N.", **{"content-type": "application/x-python-serialize"}),
+    "body YAML": with_body(CANARY.encode(), **{"content-type": "application/x-yaml"}),
+    "content type unknown": good() | {"content-type": CANARY},
+    "content type raw": good() | {"content-type": "application/data"},
+    "content encoding unknown": good() | {"content-encoding": CANARY},
+    "content encoding binary": good() | {"content-encoding": "binary"},
+    "no headers": good() | {"headers": {}},
+    "no task": without_header("task"),
+    "no id": without_header("id"),
+    "task unknown": with_headers(task=CANARY),
+    "task of Celery's": with_headers(task="celery.backend_cleanup"),
+    "task a list": with_headers(task=["dispatcher.deliver"]),
+    "task an object": with_headers(task={}),
+    "task null": with_headers(task=None),
+    "task a number": with_headers(task=5),
+    "id a number": with_headers(id=5),
+    "id a list": with_headers(id=[CANARY]),
+    "id null": with_headers(id=None),
+    "id no UUID": with_headers(id=f"\x1b[2J{CANARY}"),
+    "ETA no time": with_headers(eta=CANARY),
+    "ETA a number": with_headers(eta=5),
+    "ETA at the end of time": with_headers(eta="9999-12-31T23:59:59-23:59"),
+    "ETA far ahead": with_headers(eta=FUTURE),
+    "expires no time": with_headers(expires=CANARY),
+    "expires an object": with_headers(expires={}),
+    "compression unknown": with_headers(compression=CANARY),
+    "compression a list": with_headers(compression=[CANARY]),
+    "ids a text": with_arguments(ID),
+    "ids numbers": with_arguments([1, 2], CHANNEL, True),
+    "ids null": with_arguments(None, CHANNEL, True),
+    "ids nested": with_arguments([[ID]], CHANNEL, True),
+    "ids no UUIDs": with_arguments([CANARY], CHANNEL, True),
+    "ids none": with_arguments([], CHANNEL, True),
+    "ids too many": with_arguments([ID] * 1_001, CHANNEL, True),
+    "channel a list": with_arguments([ID], [CHANNEL], True),
+    "first a text": with_arguments([ID], CHANNEL, CANARY),
+    "no arguments": with_arguments(),
+    "too many arguments": with_arguments([ID], CHANNEL, True, CANARY),
+    "named arguments": with_arguments([ID], **{CANARY: CANARY}),
+    "a duty with arguments": with_headers(task="dispatcher.rescue"),
+    "embed a list": with_embed([1]),
+    "embed a number": with_embed(5),
+    "embed a callback": with_embed({"callbacks": [{"task": CANARY}]}),
+    "embed a word of the request's": with_embed({"update": CANARY}),
+}
+"""What both brokers carry: an envelope that kombu can read."""
+
+
+def altered(**properties: Any) -> bytes:
+    item = good()
+    item["body"] = packed(bytes_of(item))
+    item["properties"] |= properties
+    item["properties"] = {k: v for k, v in item["properties"].items() if v is not ...}
+    return json.dumps(item).encode()
+
+
+def replaced(**parts: Any) -> bytes:
+    item = good()
+    item["body"] = packed(bytes_of(item))
+    return json.dumps({k: v for k, v in (item | parts).items() if v is not ...}).encode()
+
+
+ON_REDIS: dict[str, bytes] = {
+    "empty": b"",
+    "garbage": CANARY.encode(),
+    "no UTF-8": b"\xff" + CANARY.encode(),
+    "null": b"null",
+    "a number": b"5",
+    "a list": b"[]",
+    "a text": b'"x"',
+    "an object": b"{}",
+    "deep": b"[" * DEEP + b"]" * DEEP,
+    "huge number": b"9" * 10_000,
+    "a type unknown": b'{"__type__": "x", "__value__": 1}',
+    "a type broken": b'{"__type__": "uuid", "__value__": {"x": 1}}',
+    "a type's name a list": b'{"__type__": [], "__value__": 1}',
+    "no base64": replaced(body="\u00e9" + CANARY),
+    "body a number": replaced(body=5),
+    "body an object": replaced(body={"x": CANARY}),
+    "body null": replaced(body=None),
+    "no body": replaced(body=...),
+    "headers a list": replaced(headers=[CANARY]),
+    "headers a text": replaced(headers=CANARY),
+    "headers null": replaced(headers=None),
+    "headers huge": replaced(headers={"task": CANARY, "x": CANARY * 200_000}),
+    "headers deep": b'{"headers": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "content type a list": replaced(**{"content-type": []}),
+    "content encoding a number": replaced(**{"content-encoding": 5}),
+    "no properties": replaced(properties=...),
+    "properties a list": replaced(properties=[]),
+    "encoding of the body unknown": altered(body_encoding=CANARY),
+    "encoding of the body a list": altered(body_encoding=[]),
+    "tag a list": altered(delivery_tag=[1]),
+    "tag an object": altered(delivery_tag={}),
+    "no tag": altered(delivery_tag=...),
+    "no delivery info": altered(delivery_info=...),
+    "delivery info a text": altered(delivery_info=CANARY),
+    "delivery info without a route": altered(delivery_info={"exchange": CANARY}),
+    "route a list": altered(delivery_info={"exchange": "", "routing_key": []}),
+}
+"""What somebody may push past kombu."""
+
+
+class Past(datetime):
+    """An instant that AMQP can write and Python cannot read."""
+
+    def __new__(cls) -> Self:
+        return super().__new__(cls, 9998, 1, 1, tzinfo=UTC)
+
+    def utctimetuple(self) -> Any:
+        return (2000, 1, 1, 2**40, 0, 0)
+
+
+def past_kombu(item: dict[str, Any], **properties: Any) -> amqp.Message:
+    """Return an item as AMQP carries it."""
+    plain = {
+        "content_type": item["content-type"],
+        "content_encoding": item["content-encoding"],
+        "application_headers": item["headers"],
+    }
+    given = {name: each for name, each in (plain | properties).items() if each is not ...}
+    return amqp.Message(bytes_of(item), **given)
+
+
+ON_RABBITMQ: dict[str, amqp.Message] = {
+    "bare": amqp.Message(b""),
+    "no content type": past_kombu(good(), content_type=...),
+    "content type no UTF-8": past_kombu(good(), content_type=b"\xff"),
+    "headers null": past_kombu(good(), application_headers=...),
+    "headers huge": past_kombu(with_headers(task=CANARY, x=CANARY * 5_000)),
+    "a header no UTF-8": past_kombu(with_headers(id=b"\xff")),
+    "a header's name no UTF-8": past_kombu(with_headers(**{"\udcff": 1}, id=5)),
+    "a header a time past all": past_kombu(with_headers(x=Past())),
+    "a header a time": past_kombu(with_headers(id=datetime(9998, 1, 1, tzinfo=UTC))),
+}
+"""What somebody may publish past kombu."""
+
+
+class Poisoned:
+    """A running worker, and a way past the dispatcher into its queue.
+
+    ``left`` counts what lies there or is held by the worker, as far as the broker tells.
+    """
+
+    def __init__(
+        self, running: Environment, push: Callable[[Any], object], left: Callable[[], int]
+    ):
+        self.running = running
+        self.left = left
+        self._push = push
+
+    def log(self) -> str:
+        return (self.running.settings.data_dir / "worker.log").read_text(errors="replace")
+
+    def survives(self, item: Any) -> None:
+        """Fail unless the worker deletes the item, and the same one then delivers a message."""
+        deliver_one(self.running)  # a worker that has just started may still be connecting
+        worker, before = self.running.pid("worker"), len(self.log())
+        self._push(item)
+        deliver_one(self.running)
+        wait_until(lambda: self.log()[before:].count(REJECTED) == 1, 60)
+        wait_until(lambda: self.left() == 0, 60)
+        assert self.running.pid("worker") == worker
+        assert CANARY not in self.log()[before:]
+        assert "Traceback" not in self.log()[before:]
+
+
+def deliver_one(running: Environment) -> None:
+    """Submit a message that is due, and wait until it is sent."""
+    message = running.dispatcher.submit(
+        channel=CHANNEL, recipient=f"somebody {uuid4()}", body={}, send_in=timedelta(0)
+    )
+    wait_until(lambda: message.id in {line.id for line in running.ledger()}, 60)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def started(stack: ExitStack, sqlite_template: Path) -> Callable[..., Environment]:
+    """Give what starts a worker on a broker."""
+
+    def start(**settings: Any) -> Environment:
+        folder = stack.enter_context(workplace())
+        shutil.copy(sqlite_template, folder / "store.db")
+        settings["database_url"] = f"sqlite:///{folder / 'store.db'}"
+        # A visibility timeout that no test outlasts: what stays unacknowledged is not given back.
+        values = short_settings(
+            folder, quotas="100/second", redelivery_timeout=3_600, metrics_port=0, **settings
+        )
+        services = {"worker": SERVICES["worker"], "beat-1": SERVICES["beat-1"]}
+        return stack.enter_context(Environment(folder, values, services))
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def redis_server_of_module(stack: ExitStack) -> RedisServer:
+    return stack.enter_context(RedisServer())
+
+
+@pytest.fixture(scope="module")
+def over_redis(
+    stack: ExitStack, redis_server_of_module: RedisServer, started: Callable[..., Environment]
+) -> Poisoned:
+    server = redis_server_of_module
+    running = started(redis_url=server.url, broker_url=broker_on(server.url))
+    tasks = stack.enter_context(redis.Redis(unix_socket_path=str(server.socket), db=BROKER_DB))
+    queue = running.settings.queue_of(CHANNEL)
+
+    def push(item: bytes | dict[str, Any]) -> None:
+        if not isinstance(item, bytes):
+            item = json.dumps(item | {"body": packed(bytes_of(item))}).encode()
+        tasks.lpush(queue, item)
+
+    def left() -> int:
+        return int(tasks.llen(queue)) + int(tasks.hlen("unacked"))
+
+    return Poisoned(running, push, left)
+
+
+@pytest.fixture(scope="module")
+def over_rabbitmq(
+    stack: ExitStack, redis_server_of_module: RedisServer, started: Callable[..., Environment]
+) -> Poisoned:
+    name = stack.enter_context(queue_of_own())
+    running = started(
+        redis_url=redis_server_of_module.url, broker_url=url_at(), queue=name, namespace="rabbit"
+    )
+    channel: Any = stack.enter_context(Connection(url_at())).channel()
+    queue = running.settings.queue_of(CHANNEL)
+
+    def push(item: amqp.Message | dict[str, Any]) -> None:
+        message = item if isinstance(item, amqp.Message) else past_kombu(item)
+        channel.basic_publish(message, routing_key=queue)
+
+    def left() -> int:
+        return int(channel.queue_declare(queue, passive=True).message_count)
+
+    return Poisoned(running, push, left)
+
+
+@pytest.mark.parametrize("item", [*ITEMS, *ON_REDIS])
+def test_a_worker_on_redis_deletes_it_and_goes_on(over_redis: Poisoned, item: str) -> None:
+    over_redis.survives((ITEMS | ON_REDIS)[item])
+
+
+@pytest.mark.parametrize("item", [*ITEMS, *ON_RABBITMQ])
+def test_a_worker_on_rabbitmq_deletes_it_and_goes_on(over_rabbitmq: Poisoned, item: str) -> None:
+    over_rabbitmq.survives((ITEMS | ON_RABBITMQ)[item])
+
+
+@pytest.mark.parametrize("broker", ["over_redis", "over_rabbitmq"])
+def test_it_is_counted_and_never_given_back(request: pytest.FixtureRequest, broker: str) -> None:
+    poisoned: Poisoned = request.getfixturevalue(broker)
+    running = poisoned.running
+
+    def counted() -> int:
+        return running.dispatcher.status().items_rejected or 0
+
+    def measured() -> float:
+        found = re.search(r"metrics at (\S+)", poisoned.log())
+        assert found is not None
+        with urllib.request.urlopen(found[1], timeout=10) as answer:  # noqa: S310 - on loopback
+            text = answer.read().decode()
+        return sum(
+            map(float, re.findall(r"^dispatcher_items_rejected_total (\S+)", text, re.MULTILINE))
+        )
+
+    poisoned.survives(with_body(b"null"))
+    told = poisoned.log().count(REJECTED)
+    wait_until(lambda: counted() == measured() == told, 30)
+    running.stop("worker")
+    assert poisoned.left() == 0
+    running.up("worker")

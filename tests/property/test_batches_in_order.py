@@ -1,0 +1,176 @@
+"""What comes of a batch is what comes of its messages one by one, whatever shards they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispatcher.errors import DispatcherError, IdempotencyConflict, NoPlace, QuotaExceeded
+from dispatcher.hours import Hours
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.reservation import Booked, Bulk, Place, Request, Submit, Terms
+from dispatcher.reservation.terms import AnyQuota
+from dispatcher.scope import PLAIN, counted
+from dispatcher.sendtime import from_ms, to_ms
+from tests.support.limits import little_at_once
+from tests.support.reserving import Reserving, reserving
+from tests.support.servers import RedisServer
+from tests.support.soak import examples
+
+BASE = 4_102_444_800_000  # 2100-01-01, ms
+KINDS = ("recipient.sms", "channel.sms", "channel.mail", "tenant")
+NAMESPACES = count()
+QUIET = Hours.parse("00:00-00:01")
+
+quotas = st.lists(st.builds(Quota, st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=2)
+rules = st.fixed_dictionaries({PLAIN: quotas}, optional=dict.fromkeys(KINDS, quotas))
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw what one draft asks for."""
+    return {
+        "scope": f"person {draw(st.integers(0, 5))}",
+        "channel": draw(st.sampled_from(["sms", "mail"])),
+        "tenant": draw(st.sampled_from([None, "acme", "umbrella", "initech"])),
+        "asked": draw(st.integers(0, 60)),
+        "room": draw(st.sampled_from([0, 0, 5, 50, 100_000])),
+        "quiet": draw(st.sampled_from([None, None, None, QUIET])),
+        "key": draw(st.sampled_from([None, None, *range(6)])),
+    }
+
+
+def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[Request]:
+    """Return what is asked for as requests of new messages."""
+    found = []
+    for number, each in enumerate(asked):
+        further = {"tenant": each["tenant"]} if each["tenant"] else {}
+        scopes = counted(kinds, scope=each["scope"], channel=each["channel"], scopes=further)
+        # Within a batch a key has one draft; an odd one is that of a twin under way.
+        key = each["key"]
+        submit = None if key is None else Submit(f"{number if key % 2 else f'twin {key}'}", "print")
+        at = BASE + each["asked"]
+        terms = Terms(scopes, quiet=each["quiet"])
+        found.append(Request(new_id(), terms, at, at + each["room"], submit))
+    return found
+
+
+def alone(real: Reserving, request: Request) -> Booked | DispatcherError:
+    """Book one message as submit does."""
+    try:
+        booking = real.windows.reserve(
+            request.message_id,
+            terms=request.terms,
+            send_at=from_ms(request.asked_ms),
+            latest=from_ms(request.latest_ms),
+            submit=request.submit,
+        )
+    except (NoPlace, IdempotencyConflict) as refused:
+        return refused
+    at_ms = to_ms(booking.send_at)
+    return at_ms if booking.message_id == request.message_id else Place(booking.message_id, at_ms)
+
+
+def seen(found: Booked | DispatcherError) -> Any:
+    """Return a verdict without the next slot: a batch tells one that is free beside all of it."""
+    if isinstance(found, QuotaExceeded):
+        return found.quota, found.scope, found.send_at, found.conflicting
+    return type(found) if isinstance(found, DispatcherError) else found
+
+
+def windows(real: Reserving) -> dict[bytes, list[Any]]:
+    """Return every window and every pending, by its name without the namespace."""
+    start, found = len(real.namespace) + 1, {}
+    for name in real.client.scan_iter(match=f"{{{real.namespace}:*"):
+        if b":window" in name:
+            found[name[start:]] = cast(
+                "list[Any]", real.client.zrange(name, 0, -1, withscores=True)
+            )
+        elif name.endswith(b":pending"):
+            members = cast("list[bytes]", real.client.zrange(name, 0, -1))
+            found[name[start:]] = sorted(
+                each.replace(real.namespace.encode(), b"") for each in members
+            )
+    return found
+
+
+def booked_before(real: Reserving, taken: Sequence[Request], twins: Sequence[Request]) -> None:
+    """Let others stand in the way, and twins of some drafts be under way."""
+    for each in (*taken, *twins):
+        alone(real, each)
+
+
+def compare(
+    server: RedisServer,
+    shards: int,
+    chosen: Mapping[str, Sequence[AnyQuota]],
+    before: Sequence[Mapping[str, Any]],
+    asked: Sequence[Mapping[str, Any]],
+) -> None:
+    further = {kind: each for kind, each in chosen.items() if kind != PLAIN}
+    taken = requests([{**each, "key": None} for each in before], chosen)
+    batch = requests(asked, chosen)
+    keys: set[str] = set()
+    for place, each in enumerate(batch):  # the same key once in a batch
+        if each.submit and each.submit.key in keys:
+            batch[place] = each._replace(submit=None)
+        keys |= {each.submit.key} if each.submit else set()
+    twins = [
+        each._replace(message_id=new_id(), submit=Submit(each.submit.key, "print"))
+        for each in batch
+        if each.submit and each.submit.key.startswith("twin")
+    ]
+    sides = []
+    for bulk in (True, False):
+        space = f"order-{next(NAMESPACES)}"
+        with reserving(
+            server.url, chosen[PLAIN], further=further, namespace=space, shards=shards
+        ) as real:
+            real.open()
+            booked_before(real, taken, twins)
+            if bulk:
+                found = Bulk(real.windows).reserve(batch)
+            else:
+                found = [alone(real, each) for each in batch]
+            sides.append(([seen(each) for each in found], windows(real)))
+            names = list(real.client.scan_iter(match=f"{{{space}:*"))
+            real.client.unlink(*names)
+    assert sides[0] == sides[1]
+
+
+property_test = settings(
+    deadline=None,
+    database=None,
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize("shards", [1, 4, 64])
+@property_test
+@given(
+    chosen=rules,
+    before=st.lists(wishes(), max_size=6),
+    asked=st.lists(wishes(), min_size=2, max_size=24),
+)
+def test_a_batch_comes_to_what_its_messages_come_to_one_by_one(
+    redis_server: RedisServer, shards: int, chosen: Any, before: Any, asked: Any
+) -> None:
+    compare(redis_server, shards, chosen, before, asked)
+
+
+@property_test
+@given(chosen=rules, before=st.lists(wishes(), max_size=6), asked=st.lists(wishes(), max_size=16))
+def test_so_it_does_where_a_script_may_do_little_and_few_steps_are_made(
+    redis_server: RedisServer, chosen: Any, before: Any, asked: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(3))
+        monkeypatch.setattr("dispatcher.reservation.across._MOST_STEPS", 2)
+        compare(redis_server, 4, chosen, before, asked)

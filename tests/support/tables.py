@@ -1,0 +1,13 @@
+"""The tables under the names that they have without settings, for statements of tests."""
+
+from __future__ import annotations
+
+from dispatcher.settings import TABLE_PREFIX
+from dispatcher.store.schema import tables_named
+
+TABLES = tables_named(TABLE_PREFIX, None)
+NAMES = {TABLES.version, *TABLES.metadata.tables}
+"""Of all that a migration makes."""
+messages = TABLES.messages
+attempts = TABLES.attempts
+IS_MESSAGE = TABLES.is_message

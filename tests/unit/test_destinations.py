@@ -1,0 +1,209 @@
+"""Destinations: none keeps the senders of a channel from the others."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from dispatcher.delivery.destinations import Destinations
+from dispatcher.delivery.senders import Senders, Sending
+from dispatcher.message import Message
+from dispatcher.store import Claim
+from dispatcher.testing import a_message
+from dispatcher.transports.smtp import SmtpTransport
+from dispatcher.transports.webhook import WebhookTransport
+from tests.support.clock import MovableClock
+from tests.support.waiting import wait_until
+
+SHARE = 4
+TIMEOUT = 10.0
+MINUTE = timedelta(minutes=1)
+
+
+class World:
+    """Hosts by name: at those that are ``silent`` a send lasts until the gate lets one go."""
+
+    def __init__(self, *, spare: int = 1) -> None:
+        self.clock = MovableClock()
+        self.destinations = Destinations(
+            lambda message: message.recipient or None,
+            share=SHARE,
+            timeout=TIMEOUT,
+            longest=MINUTE,
+            clock=self.clock,
+        )
+        self.senders = Senders("test", most=SHARE + spare)
+        self.silent: set[str] = set()
+        self.gate = threading.Semaphore(0)
+        self.begun: list[str] = []
+        self.busy: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def group(self, *names: str) -> Sending:
+        """Let a group of messages to these hosts be sent; all are due."""
+        idle = threading.Event()
+        sending = Sending(self.senders, self.clock, self._send, idle.set, self.destinations)
+        claims = [Claim(a_message(recipient=each), token=1) for each in names]
+        sending.add([(0.0, each) for each in claims])
+        return sending
+
+    def _send(self, claim: Claim) -> bool | None:
+        name = claim.message.recipient
+        with self._lock:
+            self.begun.append(name)
+            self.busy[name] += 1
+            self.most[name] = max(self.most[name], self.busy[name])
+        is_silent = name in self.silent
+        if is_silent:
+            assert self.gate.acquire(timeout=60)
+        with self._lock:
+            self.busy[name] -= 1
+        return not is_silent
+
+    def wait_for(self, name: str, many: int) -> None:
+        wait_until(lambda: self.begun.count(name) >= many, 60)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.gate.release(1_000)
+    made.senders.close()
+
+
+def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
+    world.silent.add("silent")
+    world.group(*["silent"] * 20)
+    world.wait_for("silent", SHARE)
+    world.group("good", "good", "better")
+    world.wait_for("good", 2)
+    world.wait_for("better", 1)
+    assert world.begun.count("silent") == SHARE
+
+
+def test_it_leaves_one_also_within_its_own_group(world: World) -> None:
+    world.silent.add("silent")
+    world.group(*["silent"] * 20, "good")
+    world.wait_for("good", 1)
+    world.wait_for("silent", SHARE)
+    assert world.begun.count("silent") == SHARE
+
+
+def test_a_destination_that_is_alone_has_all_senders(world: World) -> None:
+    barrier = threading.Barrier(SHARE)
+    met: list[int] = []
+
+    def meet(claim: Claim) -> bool:
+        del claim
+        met.append(barrier.wait(60))
+        return True
+
+    sending = Sending(world.senders, world.clock, meet, lambda: None, world.destinations)
+    sending.add([(0.0, Claim(a_message(recipient="one"), token=1)) for _ in range(3 * SHARE)])
+    wait_until(lambda: len(met) == 3 * SHARE, 60)
+
+
+def test_all_that_waited_for_a_destination_is_sent_once_it_answers(world: World) -> None:
+    world.silent.add("slow")
+    groups = [world.group(*["slow"] * 6) for _ in range(3)]
+    world.wait_for("slow", SHARE)
+    world.silent.clear()
+    world.gate.release(SHARE)
+    world.wait_for("slow", 18)
+    wait_until(lambda: not any(each.has_left for each in groups), 60)
+    assert world.most["slow"] <= SHARE
+
+
+def silenced(world: World) -> None:
+    """Let a destination run into so many timeouts that it counts as silent."""
+    world.silent.add("silent")
+    sending = world.group(*["silent"] * 3)
+    world.wait_for("silent", 3)
+    world.gate.release(3)
+    wait_until(lambda: world.busy["silent"] == 0 and not sending.has_left, 60)
+    wait_until(lambda: world.destinations._is_silent("silent"), 60)
+
+
+def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> None:
+    silenced(world)
+    world.most.clear()
+    group = world.group(*["silent"] * 9)
+    world.wait_for("silent", 4)
+    wait_until(lambda: len(world.destinations._parked["silent"]) == 8, 60)
+    assert world.most["silent"] == 1
+    back = group.withdraw_silent()
+    assert [wait.total_seconds() for _, wait in back] == [
+        TIMEOUT * 1.25 * n for n in range(1, 5)
+    ] + [pytest.approx(45, abs=15)] * 4, "each at its turn, none later than the longest wait"
+    assert not group.has_left
+    assert group.withdraw_silent() == []
+
+
+def test_once_it_answers_it_has_its_senders_again(world: World) -> None:
+    silenced(world)
+    world.silent.clear()
+    group = world.group(*["silent"] * 9)
+    world.wait_for("silent", 3 + 9)
+    assert group.withdraw_silent() == []
+    assert not world.destinations._timeouts
+
+
+def test_what_is_parked_for_one_that_is_only_busy_stays_with_its_group(world: World) -> None:
+    world.silent.add("slow")
+    group = world.group(*["slow"] * 7)
+    world.wait_for("slow", SHARE)
+    wait_until(lambda: len(world.destinations._parked["slow"]) == 3, 60)
+    assert group.withdraw_silent() == []
+    assert group.has_left
+    assert [wait for _, wait in group.withdraw()] == [timedelta(0)] * 3
+    assert not group.has_left
+
+
+def test_nothing_is_kept_of_destinations_that_answered(world: World) -> None:
+    group = world.group(*(f"host {number}" for number in range(100)))
+    wait_until(lambda: len(world.begun) == 100 and not group.has_left, 60)
+    wait_until(lambda: not world.destinations._busy, 60)
+    kept = (world.destinations._names, world.destinations._parked, world.destinations._timeouts)
+    assert not any(kept)
+
+
+def test_a_transport_that_cannot_name_a_destination_sends_all_the_same() -> None:
+    def fail(_: Message) -> str:
+        raise LookupError("no")
+
+    destinations = Destinations(fail, share=1, timeout=1, longest=MINUTE, clock=MovableClock())
+    claim = Claim(a_message(), token=1)
+    assert destinations.admit(cast("Sending", None), 0.0, claim)
+    destinations.leave(cast("Sending", None), claim, answered=False)
+
+
+WEBHOOK = WebhookTransport(http=True, ports=[8080])
+TO_ONE = WebhookTransport(url="https://shop.example/hook")
+_FROM: dict[str, Any] = {"from": "shop@example.org"}
+MAIL = SmtpTransport(url="smtps://mail.example", **_FROM)
+
+
+@pytest.mark.parametrize(
+    ("transport", "recipient", "name"),
+    [
+        (WEBHOOK, "https://Ada.Example/hook?key=1", "ada.example"),
+        (WEBHOOK, "http://ada.example.:8080/", "ada.example"),
+        (WEBHOOK, "https://127.0.0.1/", None),
+        (WEBHOOK, "no URL", None),
+        (TO_ONE, "https://ada.example/", None),
+        (MAIL, "ada@Example.ORG", "example.org"),
+        (MAIL, "nobody@", None),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_destination_is_the_host_of_a_url_or_the_domain_of_an_address(
+    transport: WebhookTransport | SmtpTransport, recipient: str, name: str | None
+) -> None:
+    assert transport.destination(a_message(recipient=recipient)) == name

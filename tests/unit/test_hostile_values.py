@@ -1,0 +1,353 @@
+"""Whatever a caller gives, an error about it is ours, one line, and quotes little of it.
+
+The front door has no servers here: what reaches one is Unavailable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+import redis
+
+from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
+from dispatcher.broker import load_app
+from dispatcher.channel import Channel
+from dispatcher.errors import DispatcherError, quoted
+from dispatcher.faults import arm
+from dispatcher.hours import Hours
+from dispatcher.limiters import (
+    GCRA,
+    Concurrency,
+    CoolDown,
+    FixedWindow,
+    Limits,
+    SlidingList,
+    parse,
+)
+from dispatcher.quota import (
+    CalendarLimit,
+    CalendarQuota,
+    Limit,
+    Quota,
+    parse_length,
+    parse_limit,
+    parse_quota,
+)
+from dispatcher.selection import Wanted
+from dispatcher.transports import load
+from dispatcher.zones import rules
+
+Asks = Callable[[Dispatcher, Any], object]
+SHOWN = 200
+"""No more characters of a value than this are in an error."""
+
+
+class Hostile:
+    """Every method that an error could call fails."""
+
+    def _fail(self, *_: object) -> Any:
+        raise RuntimeError("the object's own error")
+
+    __repr__ = __str__ = __format__ = __eq__ = __lt__ = __hash__ = __bool__ = __len__ = _fail
+    __iter__ = __contains__ = __int__ = __index__ = __float__ = _fail
+
+
+class Loud:
+    """Its repr is long, and has lines and marks that turn a terminal's text around."""
+
+    def __repr__(self) -> str:
+        return "\u202e\n\x1b[2J" + "y" * 100_000
+
+
+VALUES: dict[str, Any] = {
+    "whose methods fail": Hostile(),
+    "in a list": [Hostile()],
+    "in a mapping": {"a": Hostile()},
+    "long text": "y" * 100_000,
+    "many parts": "y/" * 300 + "y",
+    "many spaces": "1" + " " * 1_000_000 + "x",
+    "controls": "\u202e\n\x1b" * 1_000,
+    "long bytes": b"y" * 100_000,
+    "long number": 10**5_000,
+    "long list": ["y" * 1_000] * 1_000,
+    "long key": {"y" * 100_000: object()},
+    "loud": Loud(),
+    "of a class with a long name": type("y" * 100_000, (), {})(),
+    "of a class without a name": type("", (), {})(),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_is_quoted_on_one_short_line(name: str) -> None:
+    value = VALUES[name]
+    for text in (quoted(value), errors.kind_of(value)):
+        assert text.isprintable()
+        assert 1 <= len(text) <= SHOWN // 2
+
+
+def test_a_value_is_quoted_as_it_is_written() -> None:
+    assert quoted("a\n") == "'a\\n'"
+    assert quoted(timedelta(seconds=5)) == "0:00:05"
+    assert quoted(None) == "None"
+    assert quoted(Hostile()) == "a Hostile"
+
+
+def judge(call: Callable[[Any], object]) -> None:
+    """Fail unless a call takes each value, or refuses it as it should."""
+    for name, value in VALUES.items():
+        error = raised(call, value)
+        if error is None:
+            continue
+        assert isinstance(error, DispatcherError), f"{name}: {type(error)}"
+        for text in (str(error), *(f"{each}" for each in vars(error).values())):
+            assert "y" * (SHOWN + 1) not in text, name
+            assert "the object's own error" not in text, name
+            assert text.isprintable(), name
+        if isinstance(error, InvalidValue):
+            assert len(error.field) <= SHOWN, name
+            assert len(error.problem) <= 2 * SHOWN, name
+
+
+def raised(call: Callable[[Any], object], value: object) -> Exception | None:
+    try:
+        result = call(value)
+        if isinstance(result, Iterator):
+            next(result, None)
+    except Exception as error:  # noqa: BLE001 - any that is not ours is what is looked for
+        return error
+    return None
+
+
+TEXTS: dict[str, Callable[[Any], object]] = {
+    "parse_quota": parse_quota,
+    "parse_limit": parse_limit,
+    "limiters.parse": parse,
+    "FixedWindow.parse": FixedWindow.parse,
+    "GCRA.parse": GCRA.parse,
+    "SlidingList.parse": SlidingList.parse,
+    "zones.rules": rules,
+    "Hours.parse": Hours.parse,
+    "Hours": lambda value: Hours(((0, value),)) if isinstance(value, int) else None,
+    "Quota": lambda value: Quota(value, 1_000),
+    "Limit": lambda value: Limit(5, value),
+    "CalendarQuota count": lambda value: CalendarQuota(value, "day", None),
+    "CalendarQuota unit": lambda value: CalendarQuota(1, value, None),
+    "CalendarQuota zone": lambda value: CalendarQuota(1, "day", value),
+    "CalendarLimit zone": lambda value: CalendarLimit(1, "day", value),
+    "FixedWindow count": lambda value: FixedWindow(value, "minute"),
+    "FixedWindow period": lambda value: FixedWindow(5, value),
+    "FixedWindow align": lambda value: FixedWindow(5, "day", align=value),
+    "FixedWindow name": lambda value: FixedWindow(5, "day", name=value),
+    "GCRA burst": lambda value: GCRA(5, "day", max_burst=value),
+    "Concurrency": lambda value: Concurrency(value, timedelta(seconds=1)),
+    "CoolDown": lambda value: CoolDown(name=value),
+    "Limits": lambda value: Limits([value]),
+    "on": lambda value: FixedWindow(5, "day").on(value),
+    "settings": Dispatcher,
+    "load_app": lambda value: load_app(value) if isinstance(value, str) else None,
+    "faults": lambda value: arm(value) if isinstance(value, str) and value.strip() else None,
+    "length": lambda value: parse_length(value) if isinstance(value, str) else None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_value_of_its_own_is_refused_by_an_error_of_ours(name: str) -> None:
+    judge(TEXTS[name])
+
+
+BOUND: dict[str, Callable[[Any, Any], object]] = {
+    "acquire key": lambda limiter, value: limiter.acquire(value),
+    "acquire n": lambda limiter, value: limiter.acquire("ada", n=value),
+    "acquire permit": lambda limiter, value: limiter.acquire("ada", permit=value),
+    "acquire timeout": lambda limiter, value: limiter.acquire("ada", wait=True, timeout=value),
+    "on_fault": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), on_fault=value),
+    "prefix": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), prefix=value),
+    "tag": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), tag=value),
+    "remember": lambda _, value: FixedWindow(5, "day").on(redis.Redis(), remember=value),
+}
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_a_limiter_refuses_it_too(name: str, tmp_path: Path) -> None:
+    client = redis.Redis(unix_socket_path=f"{tmp_path}/nowhere")
+    limiter = FixedWindow(5, "minute").on(client)
+    judge(lambda value: BOUND[name](limiter, value))
+
+
+@pytest.fixture(scope="module")
+def front_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
+    nowhere = tmp_path_factory.mktemp("nowhere")
+    settings = Settings.load(
+        redis_url=f"unix://{nowhere}/redis.sock",
+        broker_url=f"redis+socket://{nowhere}/redis.sock",
+        database_url=f"sqlite:///{nowhere}/missing/store.db",
+        data_dir=nowhere,
+        scopes={"tenant": {"quotas": ["1/day"]}},
+        channels={
+            "memory": {"transport": "memory", "templates": {"hello": {"text": "{{ name }}"}}},
+            "mail": {
+                "transport": "smtp",
+                "options": {"url": "smtp://localhost", "from": "shop@shop.example"},
+            },
+            "hook": {"transport": "webhook", "options": {"payload": "body"}},
+        },
+        status_channel="hook",
+    )
+    with Dispatcher(settings) as dispatcher:
+        yield dispatcher
+
+
+GOOD: dict[str, Any] = {
+    "channel": "memory", "recipient": "ada", "body": {"text": "x"}, "send_in": timedelta(days=1),
+}  # fmt: skip
+
+
+def submit(name: str, **base: Any) -> Asks:
+    return lambda dispatcher, value: dispatcher.submit(**(GOOD | base | {name: value}))
+
+
+def ask(method: str, name: str, *positional: object, **base: Any) -> Asks:
+    return lambda dispatcher, value: getattr(dispatcher, method)(
+        *positional, **(base | {name: value})
+    )
+
+
+def ask_for(method: str) -> Asks:
+    return lambda dispatcher, value: getattr(dispatcher, method)(value)
+
+
+def _key(value: object) -> object:
+    return value if isinstance(value, str | bytes | int) else "x"
+
+
+def mail_with(part: str) -> Asks:
+    return lambda dispatcher, value: dispatcher.submit(
+        **(GOOD | MAIL | {"body": {"text": "x", part: value}})
+    )
+
+
+LOCAL = {"send_in": None, "send_at": "2100-01-01T12:00", "zone": "Europe/Berlin"}
+MAIL = {"channel": "mail", "recipient": "ada@shop.example"}
+PARTS = ("subject", "text", "headers", "attachments", "reply_to")
+METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "find": ({}, ("status", "channel", "recipient", "at_most")),
+    "held": ({}, ("at_most",)),
+    "next_slot": (
+        {"recipient": "ada"},
+        ("recipient", "scope", "channel", "after", "zone", "scopes", "quiet_hours"),
+    ),
+    "timeline": (
+        {"scope": "ada"}, ("scope", "channel", "zone", "length", "start", "kind", "scopes"),
+    ),
+    "status": ({}, ("since",)),
+    "top": ({}, ("of", "by", "within", "at_most")),
+    "suppressed": ({}, ("recipient",)),
+    "suppress": ({"recipient": "ada"}, ("recipient", "channel")),
+    "unsuppress": ({"recipient": "ada"}, ("recipient", "channel")),
+    **{method: ({}, tuple(Wanted.__annotations__)) for method in ("list", "select", "count")},
+}  # fmt: skip
+ASKED: dict[str, Asks] = {
+    **{f"submit {each.name}": submit(each.name) for each in dataclasses.fields(Draft)},
+    **{f"submit local {name}": submit(name, **LOCAL) for name in ("zone", "fold")},
+    "data of a template": submit("data", body=None, template="hello"),
+    **{f"mail {name}": submit(name, **MAIL) for name in ("recipient", "body")},
+    **{f"hook {name}": submit(name, channel="hook") for name in ("recipient", "body")},
+    **{
+        f"mail {part}": mail_with(part) for part in PARTS
+    },
+    "scopes": lambda dispatcher, value: dispatcher.submit(**GOOD, scopes={"tenant": value}),
+    "kind": lambda dispatcher, value: dispatcher.submit(
+        **GOOD, scopes=cast("dict[str, str]", {_key(value): "acme"})
+    ),
+    **{
+        method: ask_for(method)
+        for method in ("get", "attempts", "cancel", "story", "release", "drop", "retry")
+    },
+    "cancel_many": lambda dispatcher, value: dispatcher.cancel_many([value]),
+    **{
+        f"{method} {name}": ask(method, name, **base)
+        for method, (base, names) in METHODS.items()
+        for name in names
+    },
+    **{
+        f"reschedule {name}": ask("reschedule", name, uuid4())
+        for name in ("send_at", "send_in", "zone", "fold", "on_conflict", "expire_after", "latest")
+    },
+    "update": ask("update", "body", uuid4()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_front_door_refuses_it_by_an_error_of_ours(front_door: Dispatcher, name: str) -> None:
+    judge(lambda value: ASKED[name](front_door, value))
+
+
+def setting(name: str) -> Callable[[Any], object]:
+    return lambda value: Settings.load(**{name: value})
+
+
+def channel_with(name: str) -> Callable[[Any], object]:
+    return lambda value: Settings.load(channels={"x": {"transport": "memory", name: value}})
+
+
+SETTINGS: dict[str, Callable[[Any], object]] = {
+    **{name: setting(name) for name in Settings.model_fields},
+    **{f"channel {name}": channel_with(name) for name in Channel.model_fields},
+    "channel name": lambda value: Settings.load(channels={_key(value): {"transport": "memory"}}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_refuse_it_by_an_error_of_ours(name: str) -> None:
+    judge(SETTINGS[name])
+
+
+OPTIONS = {
+    "webhook": ("url", "secrets", "payload", "headers", "allow", "http", "ports", "ca_file"),
+    "smtp": ("url", "from", "ca_file", "plaintext", "name", "idle_seconds", "other"),
+    "apprise": ("urls", "format"),
+    "file": ("path",),
+    "no:where": ("x",),
+}
+
+
+@pytest.mark.parametrize(
+    ("transport", "option"), [(each, name) for each, names in OPTIONS.items() for name in names]
+)
+def test_transports_refuse_it_by_an_error_of_ours(
+    transport: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where some of these are paths
+    settings = Settings.load()
+    known: dict[str, dict[str, Any]] = {
+        "smtp": {"url": "smtp://localhost", "from": "shop@shop.example"},
+        "apprise": {"urls": ["json://localhost"]},
+    }
+    good = known.get(transport, {})
+
+    def make(value: object) -> object:
+        if option == "path" and not isinstance(value, str):
+            return None
+        channel = Channel(transport=transport, options=good | {option: value})
+        return load("x", channel, settings)
+
+    judge(make)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.IdempotencyConflict("y" * 255, uuid4()),
+        errors.UnknownChannel("y" * 255, ["sms"]),
+        errors.Suppressed("y" * 255),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_that_name_what_is_stored_cut_it(error: DispatcherError) -> None:
+    assert "y" * SHOWN not in str(error)

@@ -1,0 +1,56 @@
+"""What starts often starts quickly: it imports nothing that it does not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from dispatcher.cli import app, every_command
+from dispatcher.cli.commands import _COMMANDS
+
+HEAVY = frozenset({"alembic", "asyncio", "celery", "kombu", "pydantic", "redis", "sqlalchemy"})
+_RUN = """
+import sys
+sys.argv = ["dispatcher", *sys.argv[1:]]
+from dispatcher.cli import main
+try:
+    main()
+finally:
+    print("|", *sorted(sys.modules))
+"""
+
+
+def imported(code: str, *arguments: str) -> set[str]:
+    """Return the modules that a fresh process has, by the last line that it prints."""
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(ran.stdout.rpartition("|")[2].split())
+
+
+def test_the_package_alone_imports_no_other() -> None:
+    found = imported("import sys, dispatcher; print('|', *sys.modules)")
+    assert found & {*HEAVY, "rich", "typer"} == set()
+    assert {each for each in found if each.startswith("dispatcher.")} == set()
+
+
+@pytest.mark.parametrize("line", ["--help", "--version", "version", "version --json"])
+def test_help_and_version_need_no_server_s_library(line: str) -> None:
+    # Typer reads the options of a command with Pydantic.
+    assert imported(_RUN, *line.split()) & HEAVY <= {"pydantic"}
+
+
+def test_the_list_of_commands_is_that_of_their_modules() -> None:
+    listed = {name: each.help for name, each in _COMMANDS.items()}
+    every = every_command().commands
+    assert list(every) == list(listed)
+    assert {name: (each.help or "").split("\n\n")[0] for name, each in every.items()} == listed
+
+
+def test_the_version_is_printed() -> None:
+    run = CliRunner().invoke(app, ["--version"])
+    assert (run.exit_code, run.stdout) == (0, CliRunner().invoke(app, ["version"]).stdout)
+    assert run.stdout[0].isdigit()

@@ -1,0 +1,69 @@
+"""The targets install what they need, once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from tests.support.environment import ROOT
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Give a folder with what the targets depend on, older than what they will make."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+        os.utime(tmp_path / name, (1, 1))
+    return tmp_path
+
+
+def installs(clone: Path, target: str) -> list[str]:
+    """Return what the target would install, and after which word about it."""
+    would = subprocess.run(
+        ["make", "--dry-run", target], cwd=clone, capture_output=True, text=True, check=True
+    )
+    lines = would.stdout.splitlines()
+    found = [place for place, line in enumerate(lines) if "pip install" in line]
+    assert all("echo" in line for place in found for line in lines[place - 2 : place - 1])
+    return [lines[place].rpartition("'.[")[2].rstrip("]'") for place in found]
+
+
+def made(clone: Path, *stages: str) -> None:
+    (clone / ".venv").mkdir(exist_ok=True)
+    for stage in stages:
+        (clone / ".venv" / stage).touch()
+
+
+def test_a_demo_installs_the_demo_alone_and_only_once(clone: Path) -> None:
+    assert installs(clone, "demo") == ["embedded"]
+    made(clone, ".playable")
+    assert installs(clone, "demo") == []
+    assert installs(clone, "test") == ["dev"]
+
+
+def test_what_development_needs_is_enough_for_a_demo(clone: Path) -> None:
+    would = subprocess.run(
+        ["make", "--dry-run", "test"], cwd=clone, capture_output=True, text=True, check=True
+    )
+    assert "touch .venv/.playable .venv/.ready" in would.stdout
+
+
+def test_each_pinned_version_takes_the_oldest_python_that_is_promised() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    too_new = {
+        f"{each.name} {each.version}": each.metadata["Requires-Python"]
+        for each in distributions()
+        if "Requires-Python" in each.metadata
+        and f"{each.name.lower().replace('_', '-')}=={each.version}" in pins
+        and oldest not in SpecifierSet(each.metadata["Requires-Python"])
+    }
+    assert not too_new

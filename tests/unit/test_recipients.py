@@ -1,0 +1,144 @@
+"""One spelling of each recipient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dispatcher import InvalidDraft, InvalidSettings, Settings
+from dispatcher.recipients import Spellings, email, phone
+
+
+def upper(text: str) -> str:
+    return text.upper()
+
+
+def fail(text: str) -> str:
+    raise RuntimeError(text)
+
+
+def nothing(text: str) -> Any:
+    del text
+
+
+def spellings(**rules: str) -> Spellings:
+    channels = {name: {"transport": "memory", "recipients": rule} for name, rule in rules.items()}
+    return Settings.load(channels=channels).spellings
+
+
+@pytest.mark.parametrize(
+    ("given", "spelt"),
+    [
+        ("Ada@EXAMPLE.org", "Ada@example.org"),
+        ("ada@example.org", "ada@example.org"),
+        ("ada@MÜLLER.example", "ada@xn--mller-kva.example"),
+        ("ada@mu\u0308ller.example", "ada@xn--mller-kva.example"),
+        ("ada@xn--mller-kva.example", "ada@xn--mller-kva.example"),
+        ("ada@straße.example", "ada@xn--strae-oqa.example"),
+        ("ada@b。example", "ada@b。example"),
+    ],
+)
+def test_a_domain_has_one_spelling(given: str, spelt: str) -> None:
+    assert email(given) == spelt == email(spelt)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "+4915112345678",
+        "004915112345678",
+        "00 49 151 12345678",
+        " +49 151 123-456.78",
+        "+49 (151) 12345678",
+    ],
+)
+def test_a_phone_number_has_one_spelling(given: str) -> None:
+    assert phone(given) == "+4915112345678" == phone(phone(given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "0151 2345678",
+        "4915112345678",
+        "49 151 12345678",
+        "512 555 0123",
+        "000491512345678",
+        "ada",
+        "+49",
+        "+",
+        "",
+        "+4915112345678901",
+        "+49151x",
+        "+٤٩١٥١٢٣٤٥٦",
+        "++49151234567",
+        "+49 (0)151 2345678",
+    ],
+)
+def test_what_is_no_phone_number_is_refused_without_being_quoted(given: str) -> None:
+    with pytest.raises(InvalidDraft) as caught:
+        phone(given)
+    assert caught.value.field == "recipient"
+    assert "+49 151 2345678" in caught.value.accepted
+    assert not given or given not in caught.value.problem
+
+
+@pytest.mark.parametrize("given", ["4915112345678", "0151 2345678", "512 555 0123"])
+def test_a_phone_number_without_a_plus_is_refused_with_what_is_accepted(given: str) -> None:
+    """``512 555 0123`` is one of Texas there, and one of Peru with a ``+`` before it."""
+    with pytest.raises(InvalidDraft) as caught:
+        spellings(sms="phone").on("sms", given)
+    assert str(caught.value) == (
+        "recipient: no + before a country code; accepted: a phone number with + and its country "
+        "code, such as +49 151 2345678"
+    )
+
+
+@pytest.mark.parametrize("given", ["ada", "@example.org", "ada@", "+4915112345678"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(InvalidDraft, match="no e-mail address"):
+        email(given)
+
+
+def test_each_channel_spells_by_its_own_rule() -> None:
+    known = spellings(mail="email", sms="phone", push="")
+    assert known.on("mail", "Ada@B.C") == "Ada@b.c"
+    assert known.on("push", "Ada@B.C") == "Ada@B.C"
+    assert known.on("gone", "Ada@B.C") == "Ada@B.C"
+    assert known.all("Ada@B.C") == ("Ada@b.c", "Ada@B.C")
+    assert known.all("0049 151 2345678") == ("+491512345678", "0049 151 2345678")
+    assert known.one("Ada@b.c") == "Ada@b.c"
+    with pytest.raises(InvalidDraft, match="several ways"):
+        known.one("Ada@B.C")
+    assert known.one("Ada@B.C", "mail") == "Ada@b.c"
+    with pytest.raises(InvalidDraft, match="country code"):
+        spellings(sms="phone").all("ada")
+
+
+def test_a_function_of_ones_own_spells() -> None:
+    assert spellings(a=f"{__name__}:upper").on("a", "ada") == "ADA"
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "says"),
+    [
+        ("fail", InvalidDraft, "raised RuntimeError"),
+        ("nothing", InvalidDraft, "nothing"),
+        ("missing", InvalidSettings, "AttributeError"),
+        ("__name__", InvalidSettings, "no function"),
+    ],
+)
+def test_a_function_that_fails_is_named_and_quotes_nothing(
+    rule: str, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        spellings(a=f"{__name__}:{rule}").on("a", "hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["mail", "a.b", ":x", "a b:c"])
+def test_other_rules_are_refused(rule: str) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        spellings(a=rule)
+    assert caught.value.field == "channels.a.recipients"

@@ -1,0 +1,316 @@
+"""The send logs of a machine: what is left by whom proves which sends had not begun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from dispatcher import send_log
+from dispatcher.send_log import LeftLog, SendLogs
+from tests.support.processes import forking
+
+IDS = tuple(UUID(int=number) for number in range(1, 4))
+needs_boot_id = pytest.mark.skipif(
+    not send_log._BOOT_ID.exists(), reason="without a boot id nothing is noted"
+)
+pytestmark = needs_boot_id
+
+
+def left_in(folder: Path) -> list[LeftLog]:
+    found: list[LeftLog] = []
+    assert SendLogs(folder).settle(found.append, at_most=100)
+    return found
+
+
+def _killed(folder: Path, begun: tuple[UUID, ...], mark: str) -> None:
+    log = SendLogs(folder).open(IDS)
+    (folder / mark).write_text(str(log.mark))
+    for each in begun:
+        assert log.begin(each)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(folder: Path, *begun: UUID) -> UUID:
+    """Let a process die that has claimed all and begun some; return the mark of its claim."""
+    name = f"{uuid4()}.mark"
+    folder.mkdir(exist_ok=True)
+    process = forking().Process(target=_killed, args=(folder, begun, name))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    mark = UUID((folder / name).read_text())
+    (folder / name).unlink()
+    return mark
+
+
+@pytest.mark.parametrize("many", range(len(IDS) + 1))
+def test_of_a_process_that_was_killed_it_is_known_which_sends_had_not_begun(
+    tmp_path: Path, many: int
+) -> None:
+    mark = killed(tmp_path, *IDS[:many])
+    expected = [LeftLog(mark, IDS[many:])] if many < len(IDS) else []
+    assert left_in(tmp_path) == expected
+    assert list(tmp_path.iterdir()) == [], "it is read once"
+
+
+def test_nobody_else_may_enter_the_folders_that_are_made_for_it(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        SendLogs(tmp_path / "data" / "sends").open(IDS)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+    assert [each for each in made if each.stat().st_mode & 0o077] == []
+
+
+def test_what_could_not_be_put_back_is_read_again(tmp_path: Path) -> None:
+    killed(tmp_path)
+
+    def fail(_: LeftLog) -> None:
+        raise OSError("away")
+
+    with pytest.raises(OSError, match="away"):
+        SendLogs(tmp_path).settle(fail, at_most=100)
+    assert [each.unbegun for each in left_in(tmp_path)] == [IDS]
+
+
+def test_the_files_of_a_process_that_is_alive_are_nobodys_business(tmp_path: Path) -> None:
+    logs = SendLogs(tmp_path)
+    log = logs.open(IDS)
+    assert left_in(tmp_path) == []
+    log.let_go()
+    logs.close()
+    logs.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_the_files_of_a_process_that_is_alive_proves_nothing(tmp_path: Path) -> None:
+    """A release is copied to become the next one, whose worker begins while this one goes on."""
+    log = SendLogs(tmp_path / "one").open(IDS)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert left_in(tmp_path / "two") == []
+    assert log.begin(IDS[0])
+
+
+def test_a_file_is_there_until_the_last_holder_lets_go(tmp_path: Path) -> None:
+    logs = SendLogs(tmp_path)
+    log = logs.open(IDS)
+    log.hold()
+    log.let_go()
+    assert log.begin(IDS[0])
+    [file] = tmp_path.glob(f"*/{log.mark.hex}")
+    logs.close()
+    assert file.exists(), "a send is under way: nobody may take this process for dead"
+    log.let_go()
+    assert not file.exists()
+
+
+def test_no_send_begins_once_all_have_let_go(tmp_path: Path) -> None:
+    log = SendLogs(tmp_path).open(IDS)
+    log.let_go()
+    assert not log.begin(IDS[0])
+
+
+def test_a_claim_that_may_still_be_in_the_store_is_left_to_the_rescue(tmp_path: Path) -> None:
+    log = SendLogs(tmp_path).open(IDS)
+    log.begin(IDS[1])
+    log.keep()
+    log.let_go()
+    assert left_in(tmp_path) == [LeftLog(log.mark, (IDS[0], IDS[2]))]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.splitlines()[0],
+        lambda _: "",
+        lambda _: "no ids\n",
+    ],
+    ids=["its first line has no end", "empty", "of another"],
+)
+def test_a_claim_that_was_not_written_down_whole_was_not_made(
+    tmp_path: Path, damage: Callable[[str], str]
+) -> None:
+    mark = killed(tmp_path)
+    [file] = tmp_path.glob(f"*/{mark.hex}")
+    file.write_text(damage(file.read_text()))
+    assert left_in(tmp_path) == []
+
+
+def test_a_note_without_its_end_is_of_a_send_that_did_not_begin(tmp_path: Path) -> None:
+    mark = killed(tmp_path, IDS[0])
+    [file] = tmp_path.glob(f"*/{mark.hex}")
+    file.write_text(file.read_text() + IDS[1].hex)
+    assert left_in(tmp_path) == [LeftLog(mark, IDS[1:])]
+
+
+def test_a_note_behind_one_that_was_cut_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for a moment, and the file cannot be deleted: the next note is whole."""
+    log = SendLogs(tmp_path).open(IDS)
+    unlink = Path.unlink
+
+    def cut(file: int, data: bytes) -> int:
+        return os.write(file, data[:3])
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr("dispatcher.send_log._write", cut)
+    monkeypatch.setattr(Path, "unlink", fail)
+    assert not log.begin(IDS[0])
+    monkeypatch.setattr("dispatcher.send_log._write", os.write)
+    assert log.begin(IDS[1]), "it is noted, and sent"
+    monkeypatch.setattr(Path, "unlink", unlink)
+    log.keep()
+    log.let_go()
+    [left] = left_in(tmp_path)
+    assert IDS[1] not in left.unbegun
+
+
+def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = SendLogs(tmp_path)
+    log = logs.open(IDS)
+    monkeypatch.setattr("dispatcher.send_log._write", lambda *_: 3)
+    assert log.begin(IDS[0]), "the disk is full: the log is deleted"
+    monkeypatch.setattr("dispatcher.send_log._write", os.write)
+    log.keep()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    log.let_go()
+    assert len([*Path("/proc/self/fd").iterdir()]) < before
+    assert left_in(tmp_path) == []
+    logs.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("boot_id", ["of another boot\n", ""])
+def test_after_the_machine_was_started_again_the_files_prove_nothing(
+    tmp_path: Path, boot_id: str
+) -> None:
+    killed(tmp_path)
+    [lock] = tmp_path.glob("*/lock")
+    lock.write_text(boot_id)
+    assert left_in(tmp_path) == []
+
+
+def test_without_a_folder_for_them_all_goes_on_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    logs = SendLogs(tmp_path / "file")
+    for _ in range(3):
+        log = logs.open(IDS)
+        assert log.begin(IDS[0])
+        log.keep()
+        log.let_go()
+    assert logs.settle(lambda _: pytest.fail("there is nothing"), at_most=100)
+    logs.close()
+    [line] = [each.getMessage() for each in caplog.records]
+    assert "data_dir" in line
+
+
+def test_a_folder_that_could_not_be_made_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "sends"
+    in_the_way.write_text("")
+    logs = SendLogs(in_the_way)
+    for _ in range(2):
+        logs.open(IDS).let_go()
+    in_the_way.unlink()
+    log = logs.open(IDS)
+    assert log.begin(IDS[0])
+    log.keep()
+    log.let_go()
+    assert left_in(in_the_way) == [LeftLog(log.mark, IDS[1:])]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("call", ["open", "write"])
+def test_a_folder_that_is_tried_again_for_each_claim_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    logs = SendLogs(tmp_path)
+    monkeypatch.setattr(os, call, fail)
+    for _ in range(2):
+        logs.open(IDS).let_go()
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logs_that_cannot_be_deleted_do_not_stop_the_rescue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While logs are left, a rescue ends no claims."""
+    marks = {killed(tmp_path) for _ in range(3)}
+    monkeypatch.setattr("dispatcher.send_log._is_deleted", lambda _: False)
+    found: list[LeftLog] = []
+    assert SendLogs(tmp_path).settle(found.append, at_most=2)
+    assert {each.mark for each in found} == marks
+
+
+def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: Path) -> None:
+    """Three logs of killed processes and two that a living process left."""
+    marks = {killed(tmp_path) for _ in range(3)}
+    logs = SendLogs(tmp_path)
+    for _ in range(2):
+        log = logs.open(IDS)
+        log.keep()
+        log.let_go()
+        marks.add(log.mark)
+    logs.close()
+    found: list[LeftLog] = []
+    for many, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
+        assert SendLogs(tmp_path).settle(found.append, at_most=2) is are_all_read
+        assert len(found) == many
+    assert {each.mark for each in found} == marks
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_note_that_the_disk_has_no_room_for_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = SendLogs(tmp_path).open(IDS)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, vars(log)["_file"])
+    os.close(full)
+    assert log.begin(IDS[0])
+    assert "a send log takes no more: No space left on device" in caplog.text
+    assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
+    log.let_go()
+
+
+def test_a_file_that_takes_no_more_proves_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: what is not noted is sent all the same, and the file is gone before."""
+    log = SendLogs(tmp_path).open(IDS)
+    monkeypatch.setattr("dispatcher.send_log._write", lambda *_: 3)
+    assert log.begin(IDS[0])
+    assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
+
+
+def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = SendLogs(tmp_path).open(IDS)
+    monkeypatch.setattr("dispatcher.send_log._write", lambda *_: 3)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    assert not log.begin(IDS[0])
