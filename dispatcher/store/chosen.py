@@ -12,14 +12,18 @@ from typing import Any, cast
 from uuid import UUID
 
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     Connection,
     Delete,
+    Dialect,
     Row,
     Select,
     Table,
     TextClause,
     Update,
+    any_,
+    func,
     text,
 )
 
@@ -47,7 +51,7 @@ def change_chosen(
     messages = database.tables.messages
 
     def at_once(connection: Connection) -> Sequence[Row[Any]]:
-        these = messages.c.id.in_(query.scalar_subquery())
+        these = _among(messages.c.id, query, connection.dialect)
         return connection.execute(change.where(these).returning(*wanted)).all()
 
     def in_two(connection: Connection) -> Sequence[Row[Any]]:
@@ -64,6 +68,19 @@ def change_chosen(
     if database.engine.dialect.name in MYSQL:
         return database.transact(in_two)
     return database.run(at_once)
+
+
+def _among(
+    column: ColumnElement[UUID], query: Select[tuple[UUID]], dialect: Dialect
+) -> ColumnElement[bool]:
+    """Return that a row is one that ``query`` finds.
+
+    PostgreSQL may join what stands behind IN to the table, and run a query with LIMIT and SKIP
+    LOCKED anew for each row. It runs the query of an ARRAY once.
+    """
+    if dialect.name == "postgresql":
+        return column == any_(func.array(query.scalar_subquery(), type_=ARRAY(column.type)))
+    return column.in_(query.scalar_subquery())
 
 
 def _deletion(connection: Connection, change: Delete, ids: Sequence[UUID]) -> TextClause:

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Select,
     Update,
     case,
-    delete,
     select,
     update,
 )
@@ -263,21 +262,32 @@ class Messages:
             raise MessageNotFound(message_id)
         return to_message(row)
 
-    def remove(self, message_id: UUID) -> bool:
-        """Delete a message that nobody has been told of, if it is still scheduled.
+    def take_back(self, message: Message) -> bool:
+        """Take a message out of the schedule that lost its reservation while it was stored.
 
-        Return whether it is gone.
+        Return whether that is so; it is not once the message was claimed. Without an idempotency
+        key its submit alone knows of it, so the row is no message any more. With a key a duplicate
+        submit may have returned it, so it is cancelled, and the key is free for the next submit.
+        The sweep gives the reservation back.
         """
         tables = self._tables
         messages = tables.messages
-        statement = delete(messages).where(
-            messages.c.id == message_id, tables.has_status(Status.SCHEDULED)
-        )
-        query = select(messages.c.id).where(messages.c.id == message_id)
+        values: dict[str, Any] = {"status": Status.CANCELLED.value}
+        if message.idempotency_key is None:
+            values = {"status": VOID, "body": {}, "status_url": None, "told": None}
+        statement = (
+            update(messages)
+            .where(messages.c.id == message.id, tables.has_status(Status.SCHEDULED))
+            .values(
+                **values, idempotency_key=None, fingerprint=None, finished_at=database_now()
+            )
+        )  # fmt: skip
+        query = select(messages.c.status).where(messages.c.id == message.id)
 
         def work(connection: Connection) -> bool:
             connection.execute(statement)
-            return connection.execute(query).one_or_none() is None
+            status = connection.execute(query).scalar_one_or_none()
+            return status in (None, VOID, Status.CANCELLED.value)
 
         return self._database.run(work)
 
@@ -335,11 +345,15 @@ class Messages:
         if mine is None and message.idempotency_key is not None:
             key = messages.c.idempotency_key == message.idempotency_key
             mine = connection.execute(query.where(key)).one_or_none()
-        if mine is not None and mine.status == VOID:
-            raise GivenUp
+        if mine is not None and (mine.status == VOID or _lacks_key(mine, message)):
+            raise GivenUp  # or taken back
         if mine is None and is_suppressed(tables, connection, message.recipient, message.channel):
             raise Suppressed(message.channel)
         return to_message(mine) if mine is not None else None
+
+
+def _lacks_key(row: Row[Any], message: Message) -> bool:
+    return row.idempotency_key is None and message.idempotency_key is not None
 
 
 def _written(insert: Insert, engine: Engine) -> bytes:

@@ -93,7 +93,7 @@ _PARTIAL = (
     _Index(
         "unreleased",
         ("id",),
-        "reserved AND status IN ('cancelled', 'expired')",
+        "reserved AND status IN ('cancelled', 'expired', 'void')",
         ("status", "reserved", "told"),
     ),
     _Index("held", ("id",), "status = 'held'", ()),
@@ -122,7 +122,9 @@ class Tables:
         self.is_message = messages.c.status != VOID
         self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
         """The value of ``told`` by which a status that was told before is told again."""
-        self.holds_no_place = messages.c.status.in_([Status.CANCELLED.value, Status.EXPIRED.value])
+        self.holds_no_place = messages.c.status.in_(
+            [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
+        )
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
         """The condition that the recipient of a message has opted out."""
 

@@ -314,7 +314,6 @@ class StoreUpkeep:
         query = select(*kept_columns(tables)).where(
             self._database.one_of(messages.c.id, message_ids),
             ~tables.holds_no_place,
-            tables.is_message,
         )
         rows = self._database.run(lambda connection: connection.execute(query).all())
         return {row.id: Kept(row.send_at, row.move_token) for row in rows}
@@ -326,7 +325,6 @@ class StoreUpkeep:
         query = select(*place_columns(tables)).where(
             self._database.one_of(messages.c.id, message_ids),
             ~tables.holds_no_place,
-            tables.is_message,
         )
         return [Place._make(row) for row in self._read(query)]
 
@@ -338,7 +336,7 @@ class StoreUpkeep:
         messages = self._tables.messages
         wanted = (
             select(messages.c.id)
-            .where(self._database.one_of(messages.c.id, message_ids))
+            .where(self._database.one_of(messages.c.id, message_ids), self._tables.is_message)
             .with_for_update(skip_locked=True)
         )
         bar = update(messages).values(move_token=messages.c.move_token + 1)
@@ -350,7 +348,7 @@ class StoreUpkeep:
         return given_up.give_up(self._database, message_ids)
 
     def unreleased(self, *, at_most: int) -> list[Place]:
-        """Return cancelled and expired messages whose place may still be taken."""
+        """Return messages that ended, or were taken back, and whose place may still be taken."""
         tables = self._tables
         messages = tables.messages
         query = (

@@ -293,12 +293,13 @@ class BulkSubmission:
 
     def _look_again(self, stored: Sequence[Case], *, keep: bool) -> None:
         """Make sure that the places are still ours, because storing took long."""
+        until = self._submission.last_look()  # for all of them: each waits in vain alike
         for case in stored:
             if isinstance(case.result, Message) and case.request:
                 message, terms = case.result, case.valid_draft.terms
                 booking = Booking(message.id, terms, message.send_at, case.request.submit)
                 try:
-                    self._submission.look_again(message, booking, keep=keep)
+                    self._submission.look_again(message, booking, until=until, keep=keep)
                 except DispatcherError as error:
                     case.refuse(error)
 

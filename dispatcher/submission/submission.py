@@ -38,8 +38,9 @@ from dispatcher.tracing import Tracing, traced
 
 log = logging.getLogger(__name__)
 
-LOOKS = 10
-BETWEEN_LOOKS_SECONDS = 0.5
+LOOKING_SECONDS = 5.0
+"""For how long a second look at a reservation waits for a Redis that does not answer."""
+_BETWEEN_LOOKS_SECONDS = 0.5
 
 
 class Submission:
@@ -105,7 +106,7 @@ class Submission:
         if message.id != booking.message_id:
             return message
         if self._clock.monotonic() - started > self._settings.settle.total_seconds():
-            self.look_again(message, booking)
+            self.look_again(message, booking, until=self.last_look())
         self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
         self._handover.enqueue(message)
         fault("submit.after_enqueue")
@@ -253,24 +254,31 @@ class Submission:
         except ReservationsUnavailable as error:
             log.warning("message %s: its place is freed later: %s", booking.message_id, error)
 
-    def look_again(self, message: Message, booking: Booking, *, keep: bool = False) -> None:
+    def look_again(
+        self, message: Message, booking: Booking, *, until: float, keep: bool = False
+    ) -> None:
         """Make sure that the place is still ours, because storing the message took long.
 
         The sweep may have given it up meanwhile, or rebuilt the windows before the message was in
-        the store. Raises QuotaExceeded when another message has the place; then this one is taken
-        back, unless it is already being sent, or to be kept; OutcomeUnknown where the database does
-        not answer to that.
+        the store. Where Redis does not answer, it is asked again ``until`` a time of the monotonic
+        clock. Raises NoPlace when another message has the place, ReservationsUnavailable when
+        nobody can tell; then the message is taken back, unless it is already being sent, or to be
+        kept; OutcomeUnknown where the database does not answer to that.
         """
         try:
-            self._reserve_again(message, booking)
+            self._reserve_again(message, booking, until)
         except IdempotencyConflict as error:
             log.warning("message %s: its place is restored later: %s", message.id, error)
-        except NoPlace:
+        except (NoPlace, ReservationsUnavailable) as error:
             if keep:
-                log.warning("message %s: kept without a place of its own", message.id)
-            elif self._taken_back(message):
+                log.warning("message %s: kept without a place of its own: %s", message.id, error)
+            elif self._is_taken_back(message):
                 self._free(booking)
                 raise
+
+    def last_look(self) -> float:
+        """Return until when a second look that begins now waits for Redis."""
+        return self._clock.monotonic() + LOOKING_SECONDS
 
     def _free(self, booking: Booking) -> None:
         """Free the places of a message that is not stored any more, or never will be."""
@@ -279,20 +287,17 @@ class Submission:
         except ReservationsUnavailable as error:
             log.warning("message %s: its place is freed later: %s", booking.message_id, error)
 
-    def _taken_back(self, message: Message) -> bool:
+    def _is_taken_back(self, message: Message) -> bool:
         try:
-            if message.idempotency_key is None:
-                return self._messages.remove(message.id)
-            # A twin may have told its caller of this message, so it does not vanish.
-            return self._messages.cancel(message.id).status is Status.CANCELLED
+            return self._messages.take_back(message)
         except StoreUnavailable as error:
             if not error.refused:  # it may be gone: nobody is told that it is accepted
                 raise OutcomeUnknown(error.reason, message.id) from error
             log.warning("message %s: kept without a place of its own: %s", message.id, error)
             return False
 
-    def _reserve_again(self, message: Message, booking: Booking) -> None:
-        for _ in range(LOOKS):
+    def _reserve_again(self, message: Message, booking: Booking, until: float) -> None:
+        while True:
             try:
                 self._windows.reserve(
                     message.id,
@@ -301,12 +306,12 @@ class Submission:
                     submit=booking.submit,
                     is_stored=True,
                 )
-            except ReservationsUnavailable as error:
-                reason = error
-                self._clock.sleep(BETWEEN_LOOKS_SECONDS)
+            except ReservationsUnavailable:
+                if self._clock.monotonic() >= until:
+                    raise
+                self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
             else:
                 return
-        log.warning("message %s: its place is restored later: %s", message.id, reason)
 
 
 def repeated(draft: ValidDraft, found: tuple[Message, str] | None) -> Message | None:

@@ -17,7 +17,7 @@ _WHERE = {
     "claim_expires_at": "status = 'sending'",
     "enqueue_at": "status = 'scheduled'",
     "finished_at": "finished_at IS NOT NULL",
-    "unreleased": "reserved AND status IN ('cancelled', 'expired')",
+    "unreleased": "reserved AND status IN ('cancelled', 'expired', 'void')",
     "held": "status = 'held'",
     "untold": (
         "told <> status AND status IN ('sent', 'failed', 'expired', 'cancelled', 'held')"

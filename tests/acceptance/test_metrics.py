@@ -65,9 +65,7 @@ def test_a_worker_tells_what_all_its_processes_counted(
     assert value("lateness_seconds_count", channel=CHANNEL) == MANY
     wait_until(lambda: value("sweep_runs_total", duty="rescue", result="done") >= 2)
     wait_until(lambda: value("workers") == 1)
-    assert 0 <= value("sweep_age_seconds", duty="rescue") < 60, (
-        "a turn is late at most on a slow machine"
-    )
+    wait_until(lambda: 0 <= value("sweep_age_seconds", duty="rescue") < 10)  # after each turn
     assert value("overdue_messages") == 0
     names = {name for name, _ in scraped(url)}
     assert {"process_cpu_seconds_total", "oldest_overdue_seconds"} <= names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +18,6 @@ from dispatcher.submission import (
     Suppressing,
     Wish,
 )
-from dispatcher.submission.submission import BETWEEN_LOOKS_SECONDS, LOOKS
 from tests.simulation.facts import Asked
 from tests.simulation.joined import Session
 from tests.simulation.scheduler import Process
@@ -84,7 +83,6 @@ class Caller:
     def _submit(self) -> None:
         draft = self._draft()
         (asked,) = self._asking([draft])
-        begun = self._process.monotonic()
         self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
         try:
             message = self._cases.submission.submit(draft)
@@ -97,7 +95,6 @@ class Caller:
             self._no_trace([asked], type(error).__name__)
         else:
             self._accepted(asked, message)
-            self._perhaps_late([message.id], begun)
         self._world.scheduler.running().seed = None
 
     def _submit_many(self) -> None:
@@ -127,11 +124,11 @@ class Caller:
         for asked, result in zip(every, results, strict=False):
             if isinstance(result, Message):
                 self._accepted(asked, result)
-                self._perhaps_late([result.id], begun)
             else:
                 asked.told = "refused"
                 self._tell("is told", type(result.error).__name__)
         if way == "all or none":
+            self._perhaps_late(every, begun)
             self._all_or_none(every, results)
         if "unknown" not in {asked.told for asked in every}:
             self._no_trace(every, "a batch")
@@ -148,8 +145,7 @@ class Caller:
             told = self._ended(session)
         finally:
             session.close()  # also where the process dies
-        if self._process.monotonic() - begun > self._world.settings.settle.total_seconds():
-            self._world.facts.committed_late.update(every[0].ids)
+        self._perhaps_late(every, begun)
         for asked, message in zip(every, messages, strict=True):
             asked.told = "refused" if message is None else told
             if message is not None and told == "accepted":
@@ -196,11 +192,10 @@ class Caller:
         self._world.scheduler.running().seed = every[0]
         return every
 
-    def _perhaps_late(self, ids: Iterable[UUID], begun: float) -> None:
-        """Note messages whose second look at their place may have found no Redis for as long."""
-        settle = self._world.settings.settle.total_seconds()
-        if self._process.monotonic() - begun > settle + LOOKS * BETWEEN_LOOKS_SECONDS:
-            self._world.facts.committed_late.update(ids)
+    def _perhaps_late(self, every: Sequence[Asked], begun: float) -> None:
+        """Note messages that were stored together so late that they keep their times anyhow."""
+        if self._process.monotonic() - begun > self._world.settings.settle.total_seconds():
+            self._world.facts.committed_late.update(every[0].ids)
 
     def _accepted(self, asked: Asked, message: Message) -> None:
         asked.told, asked.answer = "accepted", message.id

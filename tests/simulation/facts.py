@@ -92,7 +92,7 @@ class Facts:
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)
     committed_late: set[UUID] = field(default_factory=set)
-    """Messages stored so late, or looked at so long in vain, that others may have their places."""
+    """Messages of a transaction, or of a batch of all or none, that others may have places of."""
     pruned: dict[UUID, Pruned] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)

@@ -142,12 +142,11 @@ def _early(world: World) -> Iterator[str]:
 
 
 def _taken_back(world: World, row: Row) -> bool:
-    """Whether a submit lost its place to another one and cancelled what a twin may know of."""
-    key = row.idempotency_key
+    """Whether a submit lost its place and cancelled what a twin may know of."""
     return (
         row.status is Status.CANCELLED
-        and key is not None
-        and any(key == asked.key and row.id in asked.ids for asked in world.facts.asked)
+        and row.idempotency_key is None
+        and any(asked.key is not None and row.id in asked.ids for asked in world.facts.asked)
     )
 
 

@@ -40,6 +40,8 @@ class MemoryMessages:
         if known not in tables.messages and key is not None:
             known = tables.keys.get(key, known)
         if known in tables.messages:
+            if key is not None and tables.messages[known].idempotency_key is None:
+                raise GivenUp
             return tables.messages[known].message()
         if tables.is_suppressed(message.recipient, message.channel):
             raise Suppressed(message.channel)
@@ -106,12 +108,16 @@ class MemoryMessages:
             row.body = body
         return self.get(message_id)
 
-    def remove(self, message_id: UUID) -> bool:
-        tables = self._tables
-        row = tables.scheduled(message_id)
-        if row is not None:
-            tables.delete(message_id)
-        return message_id not in tables.messages
+    def take_back(self, message: Message) -> bool:
+        row, key = self._tables.scheduled(message.id), message.idempotency_key
+        if row is not None and key is None:
+            self._tables.take_back(row)
+        elif row is not None and key is not None:
+            row.end(Status.CANCELLED, self._tables.now())
+            del self._tables.keys[key]
+            row.idempotency_key = row.fingerprint = None
+        row = self._tables.messages.get(message.id)
+        return row is None or row.status is Status.CANCELLED
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         for row in filter(None, map(self._tables.scheduled, message_ids)):

@@ -162,7 +162,11 @@ class MemoryStoreUpkeep:
             if row.finished_at is not None and not (row.status in NO_PLACE and row.reserved)
         }
         before = tables.now() - older_than
-        old = sorted((at, id_) for id_, at in (tables.void | ended).items() if at <= before)
+        old = sorted(
+            (at, id_)
+            for id_, at in (tables.void | ended).items()
+            if at <= before and id_ not in tables.taken_back
+        )
         for _, message_id in old[:at_most]:
             if tables.void.pop(message_id, None) is None:
                 tables.delete(message_id)
@@ -183,13 +187,14 @@ class MemoryStoreUpkeep:
         return {row.id for row in rows}
 
     def unreleased(self, *, at_most: int) -> list[Place]:
-        rows = [
-            row for row in self._tables.messages.values() if row.reserved and row.status in NO_PLACE
-        ]
+        every = self._tables.messages.values()
+        rows = [row for row in every if row.reserved and row.status in NO_PLACE]
+        rows += self._tables.taken_back.values()
         return [_place(row) for row in sorted(rows, key=lambda row: row.id)[:at_most]]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         for message_id in message_ids:
+            self._tables.taken_back.pop(message_id, None)
             if message_id in self._tables.messages:
                 self._tables.messages[message_id].reserved = False
 

@@ -99,6 +99,8 @@ class Tables:
         self.attempts: dict[UUID, dict[int, AttemptRow]] = defaultdict(dict)
         self.keys: dict[str, UUID] = {}
         self.void: dict[UUID, datetime] = {}
+        self.taken_back: dict[UUID, Row] = {}
+        """Those of ``void`` whose reservation may still be there."""
         self.open: list[dict[UUID, Staged]] = []
         self.suppressed: dict[tuple[str, str], datetime] = {}
 
@@ -143,6 +145,11 @@ class Tables:
         self.attempts.pop(message_id, None)
         if row.idempotency_key is not None:
             del self.keys[row.idempotency_key]
+
+    def take_back(self, row: Row) -> None:
+        """Leave nothing of a message but its id, and its reservation."""
+        self.void[row.id] = self.now()
+        self.taken_back[row.id] = self.messages.pop(row.id)
 
     def outcomes(self, message_id: UUID, *, before: int = 2**31) -> list[Outcome | None]:
         """Return what came of the tries of a message, first one first, up to a token."""

@@ -239,7 +239,7 @@ class Both:
 
     def _change(self) -> None:
         id_ = self._some_id()
-        what = self.rng.choice(["cancel", "move", "update", "remove", "enqueue_again"])
+        what = self.rng.choice(["cancel", "move", "update", "take_back", "enqueue_again"])
         if what == "move" and id_ in self.tables.messages:
             found = self.ask(0, "movable", id_)
             found = found._replace(token=found.token - self.rng.choice([0, 0, 1]))
@@ -255,9 +255,11 @@ class Both:
             self.known.append(self.stores[0][1].get(id_))  # type: ignore[attr-defined]
         elif what == "update":
             self.ask(0, "update", id_, body={"n": self.rng.randrange(9)})
+        elif what == "take_back" and id_ in self.tables.messages:
+            self.ask(0, "take_back", self.tables.messages[id_].message())
         elif what == "enqueue_again":
             self.ask(0, "enqueue_again", self._some_ids())
-        elif what != "move":
+        elif what == "cancel":
             self.ask(0, what, id_)
 
     def _claim(self) -> None:

@@ -12,7 +12,15 @@ import pytest
 
 from dispatcher.errors import MessageNotFound, StoreUnavailable
 from dispatcher.message import Message, Status, dump_json
-from dispatcher.store import Addition, BulkMessages, Claims, Database, Messages
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Claims,
+    Database,
+    GivenUp,
+    Messages,
+    StoreUpkeep,
+)
 from tests.support import rows
 
 pytestmark = pytest.mark.every_database
@@ -112,15 +120,20 @@ def test_a_message_under_way_is_not_cancelled(database: Database) -> None:
     assert Messages(database).cancel(claim.message.id).status is Status.SENDING
 
 
-def test_a_message_nobody_knows_of_can_be_removed_while_it_is_scheduled(
-    database: Database,
-) -> None:
-    store = Messages(database)
-    message, claim = rows.add(database), rows.claimed(database)
-    assert store.remove(message.id)
-    assert store.remove(message.id)
-    assert not store.remove(claim.message.id)
-    assert rows.count(database) == 1
+@pytest.mark.parametrize("key", [None, "key"])
+def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: str | None) -> None:
+    """Its id is never stored again; its key may be, and the sweep gives its reservation back."""
+    store, upkeep = Messages(database), StoreUpkeep(database)
+    message, claim = rows.add(database, idempotency_key=key), rows.claimed(database)
+    assert store.take_back(message)
+    assert store.take_back(message)
+    assert not store.take_back(claim.message)
+    with pytest.raises(GivenUp):
+        store.add(message, enqueue_at=message.send_at, fingerprint=None)
+    assert [each.message_id for each in upkeep.unreleased(at_most=9)] == [message.id]
+    assert upkeep.prune(older_than=timedelta(seconds=-1), at_most=9) == 0
+    upkeep.mark_released([message.id])
+    assert upkeep.prune(older_than=timedelta(seconds=-1), at_most=9) == 1
 
 
 def test_what_could_not_be_published_is_enqueued_at_once(database: Database) -> None:
