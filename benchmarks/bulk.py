@@ -23,8 +23,8 @@ from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
-from dispatcher.sendtime import to_ms
 from dispatcher.store import migrate
+from dispatcher.times.send_time import to_ms
 
 MESSAGES, BATCH, GROUP = 20_000, 1_000, 50
 BODY = {"text": "Your appointment is tomorrow at 9."}

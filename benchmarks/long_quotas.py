@@ -29,7 +29,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Fence, Rules, Terms, Upkeep, Windows
 from dispatcher.scope import PLAIN
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 
 DAY_MS = 86_400_000
 START = to_ms(datetime(2040, 1, 1, tzinfo=UTC))

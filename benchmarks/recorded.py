@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 from redis.commands.core import Script
 
-from dispatcher.lua import source
-from dispatcher.redis_direct import Direct
+from dispatcher.redis.direct import Direct
+from dispatcher.redis.scripts import source
 
 
 def call_of(name: str, action: Callable[[], object]) -> tuple[list[Any], list[Any]]:

@@ -28,9 +28,9 @@ from rounds import facts, folder
 
 from dispatcher import Draft, Message
 from dispatcher.errors import DispatcherError
-from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Database, migrate
+from dispatcher.times.send_time import to_ms
 from tests.support.environment import CHANNEL, Environment, broker_on
 from tests.support.proxy import Proxy
 from tests.support.servers import PostgresServer, RedisServer

@@ -18,8 +18,8 @@ from rounds import folder, measure, report
 
 from dispatcher.bootstrap import Parts
 from dispatcher.embedded import embedded
-from dispatcher.lua import source
 from dispatcher.message import new_id
+from dispatcher.redis.scripts import source
 from dispatcher.reservation import Terms
 from dispatcher.settings import Settings
 
@@ -38,10 +38,10 @@ def compare(settings: Settings, log: str) -> None:
     parts.redis.config_set("appendonly", log)
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     bare = parts.redis.register_script("return 1")
-    script = parts.redis.register_script(source("reserve"))
+    script = parts.redis.register_script(source("reservation/reserve"))
     first, terms = new_id(), Terms.plain("recorded")
     (*names, window), words = call_of(
-        "reserve", lambda: parts.windows.reserve(first, terms=terms, send_at=start)
+        "reservation/reserve", lambda: parts.windows.reserve(first, terms=terms, send_at=start)
     )
     turns = count()
 

@@ -49,7 +49,7 @@ def compare(name: str, settings: Settings) -> None:
                 channel="memory", recipient=f"{name}-{next(turns)}", body=BODY, send_at=at
             )
 
-        names, words = call_of("reserve", ours)
+        names, words = call_of("reservation/reserve", ours)
 
         def floor() -> None:
             empty(keys=names, args=words)

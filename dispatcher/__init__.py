@@ -39,9 +39,7 @@ if typing.TYPE_CHECKING:
         Unavailable,
         UnknownChannel,
     )
-    from dispatcher.installation import install
     from dispatcher.limiters import ChannelFill, LimitFill
-    from dispatcher.liveness import Sign
     from dispatcher.message import (
         Attempt,
         Draft,
@@ -52,13 +50,15 @@ if typing.TYPE_CHECKING:
         Rejection,
         Status,
     )
-    from dispatcher.overview import FullestQuota, Overview, Top, Tops
+    from dispatcher.operations.overview import FullestQuota, Overview, Top, Tops
+    from dispatcher.operations.verification import Difference, Fault, Verified
     from dispatcher.reservation import Timeline
     from dispatcher.selection import Page, Wanted
     from dispatcher.settings import Settings
     from dispatcher.store import Counts, Load, OverdueFigure, Suppression
     from dispatcher.submission import Reservation, Story
-    from dispatcher.verification import Difference, Fault, Verified
+    from dispatcher.telemetry.liveness import Sign
+    from dispatcher.worker.install import install
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -153,12 +153,10 @@ _MODULES = {
         "Unavailable",
         "UnknownChannel",
     ),
-    "installation": ("install",),
     "limiters": (
         "ChannelFill",
         "LimitFill",
     ),
-    "liveness": ("Sign",),
     "message": (
         "Attempt",
         "Draft",
@@ -169,11 +167,16 @@ _MODULES = {
         "Rejection",
         "Status",
     ),
-    "overview": (
+    "operations.overview": (
         "FullestQuota",
         "Overview",
         "Top",
         "Tops",
+    ),
+    "operations.verification": (
+        "Difference",
+        "Fault",
+        "Verified",
     ),
     "reservation": ("Timeline",),
     "selection": (
@@ -191,11 +194,8 @@ _MODULES = {
         "Reservation",
         "Story",
     ),
-    "verification": (
-        "Difference",
-        "Fault",
-        "Verified",
-    ),
+    "telemetry.liveness": ("Sign",),
+    "worker.install": ("install",),
 }
 """Where the public names are from. A module is imported when one of its names is first used."""
 

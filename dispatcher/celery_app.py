@@ -22,7 +22,7 @@ DELIVER = "dispatcher.deliver"
 SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up", "tell")
 ON_REQUEST = frozenset({"catch_up", "tell"})
 """Duties that beat leaves out where the settings ask for none of their work."""
-TASKS_MODULE = "dispatcher.tasks"
+TASKS_MODULE = "dispatcher.worker.tasks"
 
 tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
 """A worker lost its broker, and with it the tasks of these messages, which it held in memory."""
@@ -60,7 +60,7 @@ def options(
         "task_default_queue": settings.queue,
         "task_queues": queues(settings),
         "task_create_missing_queues": False,
-        "worker_consumer": "dispatcher.reconnecting:Consumer",
+        "worker_consumer": "dispatcher.broker.reconnecting:Consumer",
         "worker_prefetch_multiplier": _HELD_PER_THREAD if _is_quorum(settings) else 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
@@ -69,7 +69,7 @@ def options(
         "timezone": "UTC",
         "enable_utc": True,
         "beat_schedule": beat_schedule(settings),
-        "beat_scheduler": "dispatcher.reconnecting:Scheduler",
+        "beat_scheduler": "dispatcher.broker.reconnecting:Scheduler",
         "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
     }
 

@@ -21,7 +21,6 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from dispatcher.errors import InvalidValue, quoted
-from dispatcher.hours import Hours
 from dispatcher.message import OnUnknown
 from dispatcher.quota import (
     CalendarLimit,
@@ -32,6 +31,7 @@ from dispatcher.quota import (
     parse_limit,
     parse_quota,
 )
+from dispatcher.times.quiet_hours import Hours
 
 CatchUp = Literal["send", "expire", "reslot"]
 TEMPLATE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")

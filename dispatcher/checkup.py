@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from celery import Celery
 
 from dispatcher.bootstrap import Parts, connect_redis
-from dispatcher.broker import BrokerSurvey, check_url
+from dispatcher.broker.survey import BrokerSurvey, check_url
 from dispatcher.celery_app import beat_schedule, create_app
-from dispatcher.clock import Clock
-from dispatcher.doctor import Doctor
+from dispatcher.operations.doctor import Doctor
 from dispatcher.reservation import RedisSurvey
 from dispatcher.settings import Settings
 from dispatcher.store import StoreSurvey
+from dispatcher.times.clock import Clock
 
 
 @contextmanager

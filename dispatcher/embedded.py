@@ -28,7 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import EmbeddedUnavailable
-from dispatcher.modes import PRIVATE_UMASK, close_to_others, make_private
+from dispatcher.file_modes import PRIVATE_UMASK, close_to_others, make_private
 from dispatcher.settings import (
     CONFIG_VARIABLE,
     PARENT_VARIABLE,

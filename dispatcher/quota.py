@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Self, TypeVar, cast
 
-from dispatcher import zones
 from dispatcher.errors import InvalidValue, cut, quoted
-from dispatcher.periods import (
+from dispatcher.times import zones
+from dispatcher.times.periods import (
     CALENDAR_UNITS,
     FARTHEST_BACK_MS,
     LONGEST_MS,
@@ -217,8 +217,8 @@ class CalendarQuota(_CountPerPeriod):
     def bounds(self, instant_ms: int, zone: str, periods: int) -> tuple[int, ...]:
         """Return where ``periods`` consecutive periods begin, and where the last of them ends.
 
-        See :func:`dispatcher.periods.bounds`. The caller says which zone: that of the quota or
-        that of the message.
+        See :func:`dispatcher.times.periods.bounds`. The caller says which zone: that of the quota
+        or that of the message.
         """
         return bounds(self.unit, zone, instant_ms, periods)
 

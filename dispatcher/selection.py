@@ -8,9 +8,9 @@ from datetime import date, datetime
 from typing import Self, TypedDict
 from uuid import UUID
 
-from dispatcher import sendtime
 from dispatcher.errors import InvalidDraft, kind_of, quoted
 from dispatcher.message import Message, Status, check_text
+from dispatcher.times import send_time
 
 
 class Wanted(TypedDict, total=False):
@@ -141,4 +141,4 @@ def _scopes(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
 
 
 def _instant(field: str, given: datetime | date | str | None, zone: str | None) -> datetime | None:
-    return None if given is None else sendtime.parse_time_or_date(given, zone=zone, field=field)
+    return None if given is None else send_time.parse_time_or_date(given, zone=zone, field=field)

@@ -29,11 +29,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from dispatcher import misread, scope, zones
+from dispatcher import scope, settings_errors
 from dispatcher.channel import AnyQuota, CatchUp, Channel, Kind, Length, Quotas
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
 from dispatcher.recipients import Spellings
+from dispatcher.times import zones
 
 PREFIX = "DISPATCHER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -186,7 +187,7 @@ class Settings(BaseSettings):
 
         So does a variable of the environment that is almost one of ours.
         """
-        wrong = misread.misspelt(os.environ, PREFIX, cls.model_fields)
+        wrong = settings_errors.misspelt(os.environ, PREFIX, cls.model_fields)
         if wrong is not None:
             raise InvalidSettings(*wrong)
         try:
@@ -204,7 +205,7 @@ class Settings(BaseSettings):
                 at = field if first["loc"] else cause.field
                 raise InvalidSettings(at, cause.problem, cause.accepted) from None
             tables = {"channels": Channel.model_fields, "scopes": Kind.model_fields}
-            said = misread.first_of(errors, {"": cls.model_fields} | tables)
+            said = settings_errors.first_of(errors, {"": cls.model_fields} | tables)
             raise InvalidSettings(*said) from None
 
     @classmethod

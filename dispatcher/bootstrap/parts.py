@@ -10,16 +10,16 @@ from dispatcher.bootstrap.built import built_once
 from dispatcher.bootstrap.working import Working
 from dispatcher.errors import InvalidSettings
 from dispatcher.limiters import Fills
-from dispatcher.metrics import exposition
-from dispatcher.overview import Overviews
+from dispatcher.operations.overview import Overviews
+from dispatcher.operations.verification import Verification
 from dispatcher.reservation import Contents, Timelines
 from dispatcher.store import Figures, Listing, Standings, StoreUpkeep
 from dispatcher.submission import Telling
+from dispatcher.telemetry.metrics import exposition
 from dispatcher.transports import close_all
-from dispatcher.verification import Verification
 
 if TYPE_CHECKING:
-    from dispatcher.metrics.exposition import Exposition
+    from dispatcher.telemetry.metrics.exposition import Exposition
 
 log = logging.getLogger(__name__)
 

@@ -10,24 +10,24 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
 from dispatcher.bootstrap.built import Built, built_once
-from dispatcher.broker import check_url
+from dispatcher.broker.queue import Queue
+from dispatcher.broker.survey import check_url
 from dispatcher.celery_app import create_app
-from dispatcher.clock import Clock, SystemClock
+from dispatcher.delivery.sweep import MARKER_SPARE
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
-from dispatcher.hooks import Hooks
-from dispatcher.hooks import find as find_hooks
-from dispatcher.journal import Journal
 from dispatcher.limiters import InHand, LogLimit, Permits, reaches_ms
-from dispatcher.liveness import Signs
-from dispatcher.metrics import prometheus_meter
-from dispatcher.queue import Queue
 from dispatcher.quota import Limit, Quota
 from dispatcher.reservation import Contents, Fence, Rules, Upkeep, Windows, longest_ms
 from dispatcher.settings import Settings
 from dispatcher.store import BulkMessages, Database, Messages, Suppressions
-from dispatcher.sweep import MARKER_SPARE
-from dispatcher.tracing import Tracing, opentelemetry_tracing
+from dispatcher.telemetry.hooks import Hooks
+from dispatcher.telemetry.hooks import find as find_hooks
+from dispatcher.telemetry.journal import Journal
+from dispatcher.telemetry.liveness import Signs
+from dispatcher.telemetry.metrics import prometheus_meter
+from dispatcher.telemetry.tracing import Tracing, opentelemetry_tracing
+from dispatcher.times.clock import Clock, SystemClock
 
 _REDIS_SECONDS = 1.0
 _REDIS_RETRIES = 1

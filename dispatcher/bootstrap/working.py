@@ -10,13 +10,13 @@ from dispatcher.bootstrap.built import built_once
 from dispatcher.bootstrap.submitting import Submitting
 from dispatcher.celery_app import sweeps_every
 from dispatcher.delivery import Delivery, Lanes
-from dispatcher.liveness import Pulse
-from dispatcher.send_log import SendLogs
-from dispatcher.status_messages import StatusMessages
+from dispatcher.delivery.send_log import SendLogs
+from dispatcher.delivery.status_messages import StatusMessages
+from dispatcher.delivery.sweep import Sweep
+from dispatcher.delivery.ticks import Ticks
 from dispatcher.store import Claims, Overdue, StoreUpkeep, Untold, overdue
 from dispatcher.submission import CatchUp
-from dispatcher.sweep import Sweep
-from dispatcher.ticks import Ticks
+from dispatcher.telemetry.liveness import Pulse
 from dispatcher.transports import Transport, load
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dispatcher import sendtime
 from dispatcher.cli.commands import Commands
 from dispatcher.cli.show import Terminal
 from dispatcher.errors import (
@@ -23,6 +22,7 @@ from dispatcher.errors import (
     TooLate,
     Unavailable,
 )
+from dispatcher.times import send_time
 
 _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (InvalidValue, 2),
@@ -108,11 +108,11 @@ def name_options(error: DispatcherError) -> None:
         return re.sub(r"[a-z]+(?:_[a-z]+)+", lambda word: typed.get(word[0], word[0]), text)
 
     accepted = error.accepted
-    if sendtime.ACCEPTED in accepted:
+    if send_time.ACCEPTED in accepted:
         instant = "a time with an offset (2026-12-24T08:30+01:00)"
         if zone := typed.get("zone"):
             instant += f", or a local time (2026-12-24T08:30) together with {zone}"
-        accepted = accepted.replace(sendtime.ACCEPTED, instant)
+        accepted = accepted.replace(send_time.ACCEPTED, instant)
     field, *rest = re.split(r"(?=[.\[])", error.field, maxsplit=1)
     said = f"{typed.get(field, field)}{''.join(rest)}: {worded(error.problem)}"
     error.args = (f"{said}; accepted: {worded(accepted)}",)

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from dispatcher import sendtime
 from dispatcher.cli import show
 from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.filters import NOTHING, filtered
@@ -18,6 +17,7 @@ from dispatcher.errors import InvalidDraft
 from dispatcher.message import Message, Status
 from dispatcher.quota import parse_length
 from dispatcher.selection import Wanted
+from dispatcher.times import send_time
 
 MessageIds = Annotated[list[str] | None, typer.Argument(metavar="ID")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -95,11 +95,11 @@ def reschedule(
     Each is judged as if it had no place yet. It keeps its zone unless --set-zone gives it another.
     """
     if set_zone is not None:
-        sendtime.check_zone(set_zone)
+        send_time.check_zone(set_zone)
     read_by = set_zone if zone is None else zone
     for field, given in (("send_at", send_at), ("latest", latest), ("expires_at", expires_at)):
         if given is not None and read_by is not None:
-            sendtime.parse(given, zone=read_by, fold=fold, field=field)
+            send_time.parse(given, zone=read_by, fold=fold, field=field)
     if [send_at, send_in, later].count(None) != 2:  # noqa: PLR2004 - one of three
         raise InvalidDraft("send_at", "none or several of the times given", _ONE_TIME)
     length = None if expire_after is None else parse_length(expire_after, "expire_after")

@@ -20,9 +20,9 @@ from dispatcher.cli import show
 from dispatcher.cli.app import examples, say_error
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
-from dispatcher.clock import SystemClock
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import Message, Status
+from dispatcher.times.clock import SystemClock
 
 QUOTAS = "1/20 second, 5/hour, 10/day"
 _DEADLINE_SECONDS = 60.0

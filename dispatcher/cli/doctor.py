@@ -9,12 +9,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.broker import load_app
+from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
 from dispatcher.checkup import doctor_for
 from dispatcher.cli import show
 from dispatcher.cli.app import examples, say_error
-from dispatcher.doctor import Examined, Finding, Level
+from dispatcher.operations.doctor import Examined, Finding, Level
 from dispatcher.settings import Settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level.SKIPPED: "dim"}

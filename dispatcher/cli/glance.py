@@ -12,9 +12,9 @@ from rich.text import Text
 from dispatcher.celery_app import ON_REQUEST, SWEEPS
 from dispatcher.cli import show
 from dispatcher.limiters import ChannelFill
-from dispatcher.liveness import Sign
 from dispatcher.message import Status
-from dispatcher.overview import FullestQuota, Overview, Tops
+from dispatcher.operations.overview import FullestQuota, Overview, Tops
+from dispatcher.telemetry.liveness import Sign
 
 _LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
 _ENDED = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED)

@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 from celery.signals import after_setup_logger, after_setup_task_logger
 
-from dispatcher.journal import FIELDS
-from dispatcher.sendtime import as_text
 from dispatcher.settings import LogFormat
+from dispatcher.telemetry.journal import FIELDS
+from dispatcher.times.send_time import as_text
 
 
 class JsonFormatter(logging.Formatter):
     """Writes a record as one line of JSON.
 
     ``at`` (ISO 8601, UTC), ``level``, ``logger``, ``process``, ``text``, for a transition of a
-    message its fields (:data:`dispatcher.journal.FIELDS`), and ``traceback`` where there is one.
-    What other libraries attach to their records is left out: nobody knows what it says.
+    message its fields (:data:`dispatcher.telemetry.journal.FIELDS`), and ``traceback`` where there
+    is one. What other libraries attach to their records is left out: nobody knows what it says.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -18,7 +18,7 @@ from celery.signals import worker_ready
 from typer.core import TyperCommand
 
 from dispatcher.bootstrap import Parts
-from dispatcher.broker import check_url
+from dispatcher.broker.survey import check_url
 from dispatcher.cli import show
 from dispatcher.cli.app import AsJson, examples, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start

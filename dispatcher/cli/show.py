@@ -18,8 +18,8 @@ from rich.text import Text
 
 from dispatcher.errors import DispatcherError, NoPlace
 from dispatcher.message import Attempt, Message, Status, visible_text
-from dispatcher.sendtime import as_text
-from dispatcher.zones import rules
+from dispatcher.times.send_time import as_text
+from dispatcher.times.zones import rules
 
 _STYLES = {
     Status.SCHEDULED: "cyan",

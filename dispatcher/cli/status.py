@@ -17,11 +17,11 @@ from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.glance import overview_data, overview_picture, tops_data, tops_picture
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
-from dispatcher.clock import SystemClock
 from dispatcher.errors import InvalidValue, Unavailable
-from dispatcher.overview import By
+from dispatcher.operations.overview import By
 from dispatcher.quota import parse_length
 from dispatcher.store import Of
+from dispatcher.times.clock import SystemClock
 
 _PAUSE = 9
 """A look is followed by a pause of so many times its length: it costs a tenth at most."""

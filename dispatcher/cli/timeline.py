@@ -11,13 +11,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from dispatcher import zones
 from dispatcher.cli import show
 from dispatcher.cli.app import examples
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.reservation import CELLS, QuotaTimeline, Span, Timeline
-from dispatcher.sendtime import as_text
+from dispatcher.times import zones
+from dispatcher.times.send_time import as_text
 
 _BARS = (8, 6, 4, 3, 0)
 _MOST_EMPTY = 3

@@ -11,7 +11,7 @@ from dispatcher.cli import show
 from dispatcher.cli.app import OptionNames, confirm, examples
 from dispatcher.cli.bars import bar
 from dispatcher.client import Dispatcher
-from dispatcher.verification import Difference, Verified
+from dispatcher.operations.verification import Difference, Verified
 
 _MOST_SHOWN = 100
 

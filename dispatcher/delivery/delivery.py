@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from dispatcher.clock import Clock
+from dispatcher.broker.queue import EARLY, Queue
 from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.outcomes import Outcomes
 from dispatcher.delivery.returns import Returns
 from dispatcher.delivery.round import LONGEST_HOLD_SECONDS, Hands, Round
+from dispatcher.delivery.send_log import ClaimLog, SendLogs
 from dispatcher.delivery.senders import Senders
 from dispatcher.delivery.stragglers import Stragglers
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permits
-from dispatcher.queue import EARLY, Queue
-from dispatcher.send_log import ClaimLog, SendLogs
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims
-from dispatcher.tracing import Tracing
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.telemetry.tracing import Tracing
+from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from dispatcher.clock import Clock
 from dispatcher.message import Message
 from dispatcher.store import Claim
+from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import random
 import threading
 from datetime import timedelta
 
-from dispatcher.clock import Clock
+from dispatcher.delivery.backoff import backoff
 from dispatcher.errors import (
     LimitersUnavailable,
     PerhapsSent,
@@ -16,10 +16,10 @@ from dispatcher.errors import (
 )
 from dispatcher.limiters import Permits
 from dispatcher.message import Outcome, storable_text
-from dispatcher.retry import backoff
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Failure, Result
-from dispatcher.tracing import Tracing
+from dispatcher.telemetry.tracing import Tracing
+from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Outcome
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 

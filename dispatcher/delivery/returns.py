@@ -6,15 +6,15 @@ import logging
 from collections.abc import Sequence
 from datetime import timedelta
 
-from dispatcher.clock import Clock
+from dispatcher.broker.queue import Queue, Ticket
 from dispatcher.delivery.outcomes import permit_of
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.limiters import Permits
-from dispatcher.queue import Queue, Ticket
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from dispatcher.clock import Clock
 from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.hand_overs import HandOvers
 from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
 from dispatcher.delivery.returns import Returns
+from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.delivery.senders import Senders, Sending
 from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
 from dispatcher.limiters import Permits
-from dispatcher.send_log import ClaimLog
 from dispatcher.settings import Settings
 from dispatcher.store import Claim, Claims, Result
-from dispatcher.tracing import Tracing
+from dispatcher.telemetry.tracing import Tracing
+from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)

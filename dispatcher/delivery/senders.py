@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
 
-from dispatcher.clock import Clock
 from dispatcher.delivery.destinations import Destinations
 from dispatcher.store import Claim
+from dispatcher.times.clock import Clock
 
 _SPACING_SECONDS = 0.000_2
 """How long after one thread another one joins in: quick hand-overs need no second one."""

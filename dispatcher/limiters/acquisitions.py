@@ -9,7 +9,7 @@ from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Reply, Words
 from dispatcher.limiters.base import check_permits
 from dispatcher.limiters.decision import Decision
-from dispatcher.redis_direct import packed
+from dispatcher.redis.direct import packed
 
 _STAND_IN = "\0"
 """Is nowhere in the names of keys but in the place of a caller's key."""

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from dispatcher.errors import InvalidValue, kind_of, quoted
 from dispatcher.limiters.base import Part
-from dispatcher.redis_keys import LimiterKeys
+from dispatcher.redis.keys import LimiterKeys
 
 Keys: TypeAlias = str | Sequence[str]
 """One key for all limits, or one for each of them, in order."""

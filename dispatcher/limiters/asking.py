@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeAlias, TypeVar
 
-from dispatcher.clock import Clock
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
 from dispatcher.limiters.addresses import Addresses
 from dispatcher.limiters.base import Part, length_ms
 from dispatcher.limiters.decision import MILLISECOND, NEVER, Decision, Refusal, State
-from dispatcher.lua import composed
-from dispatcher.sendtime import to_ms
+from dispatcher.redis.scripts import composed
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")
 OnFault = Literal["raise", "unknown"]
@@ -90,7 +90,7 @@ class Asking:
 
     def text(self, script: str) -> str:
         """Return the text of a script for these limits."""
-        return composed(script, self._kinds)
+        return composed(f"limiters/{script}", self._kinds)
 
     def ask(self, call: Callable[[int], Call]) -> Steps[Reply]:
         """Ask, and ask again with other calendar periods where the server's time needs them."""

@@ -29,7 +29,7 @@ from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.groups import Request, acquire_each
 from dispatcher.limiters.limiter import as_reply, is_called_as
-from dispatcher.redis_direct import AsyncClient, AsyncDirect
+from dispatcher.redis.direct import AsyncClient, AsyncDirect
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import RedisClusterException
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
-from dispatcher.redis_errors import cause, reason
+from dispatcher.redis.errors import cause, reason
 
 MOST_KEPT_AT_ONCE = 10_000
 """More permits are not given in one call where each is kept alone, so that no script runs long."""

@@ -11,13 +11,13 @@ from typing import overload
 import redis
 import redis.asyncio
 
-from dispatcher.clock import Clock, SystemClock
 from dispatcher.errors import InvalidValue, kind_of, quoted
 from dispatcher.limiters.asking import Asking, OnFault
 from dispatcher.limiters.async_limiter import AsyncLimiter
 from dispatcher.limiters.base import Part
 from dispatcher.limiters.limiter import Limiter
-from dispatcher.redis_direct import AsyncClient, Client
+from dispatcher.redis.direct import AsyncClient, Client
+from dispatcher.times.clock import Clock, SystemClock
 
 _ACCEPTED = "a client of redis or redis.asyncio, also RedisCluster"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)

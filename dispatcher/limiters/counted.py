@@ -11,8 +11,8 @@ from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.addresses import check_name
 from dispatcher.limiters.base import length_ms
 from dispatcher.limiters.binding import Algorithm
-from dispatcher.periods import UNIT_MS
 from dispatcher.quota import MAX_LENGTH_MS, Limit
+from dispatcher.times.periods import UNIT_MS
 
 LEAST_LENGTH_MS = 10
 _MILLISECOND = timedelta(milliseconds=1)

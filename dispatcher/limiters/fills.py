@@ -13,8 +13,8 @@ from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.base import translated
 from dispatcher.limiters.permit_log import CLOSED, InHand, LogLimit
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.redis_keys import PermitKeys, line_of
-from dispatcher.sendtime import from_ms
+from dispatcher.redis.keys import PermitKeys, line_of
+from dispatcher.times.send_time import from_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

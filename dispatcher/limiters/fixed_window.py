@@ -9,11 +9,11 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import ClassVar, Self, cast
 
-from dispatcher import zones
 from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.counted import CountPerLength
-from dispatcher.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
 from dispatcher.quota import Limit, read_count, split_zone
+from dispatcher.times import zones
+from dispatcher.times.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
 
 _CALENDAR = ("month", "year")
 _MILLISECOND = timedelta(milliseconds=1)

@@ -10,7 +10,7 @@ from dispatcher.limiters.addresses import Keys
 from dispatcher.limiters.asking import Asking, Call, Steps, checked
 from dispatcher.limiters.base import length_ms
 from dispatcher.limiters.decision import EPOCH, MILLISECOND, Decision
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 
 _LONGEST_CLOSED_MS = 366 * 86_400_000
 

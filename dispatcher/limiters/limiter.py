@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from redis.commands.core import Script
 
-from dispatcher.clock import Clock
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import calls, holds
 from dispatcher.limiters.acquisitions import Acquisitions
@@ -22,7 +21,8 @@ from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checke
 from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
 from dispatcher.limiters.groups import Request, acquire_each
-from dispatcher.redis_direct import Client, Direct
+from dispatcher.redis.direct import Client, Direct
+from dispatcher.times.clock import Clock
 
 T = TypeVar("T")
 P = ParamSpec("P")

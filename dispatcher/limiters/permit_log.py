@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import redis
 
-from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.base import translated
-from dispatcher.lua import source
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.redis_direct import Direct
-from dispatcher.redis_keys import line_of
-from dispatcher.sendtime import to_ms
+from dispatcher.redis.direct import Direct
+from dispatcher.redis.keys import line_of
+from dispatcher.redis.scripts import source
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import to_ms
 
 _MILLISECOND = timedelta(milliseconds=1)
 _NO_WAIT = timedelta(0)
@@ -86,11 +86,11 @@ class PermitLog:
         self._ahead_ms = 0  # by how much Redis is ahead of the clock, as far as that is known
         self._epoch_key = epoch_key
         self._room_key = room_key
-        self._acquire = client.register_script(source("take_permits"))
-        self._settle = client.register_script(source("settle_permits"))
-        self._restore = client.register_script(source("restore_permits"))
-        self._close = client.register_script(source("limits_close"))
-        self._give_back = client.register_script(source("give_back_permits"))
+        self._acquire = client.register_script(source("limiters/take_permits"))
+        self._settle = client.register_script(source("limiters/settle_permits"))
+        self._restore = client.register_script(source("limiters/restore_permits"))
+        self._close = client.register_script(source("limiters/limits_close"))
+        self._give_back = client.register_script(source("limiters/give_back_permits"))
 
     def acquire(
         self,

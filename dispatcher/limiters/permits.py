@@ -11,7 +11,6 @@ from uuid import UUID
 
 import redis
 
-from dispatcher.clock import Clock
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.permit_log import (
     InHand,
@@ -21,8 +20,9 @@ from dispatcher.limiters.permit_log import (
     PermitRequest,
 )
 from dispatcher.quota import Limit
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from dispatcher.scope import NOBODY
+from dispatcher.times.clock import Clock
 
 _SCOPES = "scopes"
 _MOST_OWED = 1_000

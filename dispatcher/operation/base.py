@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from dispatcher.bootstrap import Parts
-from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft, InvalidValue, kind_of, quoted
 from dispatcher.operation.awaiting import Threads
 from dispatcher.settings import Settings
+from dispatcher.times.clock import Clock
 
 _MOST_FOUND = 10_000
 

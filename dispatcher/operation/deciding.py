@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from uuid import UUID
 
+from dispatcher.delivery.sweep import OnRows
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message
 from dispatcher.operation.base import Base
+from dispatcher.operations.verification import Verified
 from dispatcher.selection import id_of
 from dispatcher.store import Suppression
-from dispatcher.sweep import OnRows
-from dispatcher.verification import Verified
 
 
 class Deciding(Base):

@@ -8,16 +8,16 @@ from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
 
-from dispatcher import sendtime
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Attempt, Message, Status, check_text, new_id
 from dispatcher.operation.base import Base, check_at_most
-from dispatcher.overview import By, Overview, Tops
+from dispatcher.operations.overview import By, Overview, Tops
 from dispatcher.reservation import Timeline
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection, Wanted, id_of
 from dispatcher.store import Of
 from dispatcher.submission import Story, terms_for
+from dispatcher.times import send_time
 
 SendTime = datetime | str
 
@@ -104,11 +104,11 @@ class Looking(Base):
         )
         now = self._parts.clock.now()
         if after is None:
-            start = sendtime.after(timedelta(0), now=now)
+            start = send_time.after(timedelta(0), now=now)
         else:
-            start = sendtime.parse(after, zone=zone, fold=fold, field="after")
+            start = send_time.parse(after, zone=zone, fold=fold, field="after")
             farthest = self.settings.max_horizon
-            sendtime.check_range(start, now=now, farthest=farthest, field="after")
+            send_time.check_range(start, now=now, farthest=farthest, field="after")
         return self._parts.windows.next_slot(terms, start)
 
     def timeline(

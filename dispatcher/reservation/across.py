@@ -16,7 +16,7 @@ from dispatcher.reservation.posting import Posting
 from dispatcher.reservation.shards import Answer
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 
 Found = Answer | NoPlace | TwinUnderWay
 """The time at which a message or its twin is booked, or why it is not."""

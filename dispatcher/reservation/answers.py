@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis_errors import cause, reason
+from dispatcher.redis.errors import cause, reason
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from dispatcher.hours import Interval
 from dispatcher.quota import CalendarQuota, Quota
+from dispatcher.times.quiet_hours import Interval
 
 Filled = tuple[int, int, int]
 """From, until, and how many times are counted together there."""

@@ -7,8 +7,8 @@ from typing import NamedTuple, cast
 
 import redis
 
-from dispatcher.lua import source
-from dispatcher.redis_keys import ShardKeys, all_of, pending_of, scope_of, shard_of, tag_of
+from dispatcher.redis.keys import ShardKeys, all_of, pending_of, scope_of, shard_of, tag_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.foreign import Foreign
@@ -49,7 +49,7 @@ class Contents:
         self._client = client
         self._fence = fence
         self._foreign = Foreign(client, fence)
-        self._look = client.register_script(source("look"))
+        self._look = client.register_script(source("reservation/look"))
         self._by_tag = {keys.tag: keys for keys in fence.keys}
 
     @property

@@ -14,9 +14,9 @@ from typing import Any
 
 import redis
 
-from dispatcher.lua import source
-from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import PermitKeys, ShardKeys
+from dispatcher.redis.errors import EvictingServer
+from dispatcher.redis.keys import PermitKeys, ShardKeys
+from dispatcher.redis.scripts import source
 
 Part = ShardKeys | PermitKeys
 
@@ -51,7 +51,7 @@ class Fence:
         connection.on_connect()
         connection.send_command("INFO")
         server = identity(connection.read_response())
-        connection.send_command("SCRIPT", "LOAD", source("fence"))
+        connection.send_command("SCRIPT", "LOAD", source("reservation/fence"))
         sha = connection.read_response()
         commands = [
             ("EVALSHA", sha, 2, part.epoch, part.rebuild, server, *self.layout(part))
@@ -74,7 +74,7 @@ class Fence:
     def incomplete(self, client: redis.Redis) -> tuple[str, list[Part]]:
         """Check every part again; return the server's identity and the parts that are closed."""
         server = identity(client.info())
-        fence = client.register_script(source("fence"))
+        fence = client.register_script(source("reservation/fence"))
         pipeline = client.pipeline(transaction=False)
         for part in self.parts:
             names = [part.epoch, part.rebuild]

@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import redis
 
-from dispatcher.lua import source
-from dispatcher.redis_keys import ShardKeys, all_of, aside_of, scope_of, start_of
+from dispatcher.redis.keys import ShardKeys, all_of, aside_of, scope_of, start_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.fence import Fence
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Foreign:
         self._client = client
         self._fence = fence
         self._keys = {keys.contents.encode(): keys for keys in fence.keys}
-        self._script = client.register_script(source("set_aside"))
+        self._script = client.register_script(source("reservation/set_aside"))
 
     def set_aside(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
         """Set aside what is foreign among these windows; return how many keys that were."""

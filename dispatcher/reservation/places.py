@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.terms import AnyQuota, Terms
 from dispatcher.scope import Scope
 

@@ -12,16 +12,16 @@ from uuid import UUID, uuid4
 
 import redis
 
-from dispatcher.clock import Clock
 from dispatcher.errors import DispatcherError, ReservationsUnavailable
-from dispatcher.lua import source
-from dispatcher.redis_keys import PlanKeys, ShardKeys, digest_of
+from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.places import Request
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
+from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._keys = tuple(PlanKeys(each.namespace, each.shard, plan) for each in keys)
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._bulk = Bulk(self._windows)
-        self._copy = client.register_script(source("copy_window"))
+        self._copy = client.register_script(source("reservation/copy_window"))
         self._touched: set[PlanKeys] = set()
         self._twins: list[str] = []
         self._has_answered = False

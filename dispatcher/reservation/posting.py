@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from dispatcher.errors import IdempotencyConflict
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.places import Batch, Group, Place, Request
 from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.shards import Answer, Shards

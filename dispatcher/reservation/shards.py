@@ -15,9 +15,9 @@ from uuid import UUID
 import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
-from dispatcher.lua import source
-from dispatcher.redis_direct import Direct, packed
-from dispatcher.redis_errors import cause, reason
+from dispatcher.redis.direct import Direct, packed
+from dispatcher.redis.errors import cause, reason
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.places import (
     Batch,
@@ -32,7 +32,7 @@ from dispatcher.reservation.places import (
 from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.words import ENDLESS, Told, Words
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 
 CLOSED = (
     "the windows are not complete; the sweep rebuilds them from the store, once a worker and a "
@@ -58,14 +58,14 @@ class Shards:
         self._rules = rules
         self._words = Words(rules, under_way_ms)
         self._under_way_ms = under_way_ms
-        self._reserve = client.register_script(source("reserve"))
-        self._next_slot = client.register_script(source("next_slot"))
-        self._check = client.register_script(source("check"))
-        self._hold = client.register_script(source("hold"))
-        self._drop = client.register_script(source("drop"))
-        self._move = client.register_script(source("move"))
-        self._take = client.register_script(source("take"))
-        self._release = client.register_script(source("release"))
+        self._reserve = client.register_script(source("reservation/reserve"))
+        self._next_slot = client.register_script(source("reservation/next_slot"))
+        self._check = client.register_script(source("reservation/check"))
+        self._hold = client.register_script(source("reservation/hold"))
+        self._drop = client.register_script(source("reservation/drop"))
+        self._move = client.register_script(source("reservation/move"))
+        self._take = client.register_script(source("reservation/take"))
+        self._release = client.register_script(source("reservation/release"))
 
     def book(
         self,

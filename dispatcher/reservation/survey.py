@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
-from dispatcher.modes import open_to_others
-from dispatcher.redis_keys import PermitKeys, ShardKeys
+from dispatcher.file_modes import open_to_others
+from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part, server_of
 from dispatcher.reservation.foreign import Foreign
-from dispatcher.sendtime import from_ms
+from dispatcher.times.send_time import from_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from dispatcher.hours import Hours, Interval
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.scope import Scope, plain
-from dispatcher.zones import DAY_MS
+from dispatcher.times.quiet_hours import Hours, Interval
+from dispatcher.times.zones import DAY_MS
 
 AnyQuota = Quota | CalendarQuota
 Block = tuple[int, ...]

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import redis
 
-from dispatcher.lua import source
-from dispatcher.redis_keys import ShardKeys, all_of, kind_of, start_of
+from dispatcher.redis.keys import ShardKeys, all_of, kind_of, start_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.foreign import Foreign
 
@@ -32,7 +32,7 @@ class Tidy:
         self._foreign = foreign
         self._namespace = fence.namespace
         self._keys = {keys.contents.encode(): keys for keys in fence.keys}
-        self._script = client.register_script(source("tidy"))
+        self._script = client.register_script(source("reservation/tidy"))
         self._cursor = 0
 
     def windows(self, found: Iterable[tuple[bytes, ShardKeys]], pipeline: Any) -> None:

@@ -11,10 +11,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatcher import zones
 from dispatcher.errors import InvalidValue
-from dispatcher.hours import Interval
-from dispatcher.periods import UNIT_MS, CalendarUnit
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.reservation.blocked import (
     Filled,
@@ -29,7 +26,10 @@ from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.terms import AnyQuota, Terms, longest_ms
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times import zones
+from dispatcher.times.periods import UNIT_MS, CalendarUnit
+from dispatcher.times.quiet_hours import Interval
+from dispatcher.times.send_time import from_ms, to_ms
 
 MOST_READ = 10_000
 """Most booked times that are read of one window before the start, and from the start on."""

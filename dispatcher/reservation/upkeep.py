@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.lua import source
-from dispatcher.redis_errors import EvictingServer
-from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.redis.errors import EvictingServer
+from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.foreign import Foreign
@@ -21,7 +21,7 @@ from dispatcher.reservation.posted import Posted
 from dispatcher.reservation.tidy import KEEP_MS, Tidy
 from dispatcher.reservation.wipe import Wipe
 from dispatcher.scope import Scope
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 
 _MOST_AT_ONCE = 250
 """Most reservations that one script restores; it then runs for a few milliseconds at most."""
@@ -128,16 +128,16 @@ class Upkeep:
         self._marker_life_ms = marker_life // timedelta(milliseconds=1)
         self._fence = fence
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
-        self._begin = client.register_script(source("begin_rebuild"))
-        self._close = client.register_script(source("close"))
+        self._begin = client.register_script(source("reservation/begin_rebuild"))
+        self._close = client.register_script(source("reservation/close"))
         self._wipe = Wipe(client, fence, marker_life_ms=self._marker_life_ms)
-        self._restore = client.register_script(source("restore"))
-        self._orphan = client.register_script(source("release_orphan"))
-        self._confirm = client.register_script(source("confirm"))
+        self._restore = client.register_script(source("reservation/restore"))
+        self._orphan = client.register_script(source("reservation/release_orphan"))
+        self._confirm = client.register_script(source("reservation/confirm"))
         self._foreign = Foreign(client, fence)
         self._tidy = Tidy(client, fence, self._foreign)
-        self._open = client.register_script(source("open"))
-        self._mark_checked = client.register_script(source("mark_checked"))
+        self._open = client.register_script(source("reservation/open"))
+        self._mark_checked = client.register_script(source("reservation/mark_checked"))
 
     @property
     def memory(self) -> timedelta:

@@ -22,7 +22,7 @@ from dispatcher.errors import (
     TwinUnderWay,
 )
 from dispatcher.faults import fault
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.places import (
     Blocked,
     Booking,
@@ -38,7 +38,7 @@ from dispatcher.reservation.places import (
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.scope import Scope
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import cast
 
 import redis
 
-from dispatcher.lua import source
-from dispatcher.redis_keys import ShardKeys, all_of, epoch_of, start_of, tag_of
+from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, start_of, tag_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.posted import Posted
 
@@ -28,7 +28,7 @@ class Wipe:
         self._client = client
         self._fence = fence
         self._marker_life_ms = marker_life_ms
-        self._script = client.register_script(source("wipe"))
+        self._script = client.register_script(source("reservation/wipe"))
 
     def wipe(self, marker: str, parts: Sequence[Part]) -> None:
         """Delete what is left of these parts, and whatever belongs to no part of the layout."""

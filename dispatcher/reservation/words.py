@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis_direct import packed
+from dispatcher.redis.direct import packed
 from dispatcher.reservation.places import Batch, Group
 from dispatcher.reservation.terms import Rules, Terms, joined
 from dispatcher.scope import Scope

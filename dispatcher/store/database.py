@@ -32,13 +32,13 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from dispatcher.clock import SystemClock
 from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
 from dispatcher.message import dump_json, load_json
 from dispatcher.settings import TABLE_PREFIX, Settings
 from dispatcher.store import numbers
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.schema import tables_named
+from dispatcher.times.clock import SystemClock
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

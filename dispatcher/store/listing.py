@@ -13,11 +13,11 @@ from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
-from dispatcher.sendtime import from_ms
 from dispatcher.store.database import Database
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.messages import to_attempt, to_message
 from dispatcher.store.schema import Tables
+from dispatcher.times.send_time import from_ms
 
 _EXAMINED = 5_000
 """How many messages one statement looks at, where no index leads to those that match."""

@@ -35,7 +35,7 @@ from sqlalchemy import (
 from dispatcher.message import MAX_RECIPIENT, Message, OnUnknown, Outcome, Status
 from dispatcher.store.columns import MYSQL, id_type, json_type
 from dispatcher.store.instants import Instant, Length
-from dispatcher.zones import MAX_ZONE
+from dispatcher.times.zones import MAX_ZONE
 
 _NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",

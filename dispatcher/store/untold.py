@@ -24,7 +24,6 @@ from sqlalchemy import (
 from dispatcher.faults import fault
 from dispatcher.message import Body, Outcome, Status
 from dispatcher.scope import NOBODY
-from dispatcher.sendtime import as_text
 from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
 from dispatcher.store.held import DROPPED
@@ -32,6 +31,7 @@ from dispatcher.store.instants import database_now
 from dispatcher.store.overdue import NO_SLOT, OVERDUE
 from dispatcher.store.schema import TOLD_OF, UNTOLD, Tables
 from dispatcher.store.suppressions import REASON
+from dispatcher.times.send_time import as_text
 
 _VERSION, _VARIANT = 0x7 << 76, 0b10 << 62
 _SHOWN = (

@@ -32,7 +32,6 @@ from sqlalchemy import (
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
 from dispatcher.scope import Scope, counted
-from dispatcher.sendtime import to_ms
 from dispatcher.store import given_up
 from dispatcher.store.changes import Changes
 from dispatcher.store.chosen import change_chosen
@@ -40,6 +39,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.given_up import Kept, Settled, kept_columns
 from dispatcher.store.instants import database_now, later
 from dispatcher.store.schema import Tables
+from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.

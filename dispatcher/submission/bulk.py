@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
@@ -17,10 +16,8 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, Rejection
 from dispatcher.reservation import Booking, Bulk, Request, UnderWay
-from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, BulkMessages, Suppressions
 from dispatcher.submission.cases import (
@@ -45,7 +42,10 @@ from dispatcher.submission.cases import (
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.submission import Submission
 from dispatcher.submission.uncollected import uncollected
-from dispatcher.tracing import Answers, Tracing
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.telemetry.tracing import Answers, Tracing
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.scope import counted
-from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import BulkMessages
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.send_time import to_ms
 
 log = logging.getLogger(__name__)
 

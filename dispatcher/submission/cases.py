@@ -22,9 +22,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, new_id
 from dispatcher.reservation import Booked, Booking, Place, Request, Submit
-from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.submission.schedule import ValidDraft, judge_times
 from dispatcher.submission.submission import Submission
+from dispatcher.times.send_time import from_ms, to_ms
 
 Result = Message | Rejection
 OnProgress = Callable[[Progress], object]

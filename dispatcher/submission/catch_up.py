@@ -14,16 +14,16 @@ from dispatcher.errors import (
     StoreUnavailable,
     TooLate,
 )
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message
 from dispatcher.reservation import Terms
 from dispatcher.scope import counted
-from dispatcher.sendtime import after
 from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.schedule import ValidDraft, read_hours
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.send_time import after
 
 log = logging.getLogger(__name__)
 

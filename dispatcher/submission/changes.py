@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     InvalidDraft,
@@ -22,10 +21,8 @@ from dispatcher.errors import (
     UnknownChannel,
 )
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.scope import NOBODY
-from dispatcher.sendtime import after, check_zone, parse
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
 from dispatcher.submission.handover import Handover
@@ -38,6 +35,9 @@ from dispatcher.submission.schedule import (
     no_templates,
     schedule,
 )
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import after, check_zone, parse
 
 _TRIES = 10
 _AT_ONCE = 500

@@ -13,10 +13,10 @@ from dispatcher.errors import (
     TooLate,
     UnknownChannel,
 )
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
 from dispatcher.store import FailedMessages, Standstill, Suppressions
+from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500
 

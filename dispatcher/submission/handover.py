@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from dispatcher.clock import Clock
+from dispatcher.broker.queue import Queue, Ticket
 from dispatcher.errors import QueueUnavailable, StoreUnavailable
 from dispatcher.message import Message
-from dispatcher.queue import Queue, Ticket
 from dispatcher.settings import Settings
 from dispatcher.store import Messages
+from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from dispatcher.errors import TooLate
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Message, Status
 from dispatcher.store import HeldMessages, Messages, Suppressions
+from dispatcher.telemetry.journal import Journal, Transition
 
 _RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 

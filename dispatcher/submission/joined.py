@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
@@ -21,7 +20,6 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message
 from dispatcher.reservation import Booking, Reserved, Upkeep, Windows
 from dispatcher.settings import Settings
@@ -29,7 +27,9 @@ from dispatcher.store import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import ValidDraft, judge_times
 from dispatcher.submission.submission import Submission, repeated
-from dispatcher.tracing import Tracing, traced
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.telemetry.tracing import Tracing, traced
+from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 

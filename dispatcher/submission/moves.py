@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     MessageNotFound,
@@ -26,11 +25,12 @@ from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.reservation import Blocked, Moving, Request, Terms, Windows, longest_ms
 from dispatcher.scope import Scope, counted
-from dispatcher.sendtime import to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, NewTime
 from dispatcher.submission.handover import Handover
 from dispatcher.submission.schedule import ValidDraft
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import to_ms
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from dispatcher import sendtime
-from dispatcher.clock import Clock
 from dispatcher.errors import InvalidDraft, InvalidSendTime, kind_of, quoted
 from dispatcher.message import check_text
 from dispatcher.reservation import Terms, Timeline, Timelines
 from dispatcher.scope import NOBODY, of_channel
 from dispatcher.settings import Settings
 from dispatcher.submission.schedule import terms_for
+from dispatcher.times import send_time
+from dispatcher.times.clock import Clock
 
 _LONGEST = timedelta(days=366)
 
@@ -43,17 +43,17 @@ class Outlook:
         terms = self._terms(scope, channel, scopes, zone, kind)
         now = self._clock.now()
         if start is None:
-            begins = sendtime.after(timedelta(0), now=now)
+            begins = send_time.after(timedelta(0), now=now)
         else:
-            begins = sendtime.parse(start, zone=zone, field="start")
+            begins = send_time.parse(start, zone=zone, field="start")
             farthest = self._settings.max_horizon
-            sendtime.check_not_too_far(begins, now=now, farthest=farthest, field="start")
-            if begins < sendtime.from_ms(0):
+            send_time.check_not_too_far(begins, now=now, farthest=farthest, field="start")
+            if begins < send_time.from_ms(0):
                 raise InvalidSendTime("start", f"{begins.isoformat()}", "a time from 1970 on")
         accepted = f"a timedelta of more than 0 and at most {_LONGEST.days} days"
         if not isinstance(length, timedelta) or not timedelta(0) < length <= _LONGEST:
             raise InvalidSendTime("length", quoted(length), accepted)
-        ends = sendtime.after(length, now=begins, field="length")
+        ends = send_time.after(length, now=begins, field="length")
         return self._timelines.read(terms, begins, ends, now=now)
 
     def _terms(

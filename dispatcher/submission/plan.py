@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from dispatcher.clock import Clock
 from dispatcher.message import Draft, Message, Plan, Rejection
 from dispatcher.reservation import Answered, Copies
-from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import BulkMessages, Suppressions
 from dispatcher.submission.cases import (
@@ -22,6 +20,8 @@ from dispatcher.submission.cases import (
     undecided,
 )
 from dispatcher.submission.submission import Submission
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
 
 
 class Planning:

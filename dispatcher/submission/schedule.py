@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple, get_args
 
-from dispatcher import sendtime
 from dispatcher.channel import Channel, check_hours
 from dispatcher.errors import (
     InvalidDraft,
@@ -16,11 +15,12 @@ from dispatcher.errors import (
     kind_of,
     quoted,
 )
-from dispatcher.hours import Hours
 from dispatcher.message import Body, Draft, OnUnknown, check_body, check_text, fingerprint
 from dispatcher.reservation import Terms
 from dispatcher.scope import counted
 from dispatcher.settings import Settings
+from dispatcher.times import send_time
+from dispatcher.times.quiet_hours import Hours
 
 NO_HOURS = "none"
 """What a message says that has no quiet hours, whatever its channel has."""
@@ -32,7 +32,7 @@ Fill = Callable[[Draft], Draft]
 """Gives a draft that names a template its body; raises InvalidDraft."""
 
 _MILLISECOND = timedelta(milliseconds=1)
-_FIRST = sendtime.from_ms(0)
+_FIRST = send_time.from_ms(0)
 
 
 class ValidDraft(NamedTuple):
@@ -164,7 +164,7 @@ def no_templates(draft: Draft) -> Draft:
 
 def judge_times(valid: ValidDraft, *, now: datetime) -> None:
     """Raise InvalidSendTime unless the send time is to come, and expiry and latest after it."""
-    sendtime.check_not_past(valid.send_at, now=now)
+    send_time.check_not_past(valid.send_at, now=now)
     if valid.expires_at is not None and valid.expires_at <= valid.send_at:
         problem = f"{valid.expires_at.isoformat()} is not after the send time"
         raise InvalidSendTime("expires_at", problem, "a later time")
@@ -180,13 +180,13 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     if draft.send_in is not None:
         _check_fold(draft)
-        send_at = sendtime.after(draft.send_in, now=now)
+        send_at = send_time.after(draft.send_in, now=now)
         asked: object = draft.send_in // _MILLISECOND
         name = "send_in"
     elif draft.send_at is not None:
-        send_at = sendtime.parse(draft.send_at, zone=draft.zone, fold=draft.fold)
+        send_at = send_time.parse(draft.send_at, zone=draft.zone, fold=draft.fold)
         asked, name = send_at, "send_at"
-    sendtime.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
+    send_time.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
     return send_at, asked
 
 
@@ -206,7 +206,7 @@ def _expire_after(draft: Draft, channel: Channel, farthest: datetime) -> timedel
     length = draft.expire_after
     if length is None and draft.expires_at is None:
         length = channel.expire_after
-    return None if length is None else sendtime.length_until_expiry(length, farthest=farthest)
+    return None if length is None else send_time.length_until_expiry(length, farthest=farthest)
 
 
 def _on_unknown(draft: Draft, channel: Channel) -> OnUnknown:
@@ -242,7 +242,7 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
 
 
 def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
-    return sendtime.parse(value, zone=draft.zone, fold=draft.fold, field=name)
+    return send_time.parse(value, zone=draft.zone, fold=draft.fold, field=name)
 
 
 def _check_fold(draft: Draft) -> None:
@@ -265,7 +265,7 @@ def terms_for(
     if channel is not None:
         _check_channel(channel, settings)
     if zone is not None:
-        sendtime.check_zone(zone)
+        send_time.check_zone(zone)
     further = None if scopes is None else _checked_scopes(scopes, settings)
     if quiet_hours is None and send_window is None:
         quiet = settings.channels[channel].quiet if channel is not None else None

@@ -6,7 +6,6 @@ import logging
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from dispatcher.clock import Clock
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
@@ -18,10 +17,8 @@ from dispatcher.errors import (
     Suppressed,
 )
 from dispatcher.faults import fault
-from dispatcher.journal import Journal, Transition
 from dispatcher.message import Draft, Message, Status, new_id
 from dispatcher.reservation import Booking, Submit, Windows
-from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.settings import Settings
 from dispatcher.store import GivenUp, Messages, Suppressions
 from dispatcher.submission.handover import Handover
@@ -34,7 +31,10 @@ from dispatcher.submission.schedule import (
     no_templates,
     schedule,
 )
-from dispatcher.tracing import Tracing, traced
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.telemetry.tracing import Tracing, traced
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.reservation import Contents
 from dispatcher.scope import NOBODY, counted
-from dispatcher.sendtime import from_ms
 from dispatcher.settings import Settings
 from dispatcher.store import Listing
+from dispatcher.times.send_time import from_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

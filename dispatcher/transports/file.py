@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from dispatcher.clock import SystemClock
 from dispatcher.errors import TemporaryFailure
+from dispatcher.file_modes import make_private
 from dispatcher.message import Message, dump_json
-from dispatcher.modes import make_private
-from dispatcher.sendtime import as_text
+from dispatcher.times.clock import SystemClock
+from dispatcher.times.send_time import as_text
 
 
 class _Now(Protocol):

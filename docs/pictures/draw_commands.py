@@ -19,10 +19,10 @@ from uuid import UUID
 from dispatcher.cli import demo, show, timeline
 from dispatcher.cli.glance import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill
-from dispatcher.liveness import Sign
 from dispatcher.message import Status
-from dispatcher.overview import Overview
+from dispatcher.operations.overview import Overview
 from dispatcher.store import Counts, Database, Load, OverdueFigure, migrate
+from dispatcher.telemetry.liveness import Sign
 from tests.support.clock import MovableClock
 from tests.support.house import BODY, House, house_on
 from tests.support.servers import RedisServer

@@ -11,8 +11,8 @@ import redis
 
 from dispatcher import Dispatcher
 from dispatcher.bootstrap import Parts
+from dispatcher.broker.queue import Ticket
 from dispatcher.message import Message
-from dispatcher.queue import Ticket
 from tests.support.environment import BROKER_DB, CHANNEL, Maker, broker_on, frozen
 from tests.support.load import Load
 from tests.support.servers import RedisServer

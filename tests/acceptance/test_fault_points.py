@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from tests.support.environment import (
     CHANNEL,
     SERVICES,

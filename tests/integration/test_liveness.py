@@ -11,10 +11,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher.clock import SystemClock
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.liveness import LOST_AFTER, Kind, Pulse, Signs
-from dispatcher.redis_keys import SignKeys, all_of
+from dispatcher.redis.keys import SignKeys, all_of
+from dispatcher.telemetry.liveness import LOST_AFTER, Kind, Pulse, Signs
+from dispatcher.times.clock import SystemClock
 from tests.support.clock import MovableClock
 from tests.support.waiting import wait_until
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.errors import DispatcherError, IdempotencyConflict, NoPlace, QuotaExceeded
-from dispatcher.hours import Hours
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Booked, Bulk, Place, Request, Submit, Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, counted
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.limits import little_at_once
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import RedisServer

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.hours import Hours
-from dispatcher.periods import CalendarUnit, bounds
 from dispatcher.quota import CalendarQuota
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.periods import CalendarUnit, bounds
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import (
     CHANGES,
     DAY_MS,

@@ -24,9 +24,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Rejection, new_id
 from dispatcher.reservation import Submit
-from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.store import NewTime
 from dispatcher.submission.schedule import schedule
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.all_windows import (
     let_graces_pass,
     pending_entries,

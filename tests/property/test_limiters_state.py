@@ -22,7 +22,7 @@ from dispatcher.limiters import (
     SlidingLog,
     State,
 )
-from dispatcher.periods import bounds
+from dispatcher.times.periods import bounds
 from tests.support.limiter_models import (
     CounterModel,
     LogModel,

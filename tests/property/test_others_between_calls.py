@@ -12,7 +12,7 @@ from dispatcher.errors import NoPlace
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.large_windows import BASE, BOTH, NEAR, ONE
 from tests.support.limits import little_at_once

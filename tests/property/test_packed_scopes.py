@@ -11,7 +11,7 @@ from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.reserving import Reserving, calls_of
 

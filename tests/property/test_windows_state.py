@@ -18,7 +18,7 @@ from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model, soak
 from tests.support.limits import little_at_once
 from tests.support.reserving import TOKENS, Reserving, pending, reserving, stored

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.hours import Hours
-from dispatcher.periods import UNIT_MS, CalendarUnit
 from dispatcher.quota import CalendarQuota, Quota
-from dispatcher.redis_keys import shard_of
+from dispatcher.redis.keys import shard_of
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted, plain
+from dispatcher.times.periods import UNIT_MS, CalendarUnit
+from dispatcher.times.quiet_hours import Hours
 from tests.support.calendar_model import CHANGES, MINUTE_MS, Item, items, zoned
 from tests.support.servers import RedisServer
 from tests.support.soak import examples

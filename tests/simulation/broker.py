@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from dispatcher.queue import Group, Ticket, group
+from dispatcher.broker.queue import Group, Ticket, group
 from tests.simulation.faults import Weather
 from tests.simulation.scheduler import Scheduler
 

@@ -15,6 +15,7 @@ from dispatcher.delivery.hand_overs import HandOvers
 from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
 from dispatcher.delivery.round import Round
 from dispatcher.delivery.senders import Sending
+from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import TooLate
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Booking, Windows
@@ -22,7 +23,6 @@ from dispatcher.store import Claim, Movable
 from dispatcher.submission import BulkSubmission, CatchUp, Changes, Moves, Submission
 from dispatcher.submission.moves import Order
 from dispatcher.submission.schedule import ValidDraft
-from dispatcher.sweep import Sweep
 from tests.simulation.claims import MemoryClaims
 from tests.simulation.store_upkeep import MemoryStoreUpkeep
 from tests.simulation.tables import CatchingUp, Row, Tables

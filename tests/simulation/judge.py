@@ -10,9 +10,9 @@ from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import scope_of
-from dispatcher.sendtime import to_ms
+from dispatcher.redis.keys import scope_of
 from dispatcher.store import Place
+from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings
 from tests.simulation.tables import NO_PLACE, AttemptRow, Row
 from tests.simulation.world import World

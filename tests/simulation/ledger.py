@@ -9,7 +9,7 @@ from uuid import UUID
 
 from dispatcher.errors import PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.simulation.faults import Tell, Weather
 from tests.simulation.scheduler import START, Process, Scheduler
 from tests.support.ledger import Line

@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 
 class Process:
-    """A process of its own: threads that die together, and clocks. Is a ``dispatcher.clock.Clock``.
+    """A process of its own, and its ``Clock``: threads that die together, and clocks.
 
     ``shift_us`` is how far its wall clock is off; while it is frozen none of its threads runs.
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from dispatcher.send_log import LeftLog
+from dispatcher.delivery.send_log import LeftLog
 from tests.simulation.scheduler import Scheduler
 
 
 class MemoryClaimLog:
-    """Stands in for ``dispatcher.send_log.ClaimLog``."""
+    """Stands in for ``dispatcher.delivery.send_log.ClaimLog``."""
 
     def __init__(self, scheduler: Scheduler, mark: UUID, message_ids: Sequence[UUID]) -> None:
         self.mark = mark
@@ -50,7 +50,7 @@ class MemoryClaimLog:
 
 
 class MemorySendLogs:
-    """Stands in for ``dispatcher.send_log.SendLogs``; ``logs`` are those of the machine."""
+    """Stands in for ``SendLogs`` of ``send_log``; ``logs`` are those of the machine."""
 
     def __init__(
         self, scheduler: Scheduler, logs: list[MemoryClaimLog], new_mark: Callable[[], UUID]

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatcher.redis_keys import PermitKeys, ShardKeys
-from dispatcher.sendtime import to_ms
+from dispatcher.redis.keys import PermitKeys, ShardKeys
+from dispatcher.times.send_time import to_ms
 
 MILLISECOND = timedelta(milliseconds=1)
 

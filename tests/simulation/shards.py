@@ -15,13 +15,13 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Blocked, Moving, Place, Rules, Submit, Windows
 from dispatcher.reservation.places import Batch, Group, Request
 from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.simulation.server import MILLISECOND, Server, Twins
 
 _Window = dict[bytes, int]

@@ -15,7 +15,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.limiters import Permits
 from dispatcher.limiters.permits import reaches_ms
 from dispatcher.quota import Limit, Quota
-from dispatcher.redis_keys import line_of
+from dispatcher.redis.keys import line_of
 from dispatcher.reservation import (
     Bulk,
     Fence,
@@ -25,7 +25,7 @@ from dispatcher.reservation import (
     Windows,
     windows,
 )
-from dispatcher.sendtime import from_ms
+from dispatcher.times.send_time import from_ms
 from tests.simulation.permits import MemoryPermits
 from tests.simulation.server import Contents, Server
 from tests.simulation.shards import Line, MemoryShards, windows_on

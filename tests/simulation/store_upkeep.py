@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.sendtime import to_ms
 from dispatcher.store import Due, Kept, Movable, Place, Rescued, Settled, Unbegun
 from dispatcher.store.overdue import Taken as TakenOver
 from dispatcher.store.upkeep import NOT_BEGUN, UNKNOWN, Taken
+from dispatcher.times.send_time import to_ms
 from tests.simulation.tables import (
     NO_PLACE,
     NOBODY_CATCHES_UP,

@@ -23,7 +23,7 @@ from dispatcher.reservation import (
     Unconfirmed,
 )
 from dispatcher.scope import counted
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.simulation.sides import MARKER_LIFE, MS, QUOTAS, UNDER_WAY, Side, Sides
 from tests.support.servers import RedisServer
 

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.simulation.server import MILLISECOND, Epoch, Server
 
 _DAY_MS = 86_400_000

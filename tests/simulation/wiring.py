@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from dispatcher.delivery import Delivery
-from dispatcher.journal import Journal
+from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
 from dispatcher.message import Message
 from dispatcher.quota import Limit
 from dispatcher.reservation import Bulk, Windows, longest_ms
@@ -22,7 +22,7 @@ from dispatcher.submission import (
     Submission,
     Suppressing,
 )
-from dispatcher.sweep import MARKER_SPARE, Sweep
+from dispatcher.telemetry.journal import Journal
 from tests.simulation.broker import SimQueue
 from tests.simulation.callers import UseCases
 from tests.simulation.facts import WatchedClaims, WatchedUpkeep

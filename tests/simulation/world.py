@@ -11,18 +11,17 @@ from datetime import datetime, timedelta
 from unittest.mock import patch
 from uuid import UUID
 
-from dispatcher import sweep
-from dispatcher.delivery import Lanes, destinations, hand_overs, lanes, senders, stragglers
+from dispatcher.broker.queue import Group
+from dispatcher.delivery import Lanes, destinations, hand_overs, lanes, senders, stragglers, sweep
 from dispatcher.delivery import round as round_
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.queue import Group
 from dispatcher.reservation import windows
-from dispatcher.sendtime import to_ms
 from dispatcher.submission import (
     cases,
     submission,
 )
+from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
 from tests.simulation.callers import Caller, Known
 from tests.simulation.chaos import Chaos

@@ -26,7 +26,7 @@ from dispatcher.errors import (
     Unavailable,
 )
 from dispatcher.message import Draft, Message
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.soak.contents import CHANNELS, body_of, people_of, tag_of
 from tests.soak.recorder import Recorder, digest_of, now_us, read
 

@@ -16,7 +16,7 @@ import psycopg
 import redis
 
 from dispatcher.bootstrap import Parts
-from dispatcher.queue import Ticket
+from dispatcher.broker.queue import Ticket
 from tests.soak.stage import BEATS, CLIENTS, SERVERS, SIDES, WORKERS, Stage
 from tests.support.servers import HARNESS, RedisServer
 

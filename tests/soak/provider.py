@@ -10,7 +10,7 @@ from typing import Any
 
 from dispatcher.errors import PermanentFailure, TemporaryFailure
 from dispatcher.message import Message
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.soak.recorder import Recorder, digest_of
 
 _QUICK, _SLOW, _TOO_SLOW, _BUSY, _BROKEN = 0.82, 0.88, 0.885, 0.93, 0.96

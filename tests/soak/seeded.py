@@ -93,7 +93,7 @@ BUGS = (
     Bug(
         name="windows used without an epoch",
         changes=_one(
-            "lua/reserve.lua",
+            "reservation/lua/reserve.lua",
             "if redis.call('EXISTS', KEYS[2]) == 0 then\n  return {{'closed'}}\nend\n",
             "",
         ),
@@ -102,7 +102,7 @@ BUGS = (
     Bug(
         name="permits taken without an epoch",
         changes=_one(
-            "lua/take_permits.lua",
+            "limiters/lua/take_permits.lua",
             "if redis.call('EXISTS', KEYS[1]) == 0 then\n  return {'closed'}\nend\n",
             "",
         ),
@@ -111,7 +111,7 @@ BUGS = (
     Bug(
         name="permits not restored by a rebuild",
         changes=_one(
-            "sweep.py",
+            "delivery/sweep.py",
             "self._permits.restore(known, marker=rebuild.marker, marker_life=life)",
             "known.clear()",
         ),
@@ -121,7 +121,7 @@ BUGS = (
     Bug(
         name="what submits left behind is not looked for",
         changes=_one(
-            "sweep.py",
+            "delivery/sweep.py",
             "        known, unknown, corrected = 0, 0, 0\n",
             "        known, unknown, corrected = 0, 0, 0\n        return known, unknown, corrected\n",
         ),
@@ -130,7 +130,7 @@ BUGS = (
     Bug(
         name="no rescue",
         changes=_one(
-            "sweep.py", "_in_batches(self._rescue)", "0"
+            "delivery/sweep.py", "_in_batches(self._rescue)", "0"
         ),
         faults=("worker.kill",),
     ),
@@ -208,9 +208,9 @@ BUGS = (
     Bug(
         name="permits counted from when they were taken, and not settled",
         changes=[
-            Change(file="lua/take_permits.lua", old="local hold = tonumber(ARGV[1])",
+            Change(file="limiters/lua/take_permits.lua", old="local hold = tonumber(ARGV[1])",
                    new="local hold = 0"),
-            Change(file="lua/settle_permits.lua", old="redis.call('ZADD'",
+            Change(file="limiters/lua/settle_permits.lua", old="redis.call('ZADD'",
                    new="at and 0 or redis.call('ZADD'"),
         ],
         test="tests/integration/house/test_delivery_limits.py",
@@ -219,12 +219,12 @@ BUGS = (
         name="quota judged on one side",
         changes=[
             Change(
-                file="lua/rule.lua",
+                file="reservation/lua/rule.lua",
                 old="redis.call('ZCOUNT', window, '(' .. t - length, '(' .. t + length)",
                 new="redis.call('ZCOUNT', window, '(' .. t - length, t)",
             ),
             Change(
-                file="lua/rule.lua",
+                file="reservation/lua/rule.lua",
                 old="'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')",
                 new="'ZRANGEBYSCORE', window, '(' .. t - length, t, 'WITHSCORES')",
             ),
@@ -234,7 +234,7 @@ BUGS = (
     Bug(
         name="places of cancelled and expired messages not freed",
         changes=_one(
-            "sweep.py",
+            "delivery/sweep.py",
             "            self._windows.release(self._reserved(places))\n",
             "",
         ),
@@ -300,7 +300,7 @@ BUGS = (
     Bug(
         name="reserve not idempotent",
         changes=_one(
-            "lua/reserve.lua",
+            "reservation/lua/reserve.lua",
             "local known = redis.call('ZSCORE', window, id)",
             "local known = false",
         ),

@@ -8,10 +8,10 @@ from typing import Any, cast
 from sqlalchemy import select
 
 from dispatcher.message import Status
-from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.scope import Scope, counted
-from dispatcher.sendtime import to_ms
 from dispatcher.store.schema import VOID
+from dispatcher.times.send_time import to_ms
 from tests.support.house import House
 from tests.support.tables import messages
 

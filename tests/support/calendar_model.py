@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
-from dispatcher.periods import CalendarUnit
-from dispatcher.sendtime import to_ms
+from dispatcher.times.periods import CalendarUnit
+from dispatcher.times.send_time import to_ms
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 FIRST, LAST = (to_ms(datetime(year, 1, 1, tzinfo=UTC)) for year in (1970, 2100))

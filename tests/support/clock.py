@@ -9,7 +9,7 @@ NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 class MovableClock:
-    """Implements ``dispatcher.clock.Clock``. Sleeping moves it and is written down."""
+    """Implements ``dispatcher.times.clock.Clock``. Sleeping moves it and is written down."""
 
     def __init__(self, now: datetime = NOON) -> None:
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from dispatcher import Dispatcher, Settings, faults
 from dispatcher.faults import VARIABLE, InjectedFault, arm
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from tests.support import ledger
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.checks import History, broken_promises

@@ -9,9 +9,9 @@ from typing import Any
 from celery import Celery
 
 from dispatcher.checkup import doctor_for
-from dispatcher.doctor import Finding, Level
 from dispatcher.errors import Unavailable
-from dispatcher.liveness import Kind
+from dispatcher.operations.doctor import Finding, Level
+from dispatcher.telemetry.liveness import Kind
 from tests.support.house import House
 
 OK, WARNING, ERROR, SKIPPED = Level.OK, Level.WARNING, Level.ERROR, Level.SKIPPED

@@ -17,7 +17,7 @@ def main() -> None:
     time.time = lambda: real() + _AHEAD.total_seconds()
     # Celery and the dispatcher are imported with the clock above.
     from dispatcher.cli import main as command_line  # noqa: PLC0415
-    from dispatcher.clock import SystemClock  # noqa: PLC0415
+    from dispatcher.times.clock import SystemClock  # noqa: PLC0415
 
     now = SystemClock.now
 

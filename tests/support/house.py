@@ -15,11 +15,11 @@ from sqlalchemy import insert, select, text, update
 
 from dispatcher import Dispatcher, Message, Settings
 from dispatcher.bootstrap import Parts
-from dispatcher.clock import SystemClock
-from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
-from dispatcher.sendtime import to_ms
+from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.store import Database
 from dispatcher.store.schema import VOID, Tables
+from dispatcher.times.clock import SystemClock
+from dispatcher.times.send_time import to_ms
 from dispatcher.transports import MemoryTransport
 from tests.support import canaries
 from tests.support.clock import MovableClock

@@ -13,8 +13,8 @@ from dispatcher.errors import (
     TooLate,
 )
 from dispatcher.message import Message, Rejection
-from dispatcher.sendtime import to_ms
 from dispatcher.submission import Result
+from dispatcher.times.send_time import to_ms
 from tests.support.house_model import FAR_AWAY, Accepted, Ask, Expected, HouseModel
 from tests.support.zoned_model import is_quiet
 

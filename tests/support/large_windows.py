@@ -14,7 +14,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.scope import PLAIN, counted, of_scope_on, plain
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.packed_model import Interval, blocked, merged, next_free
 from tests.support.reserving import TOKENS, Reserving, reserving, window

@@ -12,7 +12,7 @@ from typing import Literal
 from uuid import UUID
 
 from dispatcher.message import Message
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 
 Event = Literal["begin", "end"]
 

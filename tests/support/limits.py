@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from dispatcher.lua import source
+from dispatcher.redis.scripts import source
 
 LIMITS = {
     "MOST_READ, MOST_LEAPS": "{}, 3",
@@ -21,7 +21,7 @@ def little_at_once(most_read: int) -> Callable[[str], str]:
 
     def read(name: str) -> str:
         text = source(name)
-        if name in {"reserve", "move", "next_slot", "check"}:
+        if name in {f"reservation/{each}" for each in ("reserve", "move", "next_slot", "check")}:
             for names, values in LIMITS.items():
                 changed = f"local {names} = {values.format(most_read)}\n"
                 text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)

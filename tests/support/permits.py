@@ -9,9 +9,9 @@ from typing import cast
 
 import redis
 
-from dispatcher.clock import SystemClock
 from dispatcher.limiters import PermitAnswer, PermitLog, PermitRequest
 from dispatcher.quota import Limit
+from dispatcher.times.clock import SystemClock
 from tests.support.servers import RedisServer
 
 EPOCH = "{test}:epoch"

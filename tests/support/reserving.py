@@ -15,11 +15,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import Fence, Rules, Stored, Unconfirmed, Upkeep, Windows, longest_ms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 
 NAMESPACE = "test"
 SHARDS = 4

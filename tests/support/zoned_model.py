@@ -15,13 +15,13 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from dispatcher.errors import NoPlace, QuietHours, QuotaExceeded
-from dispatcher.hours import Hours
-from dispatcher.periods import CalendarUnit
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
-from dispatcher.sendtime import to_ms
+from dispatcher.times.periods import CalendarUnit
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import to_ms
 from tests.support import model
 from tests.support.calendar_model import (
     DAY_MS,

@@ -13,7 +13,7 @@ from dispatcher.message import new_id
 from dispatcher.reservation import Bulk, Request
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.calendar_model import Item
 from tests.support.reserving import TOKENS, Reserving, reserving, window
 from tests.support.zoned_model import Ledger, Wish

@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 
 from dispatcher.errors import InvalidValue
-from dispatcher.periods import CalendarUnit
 from dispatcher.quota import CalendarQuota, Limit, Quota, parse_quota
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.periods import CalendarUnit
+from dispatcher.times.send_time import from_ms, to_ms
 
 BERLIN = "Europe/Berlin"
 UNITS: list[CalendarUnit] = ["minute", "hour", "day", "week", "month"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dispatcher.doctor import of_redis
-from dispatcher.doctor.finding import Level
+from dispatcher.operations.doctor import of_redis
+from dispatcher.operations.doctor.finding import Level
 from tests.unit.test_doctor_checks import SOUND
 
 ROOT = Path(__file__).parents[2]

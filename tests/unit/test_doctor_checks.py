@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from dispatcher.doctor import Level, of_clocks, of_redis, of_store
-from dispatcher.doctor.doctor import Examined
-from dispatcher.doctor.finding import Finding
-from dispatcher.doctor.of_clocks import OF_STORE, Offset, measure
-from dispatcher.doctor.of_store import StoreFacts
+from dispatcher.operations.doctor import Level, of_clocks, of_redis, of_store
+from dispatcher.operations.doctor.doctor import Examined
+from dispatcher.operations.doctor.finding import Finding
+from dispatcher.operations.doctor.of_clocks import OF_STORE, Offset, measure
+from dispatcher.operations.doctor.of_store import StoreFacts
 from dispatcher.reservation import ClusterFacts, RedisFacts
 from dispatcher.store import SchemaStanding
 from dispatcher.store.migrate import Obstacle

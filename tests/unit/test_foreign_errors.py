@@ -31,15 +31,15 @@ from dispatcher import (
     TemporaryFailure,
 )
 from dispatcher.bootstrap import Parts
+from dispatcher.broker.queue import Ticket
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.base import translated as in_limiters
-from dispatcher.liveness import translated as in_liveness
 from dispatcher.message import new_id
-from dispatcher.queue import Ticket
-from dispatcher.redis_errors import EvictingServer, reason
+from dispatcher.redis.errors import EvictingServer, reason
 from dispatcher.reservation.answers import translated as in_reservation
 from dispatcher.store.database import Database, unavailable
 from dispatcher.store.database import translated as in_store
+from dispatcher.telemetry.liveness import translated as in_liveness
 from dispatcher.testing import a_message
 from dispatcher.transports.smtp.wire import Wire
 from dispatcher.transports.webhook import WebhookTransport

@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 
 from dispatcher import InvalidSettings, Message, Settings, Status, StoreUnavailable
-from dispatcher.hooks import KNOWN, Hooks, find
-from dispatcher.journal import Journal, Transition
+from dispatcher.telemetry.hooks import KNOWN, Hooks, find
+from dispatcher.telemetry.journal import Journal, Transition
 from tests.support.rows import a_message
 
 
@@ -181,7 +181,7 @@ class Slow:
 def test_one_that_hangs_holds_up_nobody_and_is_told_no_more_than_is_kept(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.hooks._MOST_WAITING", 10)
+    monkeypatch.setattr("dispatcher.telemetry.hooks._MOST_WAITING", 10)
     caplog.set_level(logging.WARNING)
     slow = Slow()
     hooks = Hooks(slow, read=lambda _: [])

@@ -16,11 +16,10 @@ import pytest
 import redis
 
 from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
-from dispatcher.broker import load_app
+from dispatcher.broker.survey import load_app
 from dispatcher.channel import Channel
 from dispatcher.errors import DispatcherError, quoted
 from dispatcher.faults import arm
-from dispatcher.hours import Hours
 from dispatcher.limiters import (
     GCRA,
     Concurrency,
@@ -40,8 +39,9 @@ from dispatcher.quota import (
     parse_quota,
 )
 from dispatcher.selection import Wanted
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.zones import rules
 from dispatcher.transports import load
-from dispatcher.zones import rules
 
 Asks = Callable[[Dispatcher, Any], object]
 SHOWN = 200

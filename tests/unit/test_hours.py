@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import InvalidValue, kind_of
-from dispatcher.hours import Hours
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import from_ms, to_ms
 
 BERLIN = "Europe/Berlin"
 NIGHTS = "21:00-08:00"

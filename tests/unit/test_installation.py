@@ -41,7 +41,7 @@ def test_an_app_gets_tasks_queues_route_and_sweep_and_keeps_its_own() -> None:
         task_serializer="yaml",
     )
     install(app, SETTINGS)
-    assert app.conf.imports == ("shop.tasks", "dispatcher.tasks")
+    assert app.conf.imports == ("shop.tasks", "dispatcher.worker.tasks")
     assert set(app.conf.beat_schedule) == {"tidy", *beat_schedule(SETTINGS)}
     assert queues(app) == ["shop", *OURS]
     for task, queue in {"dispatcher.deliver": "post", "shop.tidy": "shop"}.items():
@@ -79,7 +79,7 @@ def test_what_the_app_reads_later_takes_nothing_away() -> None:
     install(app, SETTINGS)
     later = {"broker_url": SETTINGS.broker_url, "task_routes": {"shop.*": {"queue": "shop"}}}
     app.config_from_object(later)
-    assert "dispatcher.tasks" in app.conf.imports
+    assert "dispatcher.worker.tasks" in app.conf.imports
     assert queues(app) == ["celery", *OURS]
     assert app.amqp.router.route({}, "dispatcher.prune")["queue"].name == "post"
     assert app.amqp.router.route({}, "shop.tidy")["queue"].name == "shop"

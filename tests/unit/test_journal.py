@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher.cli.logs import JsonFormatter
-from dispatcher.journal import FIELDS, Journal, Transition
+from dispatcher.telemetry.journal import FIELDS, Journal, Transition
 from dispatcher.testing import a_message
 
 KEY = "sixteen letters and more"

@@ -32,7 +32,7 @@ from dispatcher.limiters import (
     SlidingLog,
     parse,
 )
-from dispatcher.redis_keys import LimiterKeys
+from dispatcher.redis.keys import LimiterKeys
 
 MINUTE = timedelta(minutes=1)
 CLIENT = redis.Redis()  # nothing connects before something is sent

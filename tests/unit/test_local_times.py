@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from dispatcher import InvalidSendTime, Settings, sendtime
+from dispatcher import InvalidSendTime, Settings
 from dispatcher.message import Draft
 from dispatcher.submission import ValidDraft, schedule
+from dispatcher.times import send_time
 from tests.support.clock import NOON
 
 BERLIN = "Europe/Berlin"
@@ -84,13 +85,13 @@ def test_a_length_from_now_needs_no_zone_and_is_not_moved_by_one(settings: Setti
 
 def test_a_datetime_whose_zone_says_nothing_is_a_local_time(settings: Settings) -> None:
     with pytest.raises(InvalidSendTime, match="neither an offset nor a zone"):
-        sendtime.parse(DISGUISED)
+        send_time.parse(DISGUISED)
     with pytest.raises(InvalidSendTime):
         scheduled(settings, send_at=DISGUISED)
     with pytest.raises(InvalidSendTime):
         scheduled(settings, send_in=HOUR, expires_at=DISGUISED)
     instant = datetime(2027, 1, 1, 11, tzinfo=UTC)
-    assert sendtime.parse(DISGUISED, zone=BERLIN) == instant
+    assert send_time.parse(DISGUISED, zone=BERLIN) == instant
     assert scheduled(settings, send_at=DISGUISED, zone=BERLIN).send_at == instant
     assert scheduled(settings, send_in=HOUR, expires_at=DISGUISED, zone=BERLIN).expires_at == (
         instant
@@ -99,9 +100,9 @@ def test_a_datetime_whose_zone_says_nothing_is_a_local_time(settings: Settings) 
 
 def test_what_a_clock_change_skips_or_repeats_is_told_in_its_zone_also_in_disguise() -> None:
     with pytest.raises(InvalidSendTime, match="skipped"):
-        sendtime.parse(datetime(2027, 3, 28, 2, 30, tzinfo=NoOffset()), zone=BERLIN)
+        send_time.parse(datetime(2027, 3, 28, 2, 30, tzinfo=NoOffset()), zone=BERLIN)
     twice = datetime(2027, 10, 31, 2, 30, tzinfo=NoOffset())
     with pytest.raises(InvalidSendTime, match="happens twice"):
-        sendtime.parse(twice, zone=BERLIN)
-    first, second = (sendtime.parse(twice, zone=BERLIN, fold=fold) for fold in (0, 1))
+        send_time.parse(twice, zone=BERLIN)
+    first, second = (send_time.parse(twice, zone=BERLIN, fold=fold) for fold in (0, 1))
     assert second - first == HOUR

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
-from dispatcher.lua import composed, source
+import dispatcher
+from dispatcher.redis.scripts import composed, source
 from tests.support.lua_keys import built_keys
 
-SHARED = {"booking", "rule", "limits", "limits_members", "limits_remembered"}
+SHARED = {
+    "reservation/booking", "reservation/rule", "limiters/limits", "limiters/limits_members",
+    "limiters/limits_remembered",
+}  # fmt: skip
 """Included by others; no scripts of their own."""
 ALGORITHMS = {
     "concurrency", "cool_down", "counter_per_key", "fixed_window", "gcra", "sliding_counter",
     "sliding_list", "sliding_log",
 }  # fmt: skip
 """Parts that the scripts of limiters are composed of."""
-COMPOSED = ["limits_acquire", "limits_give_back", "limits_peek"]
-NAMES = sorted(
-    entry.name.removesuffix(".lua")
-    for entry in files("dispatcher.lua").iterdir()
-    if entry.name.endswith(".lua")
-)
-SCRIPTS = [name for name in NAMES if name not in SHARED | ALGORITHMS]
+COMPOSED = [f"limiters/limits_{name}" for name in ("acquire", "give_back", "peek")]
+ROOT = Path(dispatcher.__file__).parent
+NAMES = sorted(f"{path.parts[-3]}/{path.stem}" for path in ROOT.glob("*/lua/*.lua"))
+SCRIPTS = [
+    name for name in NAMES if name not in SHARED | {f"limiters/{each}" for each in ALGORITHMS}
+]
 
 _GIVEN = """
 local function key_of(place)
@@ -63,7 +66,8 @@ redis.call('TIME')
 
 
 def text(name: str) -> str:
-    return (files("dispatcher.lua") / f"{name}.lua").read_text(encoding="utf-8")
+    room, file = name.split("/")
+    return (ROOT / room / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
 def code(name: str) -> str:
@@ -78,7 +82,7 @@ def contract(name: str) -> str:
 
 
 def test_there_are_scripts() -> None:
-    assert {"reserve", "release", "next_slot", "fence", "restore"} <= set(SCRIPTS)
+    assert {"reservation/reserve", "limiters/take_permits", "telemetry/seen"} <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -92,7 +96,7 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
     assert re.search(r"^-- Reply ", comment, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(f"limiters/{each}" for each in ALGORITHMS))
 def test_a_part_says_what_it_keeps_and_what_it_is_told(name: str) -> None:
     comment = contract(name)
     assert re.search(r"^-- Included\. State [A-Z]+", comment, re.MULTILINE)

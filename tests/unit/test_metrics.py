@@ -19,10 +19,10 @@ from prometheus_client.registry import Collector
 from dispatcher import InvalidSettings, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.errors import DispatcherError, StoreUnavailable
-from dispatcher.journal import FIELDS, Transition
-from dispatcher.metrics import meter
-from dispatcher.metrics.exposition import Exposition, VitalsCollector
-from dispatcher.metrics.vitals import Vitals
+from dispatcher.telemetry.journal import FIELDS, Transition
+from dispatcher.telemetry.metrics import meter
+from dispatcher.telemetry.metrics.exposition import Exposition, VitalsCollector
+from dispatcher.telemetry.metrics.vitals import Vitals
 from dispatcher.testing import a_message
 from tests.support.clock import MovableClock
 from tests.support.environment import child_environment
@@ -189,7 +189,7 @@ def test_without_a_port_the_library_is_not_even_loaded() -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dispatcher.metrics.meter")
+    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.metrics.meter")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidSettings, match="needs prometheus_client") as caught:
         Parts(Settings.load(metrics_port=0)).journal  # noqa: B018 - it is built

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dispatcher import Settings, errors
 from dispatcher.cli import app as cli
 from dispatcher.cli import every_command
-from dispatcher.doctor import finding
+from dispatcher.operations.doctor import finding
 from dispatcher.transports import load
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.broker.queue import EARLY, Group, Ticket, group
 from dispatcher.message import new_id
-from dispatcher.queue import EARLY, Group, Ticket, group
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MS = timedelta(milliseconds=1)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import InvalidValue
-from dispatcher.periods import UNIT_MS
 from dispatcher.quota import MAX_LENGTH_MS, Limit, Quota, parse_length
+from dispatcher.times.periods import UNIT_MS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dispatcher.redis_keys import PermitKeys, ShardKeys, all_of, shard_of, start_of
+from dispatcher.redis.keys import PermitKeys, ShardKeys, all_of, shard_of, start_of
 
 
 def tag(key: str) -> str:
@@ -37,7 +37,7 @@ def test_a_key_never_shows_the_idempotency_key() -> None:
 def test_a_shard_is_the_same_in_every_process() -> None:
     known = [shard_of(scope, 16) for scope in ("ann", "+4915112345678", "利用者", "")]
     code = (
-        "from dispatcher.redis_keys import shard_of;"
+        "from dispatcher.redis.keys import shard_of;"
         "print([shard_of(s, 16) for s in ('ann', '+4915112345678', '\\u5229\\u7528\\u8005', '')])"
     )
     for seed in ("0", "1"):

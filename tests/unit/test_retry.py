@@ -7,7 +7,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.retry import backoff
+from dispatcher.delivery.backoff import backoff
 
 BASE, LONGEST = timedelta(seconds=5), timedelta(minutes=10)
 rolls = st.floats(0, 1, exclude_max=True)

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dispatcher import send_log
-from dispatcher.send_log import LeftLog, SendLogs
+from dispatcher.delivery import send_log
+from dispatcher.delivery.send_log import LeftLog, SendLogs
 from tests.support.processes import forking
 
 IDS = tuple(UUID(int=number) for number in range(1, 4))
@@ -163,10 +163,10 @@ def test_a_note_behind_one_that_was_cut_counts(
     def fail(*_: object, **__: object) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr("dispatcher.send_log._write", cut)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", cut)
     monkeypatch.setattr(Path, "unlink", fail)
     assert not log.begin(IDS[0])
-    monkeypatch.setattr("dispatcher.send_log._write", os.write)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
     assert log.begin(IDS[1]), "it is noted, and sent"
     monkeypatch.setattr(Path, "unlink", unlink)
     log.keep()
@@ -180,9 +180,9 @@ def test_a_log_that_is_gone_when_it_is_to_be_left_leaves_no_open_file(
 ) -> None:
     logs = SendLogs(tmp_path)
     log = logs.open(IDS)
-    monkeypatch.setattr("dispatcher.send_log._write", lambda *_: 3)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
     assert log.begin(IDS[0]), "the disk is full: the log is deleted"
-    monkeypatch.setattr("dispatcher.send_log._write", os.write)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", os.write)
     log.keep()
     before = len([*Path("/proc/self/fd").iterdir()])
     log.let_go()
@@ -255,7 +255,7 @@ def test_logs_that_cannot_be_deleted_do_not_stop_the_rescue(
 ) -> None:
     """While logs are left, a rescue ends no claims."""
     marks = {killed(tmp_path) for _ in range(3)}
-    monkeypatch.setattr("dispatcher.send_log._is_deleted", lambda _: False)
+    monkeypatch.setattr("dispatcher.delivery.send_log._is_deleted", lambda _: False)
     found: list[LeftLog] = []
     assert SendLogs(tmp_path).settle(found.append, at_most=2)
     assert {each.mark for each in found} == marks
@@ -298,7 +298,7 @@ def test_a_file_that_takes_no_more_proves_nothing_any_more(
 ) -> None:
     """The disk is full: what is not noted is sent all the same, and the file is gone before."""
     log = SendLogs(tmp_path).open(IDS)
-    monkeypatch.setattr("dispatcher.send_log._write", lambda *_: 3)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
     assert log.begin(IDS[0])
     assert list(tmp_path.glob(f"*/{log.mark.hex}")) == []
 
@@ -307,7 +307,7 @@ def test_nothing_is_sent_where_neither_a_note_nor_a_deletion_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
-    monkeypatch.setattr("dispatcher.send_log._write", lambda *_: 3)
+    monkeypatch.setattr("dispatcher.delivery.send_log._write", lambda *_: 3)
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")

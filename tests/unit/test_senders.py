@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from dispatcher.clock import SystemClock
 from dispatcher.delivery.destinations import Destinations
 from dispatcher.delivery.senders import Senders, Sending
 from dispatcher.store import Claim
+from dispatcher.times.clock import SystemClock
 from tests.support.waiting import DEADLINE, wait_until
 
 Start = Callable[..., Sending]

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from dateutil import tz
 
-from dispatcher import sendtime
 from dispatcher.errors import InvalidSendTime, kind_of
+from dispatcher.times import send_time
 
 BERLIN = "Europe/Berlin"
 
@@ -35,7 +35,7 @@ def utc(*parts: int) -> datetime:
     ],
 )
 def test_an_iso_string_with_an_offset_needs_no_zone(text: str, instant: datetime) -> None:
-    parsed = sendtime.parse(text)
+    parsed = send_time.parse(text)
     assert parsed == instant
     assert parsed.tzinfo is UTC
 
@@ -45,7 +45,7 @@ def test_an_iso_string_with_an_offset_needs_no_zone(text: str, instant: datetime
     ["2026-12-24T08:30", "2026-12-24 08:30:00", datetime(2026, 12, 24, 8, 30)],  # noqa: DTZ001 - naive on purpose
 )
 def test_a_local_time_is_read_in_its_zone(value: str | datetime) -> None:
-    assert sendtime.parse(value, zone=BERLIN) == utc(2026, 12, 24, 7, 30)
+    assert send_time.parse(value, zone=BERLIN) == utc(2026, 12, 24, 7, 30)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_local_time_is_read_in_its_zone(value: str | datetime) -> None:
     ],
 )
 def test_an_aware_datetime_is_turned_into_utc(value: datetime) -> None:
-    parsed = sendtime.parse(value)
+    parsed = send_time.parse(value)
     assert parsed == utc(2026, 12, 24, 7, 30)
     assert parsed.tzinfo is UTC
 
@@ -74,7 +74,7 @@ def test_an_aware_datetime_is_turned_into_utc(value: datetime) -> None:
 )
 def test_an_unreadable_text_never_means_now(value: str) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.parse(value)
+        send_time.parse(value)
     assert refused.value.field == "send_at"
     assert len(str(refused.value)) < 500
 
@@ -84,7 +84,7 @@ def test_an_unreadable_text_never_means_now(value: str) -> None:
 )
 def test_a_value_of_another_type_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.parse(value)
+        send_time.parse(value)
     assert refused.value.problem == kind_of(value)
 
 
@@ -94,20 +94,20 @@ def test_a_value_of_another_type_is_refused(value: Any) -> None:
 )
 def test_a_local_time_without_a_zone_is_refused(value: str | datetime) -> None:
     with pytest.raises(InvalidSendTime, match="neither an offset nor a zone"):
-        sendtime.parse(value)
+        send_time.parse(value)
 
 
 @pytest.mark.parametrize("value", ["2026-12-24T08:30+01:00", utc(2026, 12, 24, 7, 30)])
 @pytest.mark.parametrize("zone", [BERLIN, "Pacific/Apia"])
 def test_a_zone_beside_an_offset_does_not_move_the_time(value: str | datetime, zone: str) -> None:
     """It is the recipient's, whatever clock the time was said by."""
-    assert sendtime.parse(value, zone=zone) == utc(2026, 12, 24, 7, 30)
+    assert send_time.parse(value, zone=zone) == utc(2026, 12, 24, 7, 30)
 
 
 @pytest.mark.parametrize("value", ["2026-12-24T08:30+01:00", utc(2026, 12, 24, 7, 30)])
 def test_a_zone_beside_an_offset_must_exist(value: str | datetime) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.parse(value, zone="Europe/Atlantis")
+        send_time.parse(value, zone="Europe/Atlantis")
     assert refused.value.field == "zone"
 
 
@@ -121,14 +121,14 @@ def test_a_zone_beside_an_offset_must_exist(value: str | datetime) -> None:
 )
 def test_a_zone_that_does_not_exist_or_is_a_path_is_refused(zone: str) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.parse("2026-12-24T08:30", zone=zone)
+        send_time.parse("2026-12-24T08:30", zone=zone)
     assert refused.value.field == "zone"
 
 
 @pytest.mark.parametrize("zone", [1, True, b"Europe/Berlin", UTC])
 def test_a_zone_of_another_type_is_refused(zone: Any) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.parse("2026-12-24T08:30", zone=zone)
+        send_time.parse("2026-12-24T08:30", zone=zone)
     assert refused.value.field == "zone"
 
 
@@ -146,12 +146,12 @@ def test_a_local_time_that_a_clock_change_skips_is_refused(
     zone: str, local: str, fold: int | None
 ) -> None:
     with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
-        sendtime.parse(local, zone=zone, fold=fold)
+        send_time.parse(local, zone=zone, fold=fold)
 
 
 def test_an_aware_datetime_that_a_clock_change_skips_is_refused() -> None:
     with pytest.raises(InvalidSendTime, match="skipped by a clock change"):
-        sendtime.parse(datetime(2026, 3, 29, 2, 30, tzinfo=ZoneInfo(BERLIN)))
+        send_time.parse(datetime(2026, 3, 29, 2, 30, tzinfo=ZoneInfo(BERLIN)))
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_a_local_time_that_a_clock_change_repeats_needs_fold(
     zone: str, local: str, first: datetime, second: datetime
 ) -> None:
     with pytest.raises(InvalidSendTime, match="happens twice"):
-        sendtime.parse(local, zone=zone)
-    assert sendtime.parse(local, zone=zone, fold=0) == first
-    assert sendtime.parse(local, zone=zone, fold=1) == second
+        send_time.parse(local, zone=zone)
+    assert send_time.parse(local, zone=zone, fold=0) == first
+    assert send_time.parse(local, zone=zone, fold=1) == second
     naive = datetime.fromisoformat(local).replace(fold=1)
-    assert sendtime.parse(naive, zone=zone) == second
+    assert send_time.parse(naive, zone=zone) == second
 
 
 @pytest.mark.parametrize(
@@ -190,18 +190,18 @@ def test_a_local_time_that_a_clock_change_repeats_needs_fold(
 )
 def test_the_times_beside_a_clock_change_need_nothing(zone: str, local: str) -> None:
     expected = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
-    assert sendtime.parse(local, zone=zone) == expected
+    assert send_time.parse(local, zone=zone) == expected
 
 
 @pytest.mark.parametrize("fold", [2, -1, "1", "first"])
 def test_a_fold_other_than_0_or_1_is_refused(fold: Any) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.parse("2026-10-25T02:30", zone=BERLIN, fold=fold)
+        send_time.parse("2026-10-25T02:30", zone=BERLIN, fold=fold)
     assert refused.value.field == "fold"
 
 
 def test_a_zone_keeps_daylight_saving_after_2037() -> None:
-    assert sendtime.parse("2040-07-01T12:00", zone=BERLIN) == utc(2040, 7, 1, 10)
+    assert send_time.parse("2040-07-01T12:00", zone=BERLIN) == utc(2040, 7, 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_zone_keeps_daylight_saving_after_2037() -> None:
 )
 def test_a_time_outside_the_calendar_is_refused(value: datetime | str) -> None:
     with pytest.raises(InvalidSendTime):
-        sendtime.parse(value)
+        send_time.parse(value)
 
 
 @pytest.mark.parametrize("value", ["0001-01-01T00:00", "9999-12-31T23:59"])
@@ -225,7 +225,7 @@ def test_a_local_time_at_the_ends_of_the_calendar_raises_nothing_else(
     value: str, zone: str
 ) -> None:
     with contextlib.suppress(InvalidSendTime):
-        assert sendtime.parse(value, zone=zone).tzinfo is UTC
+        assert send_time.parse(value, zone=zone).tzinfo is UTC
 
 
 @pytest.mark.parametrize(
@@ -233,37 +233,37 @@ def test_a_local_time_at_the_ends_of_the_calendar_raises_nothing_else(
 )
 def test_rounding_to_milliseconds_goes_up(microsecond: int, rounded: int) -> None:
     moment = utc(2026, 12, 24, 8, 30, 0, microsecond)
-    assert sendtime.parse(moment) == moment.replace(microsecond=rounded)
+    assert send_time.parse(moment) == moment.replace(microsecond=rounded)
 
 
 def test_rounding_up_carries_into_the_next_day() -> None:
     moment = utc(2026, 12, 31, 23, 59, 59, 999_001)
-    assert sendtime.parse(moment) == utc(2027, 1, 1)
+    assert send_time.parse(moment) == utc(2027, 1, 1)
 
 
 def test_send_in_counts_from_now_and_rounds_up() -> None:
     now = utc(2026, 12, 24, 8, 30, 0, 1)
-    assert sendtime.after(timedelta(0), now=now) == utc(2026, 12, 24, 8, 30, 0, 1_000)
-    assert sendtime.after(timedelta(hours=1), now=now) == utc(2026, 12, 24, 9, 30, 0, 1_000)
+    assert send_time.after(timedelta(0), now=now) == utc(2026, 12, 24, 8, 30, 0, 1_000)
+    assert send_time.after(timedelta(hours=1), now=now) == utc(2026, 12, 24, 9, 30, 0, 1_000)
 
 
 @pytest.mark.parametrize("length", [timedelta(microseconds=-1), timedelta.max, 5, "1 hour", None])
 def test_a_send_in_that_is_negative_endless_or_no_length_is_refused(length: Any) -> None:
     with pytest.raises(InvalidSendTime) as refused:
-        sendtime.after(length, now=utc(2026, 12, 24))
+        send_time.after(length, now=utc(2026, 12, 24))
     assert refused.value.field == "send_in"
 
 
 def test_a_range_holds_from_now_to_the_farthest_time() -> None:
     now, farthest = utc(2026, 12, 24), timedelta(days=10)
-    sendtime.check_range(now, now=now, farthest=farthest)
-    sendtime.check_range(now + farthest, now=now, farthest=farthest)
+    send_time.check_range(now, now=now, farthest=farthest)
+    send_time.check_range(now + farthest, now=now, farthest=farthest)
     with pytest.raises(InvalidSendTime, match="is past"):
-        sendtime.check_range(now - timedelta(milliseconds=1), now=now, farthest=farthest)
+        send_time.check_range(now - timedelta(milliseconds=1), now=now, farthest=farthest)
     with pytest.raises(InvalidSendTime, match="too far ahead"):
-        sendtime.check_range(now + farthest + timedelta(seconds=1), now=now, farthest=farthest)
+        send_time.check_range(now + farthest + timedelta(seconds=1), now=now, farthest=farthest)
 
 
 @pytest.mark.parametrize("ms", [0, 1, -1, 4_102_444_800_123, 253_402_300_799_999])
 def test_milliseconds_go_there_and_back(ms: int) -> None:
-    assert sendtime.to_ms(sendtime.from_ms(ms)) == ms
+    assert send_time.to_ms(send_time.from_ms(ms)) == ms

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dispatcher import tasks
-from dispatcher.clock import SystemClock
+from dispatcher.delivery.ticks import Ticks
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.journal import Journal
-from dispatcher.ticks import Ticks
+from dispatcher.telemetry.journal import Journal
+from dispatcher.times.clock import SystemClock
+from dispatcher.worker import tasks
 
 
 def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(

@@ -13,7 +13,7 @@ from tests.support.environment import child_environment
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dispatcher.tracing.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.tracing.spans", raising=False)
     for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
@@ -24,7 +24,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_library_that_is_broken_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dispatcher.tracing.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.tracing.spans", raising=False)
     monkeypatch.setitem(sys.modules, "dispatcher.message", None)
     with pytest.raises(ModuleNotFoundError, match=r"dispatcher\.message"):
         Parts(Settings.load(traces=True)).tracing  # noqa: B018 - it is built

@@ -15,7 +15,7 @@ import pytest
 
 from dispatcher import Channel, InvalidSettings, Message, Settings, Status, TemporaryFailure
 from dispatcher.message import new_id
-from dispatcher.sendtime import as_text
+from dispatcher.times.send_time import as_text
 from dispatcher.transports import (
     ConsoleTransport,
     FileTransport,

@@ -10,7 +10,7 @@ import signal
 import hiredis
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.places import Batch, Request
 from dispatcher.reservation.terms import Rules, Terms
 from dispatcher.reservation.words import Words

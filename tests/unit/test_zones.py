@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 
-from dispatcher import zones
 from dispatcher.errors import InvalidValue, quoted
-from dispatcher.sendtime import to_ms
-from dispatcher.zones import DAY_MS
+from dispatcher.times import zones
+from dispatcher.times.send_time import to_ms
+from dispatcher.times.zones import DAY_MS
 
 HOUR_MS = 3_600_000
 BERLIN = "Europe/Berlin"

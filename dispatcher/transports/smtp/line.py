@@ -11,8 +11,8 @@ import ssl
 from contextlib import suppress
 from datetime import timedelta
 
-from dispatcher.clock import Clock
 from dispatcher.errors import DeliveryError, PerhapsSent, PermanentFailure, TemporaryFailure
+from dispatcher.times.clock import Clock
 from dispatcher.transports.smtp.mail import Mail
 from dispatcher.transports.smtp.server import Server
 from dispatcher.transports.smtp.wire import LINE_ERRORS, Broke, Deadline, Reply, Wire, connected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from threading import Lock
 
-from dispatcher.clock import Clock
+from dispatcher.times.clock import Clock
 from dispatcher.transports.smtp.line import Line
 
 _MOST_CARRIED = 100

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from dispatcher.clock import Clock, SystemClock
 from dispatcher.errors import (
     DeliveryError,
     InvalidDraft,
@@ -15,6 +14,7 @@ from dispatcher.errors import (
     TemporaryFailure,
 )
 from dispatcher.message import Message
+from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.transports.smtp.line import Line
 from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_allowed, read_sender
 from dispatcher.transports.smtp.pool import Pool

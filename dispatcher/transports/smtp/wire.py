@@ -8,7 +8,7 @@ import socket
 import ssl
 from typing import Any, NamedTuple
 
-from dispatcher.clock import Clock
+from dispatcher.times.clock import Clock
 
 _LONGEST_REPLY = 64 * 1024
 _CHUNK = 64 * 1024

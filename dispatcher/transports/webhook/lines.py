@@ -11,7 +11,7 @@ from threading import Lock
 import certifi
 import httpcore
 
-from dispatcher.clock import Clock
+from dispatcher.times.clock import Clock
 from dispatcher.transports.quiet import quiet, silence
 from dispatcher.transports.webhook.addresses import Addresses
 from dispatcher.transports.webhook.target import Target

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import httpcore
 
-from dispatcher.clock import Clock, SystemClock
 from dispatcher.errors import (
     InvalidDraft,
     InvalidSettings,
@@ -21,7 +20,8 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Body, Message, dump_json
-from dispatcher.sendtime import as_text
+from dispatcher.times.clock import Clock, SystemClock
+from dispatcher.times.send_time import as_text
 from dispatcher.transports.webhook.addresses import Addresses
 from dispatcher.transports.webhook.answers import receipt_of
 from dispatcher.transports.webhook.lines import Answer, Broken, Lines, tls_context

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import httpcore
 
-from dispatcher.clock import Clock
+from dispatcher.times.clock import Clock
 from dispatcher.transports.webhook.addresses import Addresses
 
 _READ = 4_096

@@ -15,7 +15,7 @@ import pytest
 
 from dispatcher import cli
 from dispatcher.cli import show
-from dispatcher.clock import SystemClock
+from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
 

@@ -9,8 +9,8 @@ import pytest
 
 from dispatcher.checkup import doctor_for
 from dispatcher.cli import services
-from dispatcher.liveness import Kind
 from dispatcher.store import StoreSurvey
+from dispatcher.telemetry.liveness import Kind
 from tests.integration.cli.conftest import Run, run_process
 from tests.support.examining import note_at_work
 from tests.support.house import House
@@ -101,7 +101,7 @@ def test_an_app_of_the_users_is_named_as_for_celery(
     [attached] = [each for each in ran.data["findings"] if each["check"] == "app.attached"]
     assert "dispatcher.deliver is not routed" in attached["found"]
     assert "enqueue_due, rescue, reconcile, prune" in attached["found"]
-    for name in ("no_such_shop", "dispatcher.clock:SystemClock"):
+    for name in ("no_such_shop", "dispatcher.times.clock:SystemClock"):
         assert run("doctor", "-A", name).code == 2
 
 

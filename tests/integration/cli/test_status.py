@@ -16,7 +16,7 @@ import pytest
 from dispatcher import Message, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.cli.glance import sparkline
-from dispatcher.liveness import LOST_AFTER, Kind
+from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 from tests.support.waiting import wait_until

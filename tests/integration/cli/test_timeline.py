@@ -13,7 +13,7 @@ from dispatcher.cli.timeline import picture
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import new_id
 from dispatcher.reservation import timeline
-from dispatcher.sendtime import as_text, to_ms
+from dispatcher.times.send_time import as_text, to_ms
 from tests.integration.cli.conftest import Run
 from tests.support.house import House, house_on
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher import verification
 from dispatcher.message import new_id
-from dispatcher.sendtime import to_ms
+from dispatcher.operations import verification
+from dispatcher.times.send_time import to_ms
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 from tests.support.waiting import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.clock import SystemClock
+from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
 

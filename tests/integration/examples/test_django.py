@@ -122,7 +122,7 @@ def test_the_celery_app_of_the_project_works_with_its_settings(shop: tuple[Any, 
     example, house = shop
     settings = settings_of(example.celery)
     assert Path(settings.database_url.removeprefix("sqlite:///")).name == "shop.db"
-    assert "dispatcher.tasks" in example.celery.conf.imports
+    assert "dispatcher.worker.tasks" in example.celery.conf.imports
     assert settings.database_url == house.settings.database_url
 
 

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Connection, event, select, true
 
 from dispatcher import Message, QuotaExceeded, Status, StoreUnavailable
-from dispatcher.clock import SystemClock
-from dispatcher.sendtime import to_ms
 from dispatcher.store import Claims, Database, Overdue
 from dispatcher.submission import CaughtUp
+from dispatcher.times.clock import SystemClock
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House, hour_ago

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, Message, QuotaExceeded, Status
-from dispatcher.redis_keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.callers import callers_engine
 from tests.support.cluster import cluster_of_one

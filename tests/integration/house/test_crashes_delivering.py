@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher, Message, Status
-from dispatcher.clock import SystemClock
 from dispatcher.message import OnUnknown, Outcome
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.crashes import (
     CHANNEL,
@@ -279,7 +279,7 @@ def test_no_claim_ends_as_unknown_before_the_logs_that_are_left_have_been_read(
     make: Callable[..., House], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a long outage there are more of them than one turn reads, and all claims ran out."""
-    monkeypatch.setattr("dispatcher.sweep._LOGS_AT_ONCE", 2)
+    monkeypatch.setattr("dispatcher.delivery.sweep._LOGS_AT_ONCE", 2)
     house = make()
     messages = due(house, *PEOPLE[:3])
     for each in messages:

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Status
-from dispatcher.clock import SystemClock
 from dispatcher.faults import VARIABLE
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import promised, windows_of
 from tests.support.callers import callers_engine

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dispatcher import Dispatcher, Message, ReservationsUnavailable, Status
-from dispatcher.clock import SystemClock
 from dispatcher.message import Outcome, new_id
 from dispatcher.store import Due
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.crashes import (

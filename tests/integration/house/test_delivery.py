@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Outcome, Status
-from dispatcher.clock import SystemClock
+from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.message import new_id
-from dispatcher.send_log import ClaimLog
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once
 from tests.support.house import BODY, House, hour_ago

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavailable
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.far import FarDatabase

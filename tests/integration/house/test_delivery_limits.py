@@ -11,8 +11,8 @@ import pytest
 
 from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.quota import CalendarLimit
-from dispatcher.redis_keys import PermitKeys, line_of
-from dispatcher.sendtime import to_ms
+from dispatcher.redis.keys import PermitKeys, line_of
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import at_once
 from tests.support.house import House, hour_ago

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, Outcome, Status
-from dispatcher.clock import SystemClock
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.house import House
 from tests.support.http_receiver import Receiver, receiving

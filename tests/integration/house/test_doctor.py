@@ -18,12 +18,12 @@ from kombu import Connection, Exchange, Queue
 from sqlalchemy import Engine, event
 
 from dispatcher.checkup import doctor_for
-from dispatcher.clock import SystemClock
-from dispatcher.doctor import Finding
-from dispatcher.installation import install
-from dispatcher.liveness import Kind
-from dispatcher.redis_keys import SignKeys
+from dispatcher.operations.doctor import Finding
+from dispatcher.redis.keys import SignKeys
 from dispatcher.store import Database
+from dispatcher.telemetry.liveness import Kind
+from dispatcher.times.clock import SystemClock
+from dispatcher.worker.install import install
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass
 from tests.support.cluster import cluster_of_one

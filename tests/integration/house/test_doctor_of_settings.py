@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from dispatcher import Message, PermanentFailure, Settings
-from dispatcher.clock import SystemClock
-from dispatcher.doctor import Finding
+from dispatcher.operations.doctor import Finding
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.examining import ERROR, OK, WARNING, examined, levels
 from tests.support.house import House

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Draft, Message, QuotaExceeded
-from dispatcher.clock import SystemClock
+from dispatcher.broker.queue import EARLY
 from dispatcher.message import new_id
-from dispatcher.queue import EARLY
 from dispatcher.reservation import Terms
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once
 from tests.support.house import BODY, House, hour_ago

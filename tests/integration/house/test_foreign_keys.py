@@ -13,8 +13,8 @@ import pytest
 
 from dispatcher import Draft, Fault, ReservationsUnavailable
 from dispatcher.checkup import doctor_for
-from dispatcher.doctor import Level
 from dispatcher.errors import NoPlace
+from dispatcher.operations.doctor import Level
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import promised, windows_of
 from tests.support.house import BODY, FAR, House

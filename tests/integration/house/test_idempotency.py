@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Draft, IdempotencyConflict, Message, QuotaExceeded, Status, StoreUnavailable
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
 from tests.support.doubles import Between, once, raising

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher import Dispatcher, IdempotencyConflict, Message, QuotaExceeded, Settings
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
 from tests.support.house import BODY, FAR, House

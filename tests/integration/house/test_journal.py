@@ -17,8 +17,8 @@ from dispatcher import (
     QuotaExceeded,
     TemporaryFailure,
 )
-from dispatcher.journal import FIELDS
-from dispatcher.sendtime import as_text
+from dispatcher.telemetry.journal import FIELDS
+from dispatcher.times.send_time import as_text
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
 from tests.support.house import House, hour_ago

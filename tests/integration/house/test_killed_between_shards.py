@@ -16,7 +16,7 @@ import pytest
 from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Settings
 from dispatcher.bootstrap import Parts
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import scope_of, shard_of
+from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.reservation.places import Group, Place
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of

@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Dispatcher, Draft, Message, PermanentFailure, Settings, Status
-from dispatcher.clock import SystemClock
 from dispatcher.submission import failed
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.integration.house.test_killed_between_shards import (
     PEOPLE,

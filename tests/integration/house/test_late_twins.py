@@ -14,7 +14,7 @@ from sqlalchemy import update
 from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.house import FAR, House

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, Status, TemporaryFailure
-from dispatcher.clock import SystemClock
 from dispatcher.limiters import Permit, PermitAnswer, Permits
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
 from tests.support.house import House, hour_ago

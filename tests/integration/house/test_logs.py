@@ -16,7 +16,7 @@ from dispatcher.bootstrap import Parts
 from dispatcher.checkup import doctor_for
 from dispatcher.errors import Unavailable
 from dispatcher.limiters import Permit
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 from tests.support.http_receiver import receiving

@@ -18,9 +18,9 @@ from dispatcher import (
     Rejection,
     TemporaryFailure,
 )
-from dispatcher.liveness import Kind
-from dispatcher.metrics.exposition import VitalsCollector
-from dispatcher.overview import Overviews
+from dispatcher.operations.overview import Overviews
+from dispatcher.telemetry.liveness import Kind
+from dispatcher.telemetry.metrics.exposition import VitalsCollector
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
 from tests.support.house import House, hour_ago

@@ -13,7 +13,7 @@ import pytest
 from dispatcher import LimitersUnavailable, Message, Status
 from dispatcher.limiters import Permit
 from dispatcher.message import Outcome
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from dispatcher.store import Claim, Claims, Failure, Result
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once

@@ -25,8 +25,8 @@ from dispatcher import (
 )
 from dispatcher.message import new_id
 from dispatcher.reservation import Copies, Submit
-from dispatcher.sendtime import to_ms
 from dispatcher.submission.schedule import schedule
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House, house_on
 from tests.support.servers import RedisServer

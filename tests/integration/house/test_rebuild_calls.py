@@ -12,7 +12,8 @@ import pytest
 from redis.connection import AbstractConnection
 from sqlalchemy import Engine, event
 
-from dispatcher import Draft, Message, sweep
+from dispatcher import Draft, Message
+from dispatcher.delivery import sweep
 from dispatcher.message import new_id
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House, hour_ago

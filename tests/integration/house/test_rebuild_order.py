@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from dispatcher import StoreUnavailable
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from tests.support.doubles import Between, once, raising
 from tests.support.house import House
 

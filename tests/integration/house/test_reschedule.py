@@ -24,8 +24,8 @@ from dispatcher import (
 )
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import to_ms
 from dispatcher.store import Movable, NewTime
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.house import FAR, House

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Message, ReservationsUnavailable
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.house import FAR, House
 from tests.support.proxy import Proxy

@@ -18,8 +18,8 @@ from dispatcher import (
     UnknownChannel,
 )
 from dispatcher.message import new_id
-from dispatcher.sendtime import to_ms
 from dispatcher.store import Result
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 

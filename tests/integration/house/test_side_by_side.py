@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, Message, Outcome, Status, StoreUnavailable
-from dispatcher.clock import SystemClock
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between
 from tests.support.house import House, hour_ago

@@ -20,9 +20,9 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import to_ms
 from dispatcher.submission import terms_for
 from dispatcher.submission.submission import LOOKING_SECONDS
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
 from tests.support.house import BODY, FAR, House

@@ -25,7 +25,7 @@ from dispatcher import (
     Rejection,
     Status,
 )
-from dispatcher.sendtime import as_text
+from dispatcher.times.send_time import as_text
 from dispatcher.transports.webhook import receiver_secret
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine

@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher import InvalidSendTime, MessageNotFound, QuotaExceeded, Status, TooLate
 from dispatcher.message import new_id
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House
 

@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status
+from dispatcher.delivery.sweep import Reconciled
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import to_ms
-from dispatcher.sweep import Reconciled
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import at_once
 from tests.support.house import FAR, House, hour_ago

@@ -17,10 +17,10 @@ import pytest
 from dispatcher import InvalidDraft, InvalidValue, ReservationsUnavailable, Timeline
 from dispatcher.errors import NoPlace
 from dispatcher.message import new_id
-from dispatcher.redis_keys import ShardKeys
+from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Terms, contents, timeline
-from dispatcher.sendtime import from_ms, to_ms
 from dispatcher.submission import terms_for
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.integration.house.conftest import Build
 from tests.support.house import FAR, House
 

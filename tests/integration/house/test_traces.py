@@ -29,8 +29,8 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
+from dispatcher.telemetry.tracing.spans import Spans
 from dispatcher.testing import a_message
-from dispatcher.tracing.spans import Spans
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
 from tests.support.house import House, hour_ago

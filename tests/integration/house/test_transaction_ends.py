@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from dispatcher import Dispatcher, ReservationsUnavailable, Settings, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import to_ms
 from dispatcher.store import Database
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
 from tests.support.doubles import Between, raising
@@ -91,7 +91,7 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
 def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.sweep._BATCH", 2)
+    monkeypatch.setattr("dispatcher.delivery.sweep._BATCH", 2)
     house = build(**QUICK, shards=1)
     with transaction(house) as session:
         for n in range(5):

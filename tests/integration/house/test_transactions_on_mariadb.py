@@ -12,7 +12,7 @@ from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
 from dispatcher import IdempotencyConflict, InvalidDraft, StoreUnavailable
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.callers import SOON, callers_engine, order, ordered, orders, remind
 from tests.support.house import House

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from dispatcher import QuotaExceeded
-from dispatcher.clock import SystemClock
+from dispatcher.times.clock import SystemClock
 from tests.integration.house.conftest import Build
 from tests.support.callers import callers_engine
 from tests.support.house import House

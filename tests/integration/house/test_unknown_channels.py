@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import Message, Status
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
 

@@ -17,8 +17,8 @@ from dispatcher import (
     TooLate,
 )
 from dispatcher.message import new_id
-from dispatcher.sendtime import to_ms
 from dispatcher.store import Result
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, at_once, once, raising
 from tests.support.far import FarDatabase

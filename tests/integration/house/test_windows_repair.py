@@ -18,14 +18,14 @@ from dispatcher import (
     Message,
     ReservationsUnavailable,
     Verified,
-    verification,
 )
-from dispatcher.clock import SystemClock
 from dispatcher.errors import NoPlace
 from dispatcher.message import new_id
-from dispatcher.redis_keys import shard_of
+from dispatcher.operations import verification
+from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import to_ms
+from dispatcher.times.clock import SystemClock
+from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
 from tests.support.house import FAR, House
@@ -314,7 +314,7 @@ def test_all_shards_are_rebuilt_a_few_at_a_time_or_at_once_where_there_is_little
     build: Build, monkeypatch: pytest.MonkeyPatch, few: int, expected: list[int]
 ) -> None:
     """Each group waits for the settle time: an almost empty rebuild of 16 took four of them."""
-    monkeypatch.setattr("dispatcher.sweep._FEW_ROWS", few)
+    monkeypatch.setattr("dispatcher.delivery.sweep._FEW_ROWS", few)
     house = build(shards=10)
     accepted = filled(house, many=20)
     lost, *_ = accepted

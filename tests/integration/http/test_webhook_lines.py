@@ -10,8 +10,8 @@ import httpcore
 import pytest
 
 from dispatcher import PerhapsSent, PermanentFailure, TemporaryFailure
-from dispatcher.clock import SystemClock
 from dispatcher.testing import a_message
+from dispatcher.times.clock import SystemClock
 from tests.integration.http.webhooks import in_time, open_to, to
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 from tests.support.waiting import wait_until

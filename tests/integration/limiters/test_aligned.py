@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from dispatcher.limiters import FixedWindow, State, parse
-from dispatcher.periods import CalendarUnit, bounds
+from dispatcher.times.periods import CalendarUnit, bounds
 from tests.support.clock import MovableClock
 from tests.support.limiters import MS, Clocked, taken
 

@@ -25,7 +25,7 @@ from dispatcher.limiters import (
     State,
 )
 from dispatcher.limiters.acquisitions import Acquisitions
-from dispatcher.redis_direct import AsyncDirect, Direct
+from dispatcher.redis.direct import AsyncDirect, Direct
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer

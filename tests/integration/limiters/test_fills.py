@@ -10,12 +10,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dispatcher.clock import SystemClock
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import Fills, InHand, LogLimit, Permit, Permits
 from dispatcher.message import new_id
 from dispatcher.quota import Limit, parse_limit
-from dispatcher.redis_keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys
+from dispatcher.times.clock import SystemClock
 
 NAMESPACE = "fills"
 HOLD = timedelta(seconds=10)

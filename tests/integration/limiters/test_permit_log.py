@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 
 from dispatcher import LimitersUnavailable
-from dispatcher.clock import SystemClock
 from dispatcher.limiters import Permit, PermitRequest, Permits
 from dispatcher.quota import Limit
-from dispatcher.redis_keys import PermitKeys, line_of
+from dispatcher.redis.keys import PermitKeys, line_of
 from dispatcher.scope import NOBODY
+from dispatcher.times.clock import SystemClock
 from tests.support.limiters import Clocked
 from tests.support.permits import EPOCH, HOLD, Logs, logs_on
 from tests.support.servers import RedisServer

@@ -11,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
-from dispatcher.clock import SystemClock
 from dispatcher.limiters import PermitLog, PermitRequest
+from dispatcher.times.clock import SystemClock
 from tests.support.permits import EPOCH, HOLD, ROOM, Logs, logs_on
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dispatcher.message import new_id
-from dispatcher.redis_direct import Direct
+from dispatcher.redis.direct import Direct
 from dispatcher.reservation import Submit, Terms
 from tests.support.reserving import Reserving, ms
 

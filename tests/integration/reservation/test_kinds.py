@@ -14,7 +14,7 @@ import pytest
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable, TwinUnderWay
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import shard_of
+from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Booking, Bulk, Place, Request, Reserved, Submit, Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted

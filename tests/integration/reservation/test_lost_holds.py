@@ -13,7 +13,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Place, Terms
 from dispatcher.scope import PLAIN, Scope, counted
-from dispatcher.sendtime import from_ms
+from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once
 from tests.support.reserving import Reserving
 

@@ -14,10 +14,10 @@ from uuid import UUID
 import pytest
 
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
-from dispatcher.lua import source
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import shard_of
+from dispatcher.redis.keys import shard_of
+from dispatcher.redis.scripts import source
 from dispatcher.reservation import Blocked, Moving, Reserved, Terms
 from dispatcher.scope import PLAIN, Scope, counted, plain
 from tests.support import model
@@ -86,7 +86,7 @@ def through(proxy: Proxy) -> Iterator[Reserving]:
         real.open()
         # The lines are broken at the n-th command: none of them may be a script that Redis lacks.
         for name in ("reserve", "move", "take", "drop", "release"):
-            real.client.script_load(source(name))
+            real.client.script_load(source(f"reservation/{name}"))
         yield real
 
 

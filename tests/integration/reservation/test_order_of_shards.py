@@ -14,7 +14,7 @@ import pytest
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import shard_of
+from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Booking, Terms
 from dispatcher.reservation.places import Group
 from dispatcher.scope import PLAIN, Scope, counted

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Bulk, Request, Terms
-from dispatcher.sendtime import to_ms
+from dispatcher.times.send_time import to_ms
 from tests.support.proxy import Proxy
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import RedisServer

@@ -10,7 +10,7 @@ from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
-from dispatcher.sendtime import from_ms
+from dispatcher.times.send_time import from_ms
 from tests.support import model
 from tests.support.processes import in_processes
 from tests.support.reserving import pending, reserving

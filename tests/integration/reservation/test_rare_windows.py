@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dispatcher.errors import QuietHours
-from dispatcher.hours import Hours
 from dispatcher.message import new_id
 from dispatcher.quota import CalendarQuota, parse_quota
 from dispatcher.reservation import Terms
 from dispatcher.scope import plain
+from dispatcher.times.quiet_hours import Hours
 from tests.support.reserving import Reserving, calls_of, ms
 
 ZONE = "Europe/Berlin"

@@ -15,7 +15,7 @@ from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import plain
-from dispatcher.sendtime import from_ms
+from dispatcher.times.send_time import from_ms
 from tests.support.reserving import SHARDS, Reserving, ms, reserving, stored
 from tests.support.servers import RedisServer
 

@@ -19,10 +19,10 @@ import pytest
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.redis_keys import ShardKeys, shard_of
+from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation import Reserved, Terms
 from dispatcher.scope import plain
-from dispatcher.sendtime import from_ms, to_ms
+from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.limits import little_at_once
 from tests.support.proxy import Proxy

@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import ClauseElement, event, make_url, true, update
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.sendtime import as_text
 from dispatcher.store import (
     BulkMessages,
     Claims,
@@ -35,6 +34,7 @@ from dispatcher.store import (
 )
 from dispatcher.store.changes import Changes
 from dispatcher.store.copied import Addition
+from dispatcher.times.send_time import as_text
 from tests.integration.store.test_permit_pages import scans, touched
 from tests.support import rows
 from tests.support.tables import TABLES, messages

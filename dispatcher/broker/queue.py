@@ -1,0 +1,163 @@
+"""Hands message ids to Celery. What is said here is a hint: the store is the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from celery import Celery
+
+from dispatcher.celery_app import DELIVER
+from dispatcher.errors import QueueUnavailable
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.clock import Clock
+
+EARLY = timedelta(milliseconds=20)
+"""How long before the first of a group is due its task begins, to claim it and take permits."""
+_PAUSE_SECONDS = 1.0
+_BATCH = 500
+
+
+class Ticket(NamedTuple):
+    """A message to be delivered, and when.
+
+    ``alone`` where it must share its task with no other. ``is_first`` where that is its promised
+    time, to be met; after a retry or a snooze it may come a moment later, and should not come
+    earlier: before its turn it has no permit.
+    """
+
+    message_id: UUID
+    channel: str
+    due_at: datetime
+    alone: bool = False
+    is_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Messages of one channel that share a task, and when it begins.
+
+    A little before the first of them is due, or, where none has to be punctual (``is_first``), with
+    the last.
+    """
+
+    channel: str
+    message_ids: tuple[UUID, ...]
+    begins_at: datetime
+    is_first: bool = True
+
+
+def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[Group]:
+    """Put messages of one channel due within ``coalesce`` together, at most ``size`` a group."""
+    ordered = sorted(tickets, key=lambda each: (each.channel, each.is_first, each.due_at))
+    members: list[Ticket] = []
+    for ticket in ordered:
+        if ticket.alone:
+            yield _closed([ticket])
+            continue
+        if members and (
+            (ticket.channel, ticket.is_first) != (members[0].channel, members[0].is_first)
+            or ticket.due_at - members[0].due_at > coalesce
+            or len(members) == size
+        ):
+            yield _closed(members)
+            members = []
+        members.append(ticket)
+    if members:
+        yield _closed(members)
+
+
+def _closed(members: Sequence[Ticket]) -> Group:
+    first, last = members[0], members[-1]
+    begins_at = first.due_at - EARLY if first.is_first else last.due_at
+    ids = tuple(member.message_id for member in members)
+    return Group(first.channel, ids, begins_at, first.is_first)
+
+
+class Queue:
+    """Publishes ``deliver`` tasks with an ETA.
+
+    Each carries ids, the name of their channel, and whether they come for the first time.
+
+    Each channel has a queue of its own. ``queue_of`` names it.
+    Raises QueueUnavailable, within about a second whatever the broker does. After a failure it
+    does not ask the broker again for a second, so that many submits do not each wait for it.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        *,
+        queue_of: Callable[[str], str],
+        clock: Clock,
+        coalesce: timedelta,
+        group_size: int,
+        journal: Journal,
+    ) -> None:
+        self._app = app
+        self._queue_of = queue_of
+        self._clock = clock
+        self._coalesce = coalesce
+        self._group_size = group_size
+        self._journal = journal
+        self._declared: set[str] = set()
+        self._paused_until = 0.0
+
+    def enqueue(self, tickets: Sequence[Ticket]) -> None:
+        """Publish tasks for these messages. Raises QueueUnavailable: some may be published."""
+        if self._clock.monotonic() < self._paused_until:
+            raise QueueUnavailable("the broker did not answer a moment ago")
+        now = self._clock.now()
+        # What is late is due now, all of it: it shares tasks.
+        late = [each if each.due_at > now else each._replace(due_at=now) for each in tickets]
+        groups = group(late, coalesce=self._coalesce, size=self._group_size)
+        try:
+            self._publish(list(groups))
+        except Exception as error:
+            self._declared.clear()
+            self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
+            raise QueueUnavailable(
+                f"the broker did not take the tasks ({type(error).__name__})"
+            ) from error
+        for each in tickets:
+            self._journal.tell_of(
+                Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
+            )
+
+    def close(self) -> None:
+        """Close the connections to the broker."""
+        self._app.close()
+
+    def _publish(self, groups: Sequence[Group]) -> None:
+        now = self._clock.now()
+        with self._app.producer_pool.acquire(block=True, timeout=1) as producer:
+            for name in {self._queue_of(each.channel) for each in groups} - self._declared:
+                producer.maybe_declare(self._app.amqp.queues[name])
+                self._declared.add(name)
+            batch: Any = producer  # celery-types does not know Producer.batch yet
+            with batch.batch(_BATCH):
+                for each in groups:
+                    self._send(producer, each, is_early=each.begins_at > now)
+
+    def _send(self, producer: Any, each: Group, *, is_early: bool) -> None:
+        """Publish one task. Its ETA is the worker's to keep, whatever the broker.
+
+        On quorum queues ``send_task`` would leave that to the broker, in whole seconds.
+        """
+        amqp: Any = self._app.amqp  # celery-types does not know what it offers
+        ids = [str(message_id) for message_id in each.message_ids]
+        task = amqp.create_task_message(
+            str(uuid4()),
+            DELIVER,
+            (ids, each.channel, each.is_first),
+            {},
+            eta=each.begins_at if is_early else None,
+            ignore_result=True,
+            argsrepr="",
+            kwargsrepr="",
+        )
+        queue = amqp.queues[self._queue_of(each.channel)]
+        amqp.send_task_message(producer, DELIVER, task, queue=queue, declare=[], retry=False)

@@ -1,0 +1,320 @@
+"""Send logs: the files in which a worker notes its claims, and each send right before it begins.
+
+A process that dies leaves its files. A message of a claim without a note of its send was never
+given to a transport: it goes back, instead of counting as tried with an unknown outcome.
+
+A file is a proof only while these hold, and otherwise the outcome counts as unknown:
+
+- Its process is dead. The process holds a lock on its folder as long as any of its threads lives;
+  the system releases it.
+- The machine was not started again since: what was written without a sync lies in its memory. The
+  boot id tells.
+- The folder is no copy: no process holds the lock of a copy. The number of the lock's inode tells.
+- Every note could be written. A file that cannot take the next note is deleted before the send.
+  Where that fails too, nothing is sent.
+
+The files lie in ``data_dir``. Any worker of the machine that has the same ``data_dir`` reads what
+a dead one left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from dispatcher.file_modes import make_private
+
+log = logging.getLogger(__name__)
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LOCK = "lock"
+_MOST_OF_A_SEAL = 100
+_HEX_DIGITS = 32
+"""Of a message's id."""
+# os.write releases the interpreter's lock; with 16 senders, taking it back costs 20 µs of processor
+# time a note. This call keeps the lock: 2 µs on a local disk. Where the disk is slow, all threads
+# of the process wait for it. Windows, where programs may submit, has no such library and no send
+# logs.
+if os.name == "posix":
+    _write_at_once = ctypes.PyDLL(None, use_errno=True).write
+    _write_at_once.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+    _write_at_once.restype = ctypes.c_ssize_t
+
+
+class ClaimLog:
+    """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
+
+    Each group of the claim holds it while it sends. The last one to let go deletes the file.
+    """
+
+    def __init__(self, logs: SendLogs, folder: Path | None, message_ids: Sequence[UUID]) -> None:
+        self.mark = uuid4()
+        self._logs = logs
+        self._lock = threading.Lock()
+        self._holders = 1
+        self._is_kept = False
+        self._path = folder and folder / self.mark.hex
+        self._file = None if self._path is None else _opened(self._path, message_ids)
+
+    def begin(self, message_id: UUID) -> bool:
+        """Note that the send of this message begins; False where it must not begin."""
+        if not self._holders:
+            return False
+        if self._file is None or _is_written(self._file, message_id.hex):
+            return True
+        return self._path is not None and _is_deleted(self._path)
+
+    def hold(self) -> None:
+        """Keep the file until one more call of :meth:`let_go`."""
+        with self._lock:
+            self._holders += 1
+
+    def keep(self) -> None:
+        """Let the last :meth:`let_go` leave the file to the next rescue instead of deleting it.
+
+        For a claim that the store may still have: the rescue puts back its messages that were not
+        begun.
+        """
+        self._is_kept = True
+
+    def let_go(self) -> None:
+        """Let go once. After the last time no send begins, and the file is deleted or left."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders or self._file is None or self._path is None:
+                return
+            os.close(self._file)
+            self._file = None
+        if self._is_kept:
+            self._logs.leave(self._path)
+        else:
+            _is_deleted(self._path)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftLog:
+    """The send log of a claim whose process is dead, or has left it.
+
+    ``unbegun`` are the messages of the claim that were not given to a transport.
+    """
+
+    mark: UUID
+    unbegun: tuple[UUID, ...]
+
+
+class SendLogs:
+    """The send logs of this process, and those that other processes of this machine have left."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._has_warned = False
+        self._own: tuple[Path, int] | None = None
+
+    def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
+        """Return the log of a claim that is about to be made of these messages.
+
+        Where no file can be written the log notes nothing. A folder that cannot be made is tried
+        again for the next claim; a warning is logged once.
+        """
+        with self._lock:
+            if self._own is None:
+                self._own = self._opened()
+            folder = self._own and self._own[0]
+            return ClaimLog(self, folder, message_ids)
+
+    def leave(self, path: Path) -> None:
+        """Let the next rescue read a file of this process, which writes no more to it."""
+        try:
+            folder, lock = _locked_folder(self._folder)
+            try:
+                path.rename(folder / path.name)
+            except OSError:
+                _remove_empty(folder)
+                raise
+            finally:
+                os.close(lock)
+        except OSError as error:
+            log.warning("a send log is not left to the rescue: %s", error.strerror)
+
+    def settle(self, act: Callable[[LeftLog], object], *, at_most: int) -> bool:
+        """Call ``act`` with each log that is left, and delete the log when ``act`` has returned.
+
+        Stop when ``at_most`` are deleted; return False where more are left. What ``act`` raises is
+        raised; the next call begins with that log again.
+        """
+        try:
+            folders = sorted(self._folder.iterdir())
+        except OSError:
+            return True
+        for folder in folders:
+            lock = _lock_of_the_dead(folder)
+            if lock is None:
+                continue
+            try:
+                for path in _files(folder):
+                    if not at_most:
+                        return False
+                    left = _read(path)
+                    if left is not None and left.unbegun:
+                        act(left)
+                    if _is_deleted(path):  # a file that stays must not use up every turn
+                        at_most -= 1
+                _remove_empty(folder)
+            finally:
+                os.close(lock)
+        return True
+
+    def close(self) -> None:
+        """Delete the folder of this process. May be called twice.
+
+        It stays while a send is under way: its lock says that the process is alive.
+        """
+        with self._lock:
+            if self._own is not None and not _files(self._own[0]):
+                folder, lock = self._own
+                self._own = None
+                _remove_empty(folder)
+                os.close(lock)
+
+    def _opened(self) -> tuple[Path, int] | None:
+        try:
+            return _locked_folder(self._folder)
+        except OSError as error:
+            if self._has_warned:
+                return None
+            self._has_warned = True
+            log.warning(
+                "no send logs in %s (%s): of what a worker holds when it is killed, all has an "
+                "unknown outcome; let data_dir be a folder that it can write to",
+                self._folder, error.strerror,
+            )  # fmt: skip
+            return None
+
+
+def _opened(path: Path, message_ids: Sequence[UUID]) -> int | None:
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        log.warning("a claim has no send log: %s", error.strerror)
+        return None
+    if _is_written(file, " ".join([each.hex for each in message_ids])):
+        return file
+    os.close(file)
+    _is_deleted(path)  # where it stays, its line has no end: it proves nothing
+    return None
+
+
+def _is_written(file: int, line: str) -> bool:
+    data = line.encode() + b"\n"
+    try:
+        if _write(file, data) == len(data):
+            return True
+        problem: str | None = "only a part was written"
+    except OSError as error:
+        problem = error.strerror
+    log.warning("a send log takes no more: %s", problem)
+    return False
+
+
+def _write(file: int, data: bytes) -> int:
+    """Return how many bytes were written. Raises OSError."""
+    written: int = _write_at_once(file, data, len(data))
+    if written < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return written
+
+
+def _is_deleted(path: Path) -> bool:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("a send log is not deleted: %s", error.strerror)
+        return False
+    return True
+
+
+def _read(path: Path) -> LeftLog | None:
+    """Read a file; None where it is not one of ours.
+
+    A line without an end does not count: its writer died before the send. The next note may stand
+    behind it, in the same line.
+    """
+    try:
+        claimed, *notes = path.read_text().split("\n")[:-1] or [""]
+        begun = {each[-_HEX_DIGITS:] for each in notes}
+        unbegun = [each for each in claimed.split() if each not in begun]
+        return LeftLog(UUID(path.name), tuple(map(UUID, unbegun)))
+    except (OSError, ValueError) as error:
+        log.warning("a send log cannot be read (%s); its claim ends later", type(error).__name__)
+        return None
+
+
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    """Make a folder that is locked until the lock is closed. Raises OSError."""
+    boot_id = _BOOT_ID.read_bytes()
+    import fcntl  # noqa: PLC0415 - Windows, where programs may submit, has none
+
+    folder = parent / uuid4().hex
+    make_private(folder)
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Last: before it nobody takes the folder for one of the dead.
+            os.write(lock, _seal(boot_id, lock))
+        except BaseException:
+            os.close(lock)
+            raise
+    except BaseException:
+        _remove_empty(folder)
+        raise
+    return folder, lock
+
+
+def _lock_of_the_dead(folder: Path) -> int | None:
+    """Return the lock of a folder whose files are a proof; None of any other."""
+    import fcntl  # noqa: PLC0415 - see _locked_folder
+
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR)
+    except OSError:  # another one has settled it, or another user owns it
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seal = os.read(lock, _MOST_OF_A_SEAL)
+        if seal == _seal(_BOOT_ID.read_bytes(), lock):
+            return lock
+        if seal:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        ...  # another process holds the lock, so it is alive
+    os.close(lock)
+    return None
+
+
+def _seal(boot_id: bytes, lock: int) -> bytes:
+    """Return what is written into a lock: which boot it is of, and which file it is."""
+    return boot_id + str(os.fstat(lock).st_ino).encode()
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(each for each in folder.iterdir() if each.name != _LOCK)
+    except OSError:
+        return []
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        (folder / _LOCK).unlink(missing_ok=True)
+        folder.rmdir()

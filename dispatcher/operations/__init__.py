@@ -1,0 +1,1 @@
+"""What operators ask: status, verification of the windows, the doctor."""

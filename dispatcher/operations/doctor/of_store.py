@@ -1,0 +1,111 @@
+"""Checks of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dispatcher.operations.doctor.finding import Check, Level, Verdict, check, error, ok, warning
+from dispatcher.store import SchemaStanding
+
+_UNIQUE = "messages_idempotency_key"
+_DURABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "postgresql": {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
+    "mysql": {"innodb_flush_log_at_trx_commit": ("1",)},
+    "sqlite": {"journal_mode": ("wal",), "synchronous": ("2", "3")},
+}
+_MIGRATE = "run `dispatcher migrate`"
+
+
+class StoreFacts(NamedTuple):
+    """What the database says of itself. ``missing_indexes`` is None while it has no tables."""
+
+    kind: str
+    standing: SchemaStanding
+    missing_indexes: tuple[str, ...] | None
+    durability: Mapping[str, str]
+
+
+@check("store.migrations")
+def migrations(facts: StoreFacts) -> Verdict:
+    """Compare the schema with the one that this version needs."""
+    standing = facts.standing
+    if standing.obstacle is not None:
+        return error(
+            f"the database cannot be migrated: {standing.obstacle.found}",
+            standing.obstacle.remedy,
+            stops_worker=True,
+        )
+    if not standing.is_known:
+        return warning(
+            f"the database is at revision {standing.revision}, which this version does not know",
+            "finish the roll-out: processes of this version beside a later schema are fine for a "
+            "while, not for good",
+        )
+    if not standing.missing:
+        return ok(f"at revision {standing.revision}")
+    missing = ", ".join(standing.missing)
+    there = f"at revision {standing.revision}" if standing.revision else "without tables"
+    return error(
+        f"the database is {there}; missing: {missing}", f"{_MIGRATE} first", stops_worker=True
+    )
+
+
+@check("store.indexes")
+def indexes(facts: StoreFacts) -> Verdict:
+    """Look for the indexes without which each turn of the sweep reads all messages."""
+    missing = facts.missing_indexes
+    if missing is None:
+        return Verdict(Level.SKIPPED, "the database has no tables")
+    if not missing:
+        return ok("all are there")
+    names = ", ".join(missing)
+    remedy = (
+        f"create {'it' if len(missing) == 1 else 'them'} again as in dispatcher/store/schema.py"
+    )
+    unique = [name for name in missing if name.startswith("uq_") and name.endswith(_UNIQUE)]
+    if unique:
+        return error(
+            f"missing: {names}. Without {unique[0]} one idempotency key may give several messages",
+            remedy,
+            stops_worker=True,
+        )
+    return warning(f"missing: {names}. The sweep reads the whole table instead", remedy)
+
+
+@check("store.durability")
+def durability(facts: StoreFacts) -> Verdict:
+    """Tell whether what is stored is stored when the power fails."""
+    expected = _DURABLE[facts.kind]
+    wrong = [
+        f"{name} is {facts.durability[name]}"
+        for name, accepted in expected.items()
+        if facts.durability[name].lower() not in accepted
+    ]
+    if not wrong:
+        told = ", ".join(f"{name} {value}" for name, value in facts.durability.items())
+        return ok(told)
+    if facts.kind == "sqlite":
+        remedy = "keep the file on a local disk that takes WAL, and let no other program change it"
+    elif facts.kind == "mysql":
+        remedy = "set innodb_flush_log_at_trx_commit = 1 in the server's configuration"
+    else:
+        remedy = "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL"
+    return warning(
+        f"{', '.join(wrong)}: messages that were accepted can be lost when the machine dies", remedy
+    )
+
+
+@check("store.writes")
+def writes(refusal: str | None) -> Verdict:
+    """Tell whether a row can be stored."""
+    if refusal is None:
+        return ok("a row was stored, and taken back")
+    return error(
+        f"a row cannot be stored: {refusal}. Every submit fails",
+        "free space on the database's disk, and let the user of database_url write; see the log of "
+        "the server",
+    )
+
+
+CHECKS: tuple[Check[StoreFacts], ...] = (migrations, indexes, durability)

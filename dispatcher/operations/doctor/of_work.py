@@ -1,0 +1,156 @@
+"""Checks of what should have been done by now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+from dispatcher.operations.doctor.finding import Verdict, check, error, ok, warning
+from dispatcher.store import Late
+
+
+class UntoldFacts(NamedTuple):
+    """Messages of which somebody is yet to be told, and the setting ``status_channel``."""
+
+    late: Late
+    status_channel: str
+
+
+class ProcessFacts(NamedTuple):
+    """How many workers and beats are alive, and what should have been done by now."""
+
+    workers: int
+    beats: int
+    late: Late
+
+
+@check("work.processes")
+def processes(facts: ProcessFacts) -> Verdict:
+    """Tell whether anybody is at work."""
+    workers, beats, late = facts
+    if workers and beats:
+        return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
+    nobody = " and ".join(
+        f"no {name}" for name, many in (("worker", workers), ("beat", beats)) if not many
+    )
+    remedy = (
+        "start `dispatcher worker` and `dispatcher beat` under a supervisor; with processes of an "
+        "app of yours, look whether they reach the Redis of redis_url"
+    )
+    if late.many:
+        return error(
+            f"{nobody} is at work, and {_messages(late)}, the first one for "
+            f"{_rounded(late.longest)}",
+            remedy,
+        )
+    return warning(f"{nobody} is at work: nothing that comes due is sent", remedy)
+
+
+@check("work.sweep")
+def sweep(late: Late) -> Verdict:
+    """Tell of messages that the sweep should have handed over."""
+    if not late.many:
+        return ok("nothing waits for the sweep")
+    return warning(
+        f"{_messages(late)} for the sweep, the first one for {_rounded(late.longest)}: no sweep "
+        "runs, or it is too slow",
+        "start `dispatcher beat` and `dispatcher worker`. Where both run: are all threads of the "
+        "workers busy, does their clock agree with beat's, do their logs tell of errors?",
+    )
+
+
+@check("work.overdue")
+def overdue(late: Late) -> Verdict:
+    """Tell of messages that a worker should have claimed."""
+    if not late.many:
+        return ok("nothing is overdue")
+    return warning(
+        f"{_messages(late)} to be claimed though due, the first one for {_rounded(late.longest)}",
+        "see work.sweep first. Where the sweep runs, no worker takes the queue or all are busy: "
+        "start more, and look for slow transports",
+    )
+
+
+@check("work.waiting")
+def waiting(late: Late) -> Verdict:
+    """Tell of messages that are kept back more than an hour after their send time."""
+    if not late.many:
+        return ok("no message is kept back more than an hour after its send time")
+    return warning(
+        f"{_messages(late)} for a turn long after the send time, the first one for "
+        f"{_rounded(late.longest)}: put back by a limit or for a destination that does not "
+        "answer, or tried again and again",
+        "`dispatcher list --status scheduled` finds them and `dispatcher show` tells of one. Raise "
+        "the limit or correct the address; expire_after ends what is too late to be of use",
+    )
+
+
+@check("work.claims")
+def claims(late: Late) -> Verdict:
+    """Tell of messages that dead workers left."""
+    if not late.many:
+        return ok("no claim has run out")
+    return warning(
+        f"{_messages(late)} for a worker whose claim has run out, the first one for "
+        f"{_rounded(late.longest)}, and nobody rescues them",
+        "see work.processes and work.sweep: the same beat starts `rescue`",
+    )
+
+
+@check("work.orphans")
+def orphans(many: int) -> Verdict:
+    """Tell of reservations that the store has not confirmed."""
+    if not many:
+        return ok("every reservation is confirmed, or young")
+    return warning(
+        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which take "
+        "places that may belong to nobody",
+        "see work.processes and work.sweep: the same beat starts `reconcile`; a database that does "
+        "not answer stops it, too",
+    )
+
+
+@check("work.channels")
+def channels(strange: Mapping[str, int]) -> Verdict:
+    """Tell of messages that no worker with these settings can send."""
+    if not strange:
+        return ok("every channel of scheduled messages is known")
+    named = ", ".join(f"{name} ({many})" for name, many in strange.items())
+    return warning(
+        f"scheduled messages of channels that the settings do not know: {named}. Workers put them "
+        "back again and again",
+        "add the channels to the settings of every worker, or cancel the messages",
+    )
+
+
+@check("work.untold")
+def untold(facts: UntoldFacts) -> Verdict:
+    """Tell of messages whose ``status_url`` nobody tells."""
+    late, channel = facts
+    if not late.many:
+        return ok("every status_url has been told, or is about to be")
+    waits = f"{_messages(late)} to be told of at a status_url, the first one for"
+    if not channel:
+        return warning(
+            f"{waits} {_rounded(late.longest)}, and there is no status_channel: nobody tells, and "
+            "they are kept for ever",
+            "set status_channel for beat and workers to a webhook channel with payload = 'body'",
+        )
+    return warning(
+        f"{waits} {_rounded(late.longest)}: nobody makes their status messages",
+        "see work.processes and work.sweep: the same beat starts `tell`, where its settings have "
+        "the status_channel",
+    )
+
+
+def _messages(late: Late) -> str:
+    return f"{_counted(late.many, 'message')} {'waits' if late.many == 1 else 'wait'}"
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many} {what}{'' if many == 1 else 's'}"
+
+
+def _rounded(length: timedelta) -> timedelta:
+    return timedelta(seconds=round(length.total_seconds()))

@@ -1,0 +1,293 @@
+"""Tells whether Redis holds exactly the places that the store knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+from dispatcher.redis.keys import ShardKeys, kind_of, scope_of
+from dispatcher.reservation import Contents, Held, Seen, longest_ms
+from dispatcher.scope import Scope
+from dispatcher.settings import Settings
+from dispatcher.store import Place, Standing, Standings, StoreUpkeep
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
+
+T = TypeVar("T")
+
+_BATCH = 5_000
+_LOOKS = 3
+_BETWEEN_LOOKS_SECONDS = 0.3
+_MOST_NAMED = 10_000
+_ID_BYTES = 16
+
+
+class Fault(StrEnum):
+    """How a window differs from the store at one place."""
+
+    MISSING = "missing"
+    """The store has a message of which the window has nothing."""
+    MOVED = "at another time"
+    """The window has the message at another time than the store."""
+    ORPHAN = "orphan"
+    """The window has a place for which the store has no message that counts there."""
+    UNDER_WAY = "under way"
+    """An orphan that a submit or a move may still need, or that the sweep is about to free."""
+    FOREIGN = "foreign"
+    """What stands there is no window, or a member of it no id: not written by the dispatcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One place at which a window differs from the store; instants are aware UTC.
+
+    ``send_at`` is the time in the store and ``booked_at`` that in the window, None where there is
+    no such place. ``message_id`` is None where what stands there is foreign.
+    """
+
+    fault: Fault
+    scope: str
+    message_id: UUID | None
+    send_at: datetime | None
+    booked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was compared, and every difference that was still there when it was looked at again.
+
+    ``messages`` of the store and ``reservations`` in Redis were read. ``counts`` has the number of
+    each fault, ``differences`` names them (the first 10,000). ``closed`` are the shards that were
+    not complete, or rebuilt meanwhile; they are not judged.
+    """
+
+    messages: int
+    reservations: int
+    counts: Mapping[Fault, int]
+    differences: tuple[Difference, ...]
+    closed: tuple[int, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every shard was judged and nothing differs but what is under way."""
+        wrong = sum(many for fault, many in self.counts.items() if fault is not Fault.UNDER_WAY)
+        return not wrong and not self.closed
+
+
+class _At(NamedTuple):
+    """One place that may differ."""
+
+    window: bytes
+    member: bytes
+
+    @property
+    def message_id(self) -> UUID:
+        return UUID(bytes=self.member[:_ID_BYTES])
+
+
+@dataclass(slots=True)
+class _Found:
+    """What differed at the last look; no more than can be named."""
+
+    named: dict[_At, Difference] = field(default_factory=dict)
+    more: Counter[tuple[ShardKeys | None, Fault]] = field(default_factory=Counter)
+    foreign: dict[bytes, Difference] = field(default_factory=dict)
+    messages: int = 0
+    reservations: int = 0
+
+
+class Verification:
+    """Compares the windows with the store, both read in pages, while submits go on.
+
+    What differs is looked at again: the store, Redis, the store. It counts only where the store
+    says the same before and after; and once more after a while, because whoever submits, moves or
+    cancels writes to both, one after the other. Times that no quota can count any more are left
+    out: windows forget them sooner than the store.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        store: StoreUpkeep,
+        standings: Standings,
+        contents: Contents,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._standings = standings
+        self._contents = contents
+        self._grace = settings.reconcile_grace
+        self._kinds = settings.quotas_of
+        self._reach_ms = {kind: longest_ms(quotas) for kind, quotas in self._kinds.items()}
+
+    def verify(self) -> Verified:
+        """Compare everything. Raises ReservationsUnavailable and StoreUnavailable."""
+        opened = self._contents.opened()
+        found = _Found()
+        for window in self._contents.foreign():
+            self._note_foreign(found, window)
+        self._look_for_missing(opened, found)
+        self._look_for_more(opened, found)
+        for _ in range(_LOOKS):
+            if all(each.fault is Fault.UNDER_WAY for each in found.named.values()):
+                break
+            self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
+            found.named = self._differing(list(found.named))
+        return self._verified(found, opened)
+
+    def _look_for_missing(self, opened: Collection[ShardKeys], found: _Found) -> None:
+        memory = timedelta(milliseconds=max(self._reach_ms.values()))
+        for page in self._store.places(memory=memory, batch=_BATCH):
+            found.messages += len(page)
+            expected = {
+                at: to_ms(place.send_at)
+                for place in page
+                for at, keys in self._places_of(place)
+                if keys in opened and at.window not in found.foreign
+            }
+            for some in _batches(expected):
+                seen = self._contents.look(some)
+                pairs = zip(some, seen, strict=True)
+                self._keep(found, [at for at, each in pairs if each.at_ms != expected[at]])
+
+    def _look_for_more(self, opened: Collection[ShardKeys], found: _Found) -> None:
+        for page in self._contents.everything():
+            ours = []
+            for each in page:
+                if len(each.member) < _ID_BYTES:
+                    self._note_foreign(found, each.window)
+                else:
+                    ours.append(each)
+            for some in _batches(ours):
+                found.reservations += len(some)
+                self._keep(found, self._unknown(some, opened))
+
+    @staticmethod
+    def _note_foreign(found: _Found, window: bytes) -> None:
+        kind, name = scope_of(window) or ("", "")
+        if len(found.foreign) < _MOST_NAMED:
+            found.foreign[window] = Difference(
+                Fault.FOREIGN, str(Scope(kind, name, "")), None, None, None
+            )
+
+    def _unknown(self, held: Sequence[Held], opened: Collection[ShardKeys]) -> list[_At]:
+        judged = []
+        for each in held:
+            keys = self._contents.shard_of(each.window)
+            if keys is None or keys in opened:
+                judged.append((_At(each.window, each.member), each.at_ms))
+        standing = self._standing(at for at, _ in judged)
+        return [at for at, ms in judged if self._expected_ms(at, standing) != ms]
+
+    def _keep(self, found: _Found, suspects: Sequence[_At]) -> None:
+        for at, difference in self._differing(suspects).items():
+            if len(found.named) < _MOST_NAMED or at in found.named:
+                found.named[at] = difference
+            else:
+                found.more[self._contents.shard_of(at.window), difference.fault] += 1
+
+    def _differing(self, suspects: Sequence[_At]) -> dict[_At, Difference]:
+        """Look at both sides again; return what differs while the store says the same."""
+        differing = {}
+        for some in _batches(suspects):
+            before = self._standing(some)
+            seen = self._contents.look(some)
+            now_ms = self._contents.now_ms()
+            after = self._standing(some)
+            for at, each in zip(some, seen, strict=True):
+                standing = after.get(at.message_id)
+                if standing != before.get(at.message_id):
+                    continue
+                expected_ms = self._expected_ms(at, after)
+                fault = self._fault(at, expected_ms, each, standing, now_ms)
+                if fault is not None:
+                    differing[at] = _difference(fault, at, expected_ms, each.at_ms)
+        return differing
+
+    def _fault(
+        self, at: _At, expected_ms: int | None, seen: Seen, standing: Standing | None, now_ms: int
+    ) -> Fault | None:
+        latest_ms = max(ms for ms in (expected_ms, seen.at_ms, 0) if ms is not None)
+        reach_ms = self._reach_ms.get(kind_of(at.window))
+        if expected_ms == seen.at_ms or (reach_ms and latest_ms <= now_ms - reach_ms):
+            return None
+        if seen.at_ms is None:
+            return Fault.MISSING
+        if expected_ms is not None:
+            return Fault.MOVED
+        grace_ms = self._grace // timedelta(milliseconds=1)
+        since_ms = seen.pending_since_ms
+        if since_ms is not None and now_ms - since_ms <= grace_ms:
+            return Fault.UNDER_WAY
+        counts = standing is not None and at.window in self._windows_of(standing.place)
+        if standing is not None and standing.frees and counts:
+            return Fault.UNDER_WAY
+        return Fault.ORPHAN
+
+    def _expected_ms(self, at: _At, standing: Mapping[UUID, Standing]) -> int | None:
+        """Return the time that a member must have by the store; None where it must not be."""
+        known = standing.get(at.message_id)
+        if known is None or not known.holds or len(at.member) != _ID_BYTES:
+            return None
+        return to_ms(known.place.send_at) if at.window in self._windows_of(known.place) else None
+
+    def _standing(self, places: Iterable[_At]) -> dict[UUID, Standing]:
+        return self._standings.of(list({at.message_id for at in places}), grace=self._grace)
+
+    def _windows_of(self, place: Place) -> set[bytes]:
+        return {at.window for at, _ in self._places_of(place)}
+
+    def _places_of(self, place: Place) -> Iterator[tuple[_At, ShardKeys]]:
+        for scope in place.counted(self._kinds):
+            keys, window = self._contents.window_of(scope)
+            yield _At(window, place.message_id.bytes), keys
+
+    def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
+        still = self._contents.opened()
+        closed = {keys for keys in self._contents.shards if opened.get(keys) != still.get(keys, -1)}
+        named = {
+            at: each
+            for at, each in found.named.items()
+            if self._contents.shard_of(at.window) not in closed
+        }
+        counts = Counter(each.fault for each in named.values())
+        for (keys, fault), many in found.more.items():
+            if keys not in closed:
+                counts[fault] += many
+        counts[Fault.FOREIGN] = len(found.foreign)
+        ordered = sorted(
+            (*named.values(), *found.foreign.values()),
+            key=lambda each: (each.scope, str(each.message_id)),
+        )
+        return Verified(
+            messages=found.messages,
+            reservations=found.reservations,
+            counts={fault: counts[fault] for fault in Fault},
+            differences=tuple(ordered),
+            closed=tuple(sorted(keys.shard for keys in closed)),
+        )
+
+
+def _difference(fault: Fault, at: _At, expected_ms: int | None, ms: int | None) -> Difference:
+    kind, name = scope_of(at.window) or ("", "")
+    return Difference(
+        fault=fault,
+        scope=str(Scope(kind, name, "")),
+        message_id=at.message_id,
+        send_at=None if expected_ms is None else from_ms(expected_ms),
+        booked_at=None if ms is None else from_ms(ms),
+    )
+
+
+def _batches(values: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(values)
+    while batch := list(islice(iterator, _BATCH)):
+        yield batch

@@ -1,0 +1,1 @@
+"""Redis: key names, errors, scripts, and the client past redis-py."""

@@ -1,0 +1,186 @@
+"""Tells the code of the administrator's what became of messages.
+
+After the transition is committed, on a thread of its own, at most once: what the process has not
+told when it ends, or when more waits than it keeps, is told by nobody. Nothing that a hook does
+reaches a submit or a delivery.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
+from dispatcher.message import Message, Status
+from dispatcher.telemetry.journal import Transition
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING = 10_000
+_LAST_WORDS_SECONDS = 2.0
+_AT_ONCE = 500
+_AT_HAND = {
+    Transition.SCHEDULED: "on_scheduled",
+    Transition.RESCHEDULED: "on_rescheduled",
+    Transition.RESLOTTED: "on_reslotted",
+}
+"""Told with the message that the statement returned: nothing is read."""
+_RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
+_NAMES: dict[Transition, dict[Status, str]] = {
+    Transition.ENQUEUED: dict.fromkeys(_RETRY, "on_enqueued"),
+    Transition.SENT: {Status.SENT: "on_sent"},
+    Transition.RETRIED: _RETRY,
+    Transition.RELEASED: _RETRY,
+    Transition.RESCUED: _RETRY,
+    Transition.SNOOZED: dict.fromkeys(_RETRY, "on_snoozed"),
+    Transition.FAILED: {Status.FAILED: "on_failed"},
+    Transition.EXPIRED: {Status.EXPIRED: "on_expired"},
+    Transition.CANCELLED: {Status.CANCELLED: "on_cancelled"},
+    Transition.HELD: {Status.HELD: "on_held"},
+}
+"""How a message stands after a transition, if nothing has come of it since, and who is told then.
+
+What was enqueued, or is to be tried again, may be on its way already.
+"""
+KNOWN = tuple(
+    dict.fromkeys(
+        [*_AT_HAND.values(), *(name for each in _NAMES.values() for name in each.values())]
+    )
+)
+
+Read = Callable[[Sequence[UUID]], Iterable[Message]]
+
+
+class _Event(NamedTuple):
+    """Something to tell: of ``message`` by ``name``, or else of what is read, by its status."""
+
+    message_id: UUID
+    name: str
+    message: Message | None
+    names: Mapping[Status, str]
+
+
+class Hooks:
+    """Calls ``target.on_sent(message)`` and its like.
+
+    ``read`` returns messages as they are stored. Shared by threads; after a fork make a new one.
+    """
+
+    def __init__(self, target: object, *, read: Read) -> None:
+        self._read = read
+        self._calls = {
+            name: getattr(target, name) for name in KNOWN if callable(getattr(target, name, None))
+        }
+        self._asked = {each for each, name in _AT_HAND.items() if name in self._calls} | {
+            each
+            for each, names in _NAMES.items()
+            if not self._calls.keys().isdisjoint(names.values())
+        }
+        self._waiting: deque[_Event] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._dropped = self._in_hand = 0
+
+    def told(self, transition: Transition, message_id: UUID, message: Message | None) -> None:
+        """Tell of a transition that is committed, if the message still stands as it left it.
+
+        Of what is accepted or moved in any case: ``message`` is how the transition left it.
+        """
+        if transition not in self._asked:
+            return
+        name = _AT_HAND.get(transition)
+        if name is None:
+            self._add(_Event(message_id, "", None, _NAMES[transition]))
+        elif message is not None:
+            self._add(_Event(message_id, name, message, {}))
+
+    def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
+        """Tell what waits, for so many seconds at most."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                log.warning(
+                    "hooks: %d messages are told of by nobody", len(self._waiting) + self._in_hand
+                )
+
+    def _add(self, event: _Event) -> None:
+        with self._changed:
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting.append(event)
+            else:
+                self._dropped += 1
+            if self._thread is None and not self._is_ending:
+                self._thread = threading.Thread(target=self._run, name="hooks", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._is_ending:
+                        return
+                    self._changed.wait()
+                self._in_hand = min(_AT_ONCE, len(self._waiting))
+                some = [self._waiting.popleft() for _ in range(self._in_hand)]
+                dropped, self._dropped = self._dropped, 0
+            if dropped:
+                log.warning("hooks: too slow; %d messages are told of by nobody", dropped)
+            try:
+                self._tell(some)
+            except Exception as error:  # noqa: BLE001 - its thread must not end
+                # Its text may quote a body.
+                log.error("hooks: not told, %s", type(error).__name__)  # noqa: TRY400 - same
+
+    def _tell(self, some: Sequence[_Event]) -> None:
+        asked = [each.message_id for each in some if each.message is None]
+        try:
+            found = {each.id: each for each in self._read(asked)} if asked else {}
+        except StoreUnavailable as error:
+            log.warning("hooks: %d messages are told of by nobody: %s", len(asked), error)
+            found = {}
+        for event in some:
+            message = event.message or found.get(event.message_id)
+            if message is not None:
+                self._call(event.name or event.names.get(message.status, ""), message)
+            self._in_hand -= 1
+
+    def _call(self, name: str, message: Message) -> None:
+        call = self._calls.get(name)
+        if call is None:
+            return
+        try:
+            call(message)
+        except BaseException as error:  # noqa: BLE001 - code of others may raise anything
+            # Its text may quote the body.
+            kind = type(error).__name__
+            log.error("message %s: %s raised %s", message.id, name, kind)  # noqa: TRY400 - same
+
+
+def find(text: str) -> Any:
+    """Return what the setting ``hooks`` names; a class is called. Raises InvalidSettings."""
+    accepted = f"package.module:attribute of a class or an object with some of {', '.join(KNOWN)}"
+    module, _, attribute = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        target = found() if inspect.isclass(found) else found
+    except Exception as error:
+        problem = f"cannot load {quoted(text)} ({type(error).__name__})"
+        raise InvalidSettings("hooks", problem, accepted) from error
+    strange = {name for name in dir(target) if name.startswith("on_")} - {*KNOWN}
+    if strange:
+        raise InvalidSettings("hooks", f"{quoted(text)} has {', '.join(sorted(strange))}", accepted)
+    if not any(callable(getattr(target, name, None)) for name in KNOWN):
+        raise InvalidSettings("hooks", f"{quoted(text)} has none of them", accepted)
+    return target

@@ -1,0 +1,206 @@
+"""Signs of life: which workers and beats are at work, and when each duty was last done.
+
+A thread of each process says so to Redis every two seconds, whatever the broker is. Nothing else
+waits for it, and nothing depends on it: without Redis nobody is told, and all goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from threading import Event, Lock, Thread
+from typing import Any
+
+import redis
+
+from dispatcher.errors import ReservationsUnavailable, Unavailable
+from dispatcher.redis.errors import cause, reason
+from dispatcher.redis.keys import SignKeys
+from dispatcher.redis.scripts import source
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+EVERY = timedelta(seconds=2)
+"""How often a process gives signs of life."""
+LOST_AFTER = timedelta(seconds=10)
+"""How long after its last sign a process is taken for dead."""
+_REMEMBERED = timedelta(days=1)
+_PATIENCE_SECONDS = 5.0
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class Kind(StrEnum):
+    """What gives signs of life."""
+
+    WORKER = "worker"
+    BEAT = "beat"
+    DUTY = "duty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """A process or a duty by its name, and how long ago it was last seen at work."""
+
+    name: str
+    age: timedelta
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process of this age is taken for alive."""
+        return self.age <= LOST_AFTER
+
+
+class Signs:
+    """Signs of life in Redis. Every call raises ReservationsUnavailable."""
+
+    def __init__(self, client: redis.Redis, *, namespace: str) -> None:
+        self._client = client
+        self._keys = SignKeys(namespace)
+        self._seen = client.register_script(source("telemetry/seen"))
+
+    def note(self, kind: Kind, ages: Mapping[str, timedelta]) -> None:
+        """Say of what has these names how long ago it was seen."""
+        words: list[Any] = [_REMEMBERED // _MILLISECOND]
+        for name, age in ages.items():
+            words += (name, age // _MILLISECOND)
+        with translated():
+            self._seen(keys=[self._keys.of(kind)], args=words)
+
+    def forget(self, kind: Kind, name: str) -> None:
+        """Forget a process that has ended in good order."""
+        with translated():
+            self._client.zrem(self._keys.of(kind), name)
+
+    def count_rejected(self, items: int) -> None:
+        """Add to the number of rejected items of the broker, which is kept for a day more."""
+        with translated():
+            pipeline = self._client.pipeline()
+            pipeline.incrby(self._keys.items_rejected, items)
+            pipeline.pexpire(self._keys.items_rejected, _REMEMBERED)
+            pipeline.execute()
+
+    def items_rejected(self) -> int:
+        """Return how many items of the broker were rejected, 0 where none was for a day."""
+        with translated():
+            return int(self._client.get(self._keys.items_rejected) or 0)
+
+    def read(self) -> dict[Kind, tuple[Sign, ...]]:
+        """Return everything that was seen within a day, by name."""
+        with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.time()
+            for kind in Kind:
+                pipeline.zrange(self._keys.of(kind), 0, -1, withscores=True)
+            (seconds, micros), *found = pipeline.execute()
+        now_ms = int(seconds) * 1_000 + int(micros) // 1_000
+        return {
+            kind: tuple(
+                sorted(
+                    (
+                        Sign(name=name.decode("utf-8", "replace"), age=_age(now_ms, score))
+                        for name, score in members
+                    ),
+                    key=lambda each: each.name,
+                )
+            )
+            for kind, members in zip(Kind, found, strict=True)
+        }
+
+
+class Pulse:
+    """Lets this process give signs of life. ``connect`` is called in its thread."""
+
+    def __init__(self, connect: Callable[[], Signs], *, clock: Clock) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._lock = Lock()
+        self._stopped = Event()
+        self._thread: Thread | None = None
+        self._own: dict[Kind, str] = {}
+        self._done: dict[str, float] = {}
+        self._rejected = 0
+
+    def start(self, kind: Kind, name: str) -> None:
+        """Say from now on that this process, such as ``celery@host``, is alive."""
+        self._own[kind] = f"{name or kind.value} {os.getpid()}"
+        self._run()
+
+    def done(self, duty: str) -> None:
+        """Note that a duty was done just now; it is said a little later."""
+        self._done[duty] = self._clock.monotonic()
+        self._run()
+
+    def item_rejected(self) -> None:
+        """Note that this worker deleted an item of its broker; it is said a little later."""
+        with self._lock:
+            self._rejected += 1
+        self._run()
+
+    def stop(self) -> None:
+        """Say no more, and that this process has ended."""
+        self._stopped.set()
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            thread.join(_PATIENCE_SECONDS)
+
+    def _run(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = Thread(target=self._beat, name="pulse", daemon=True)
+                self._thread.start()
+
+    def _beat(self) -> None:
+        try:
+            signs = self._connect()
+        except Exception:
+            log.warning("this process gives no signs of life", exc_info=True)
+            return
+        self._try_to(lambda: self._say(signs))
+        while not self._stopped.wait(EVERY.total_seconds()):
+            self._try_to(lambda: self._say(signs))
+        self._try_to(lambda: self._say(signs))
+        for kind, name in self._own.items():
+            self._try_to(lambda kind=kind, name=name: signs.forget(kind, name))  # type: ignore[misc]  # default arguments
+
+    def _say(self, signs: Signs) -> None:
+        ages: dict[Kind, dict[str, timedelta]] = defaultdict(dict)
+        for kind, name in dict(self._own).items():
+            ages[kind][name] = timedelta(0)
+        now = self._clock.monotonic()
+        for duty, at in dict(self._done).items():
+            ages[Kind.DUTY][duty] = timedelta(seconds=now - at)
+        for kind, some in ages.items():
+            signs.note(kind, some)
+        with self._lock:
+            rejected = self._rejected
+        if rejected:
+            signs.count_rejected(rejected)
+            with self._lock:
+                self._rejected -= rejected
+
+    @staticmethod
+    def _try_to(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Unavailable as error:
+            log.debug("no sign of life was given: %s", error)
+
+
+def _age(now_ms: int, score: float) -> timedelta:
+    return max(0, now_ms - int(score)) * _MILLISECOND
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise ReservationsUnavailable for whatever redis-py raises inside."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise ReservationsUnavailable(reason(error)) from cause(error)

@@ -1,0 +1,1 @@
+"""Time: clock, zones, periods, quiet hours, send times. Pure, but for the clock."""

@@ -1,0 +1,206 @@
+"""Turns what a caller gave as a send time into one instant, or says exactly why not.
+
+Parsing and the tests for skipped and repeated local times are python-dateutil's. The rules of
+the zones come from the tz database through ``zoneinfo``: dateutil's own reader knows only the
+32-bit part of a zone file and loses daylight saving after 2037
+(docs/decisions/0004-zone-rules.md).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from dateutil import parser, tz
+
+from dispatcher.errors import InvalidSendTime, InvalidValue, kind_of, quoted
+from dispatcher.times import zones
+
+ACCEPTED = (
+    "an aware datetime, an ISO 8601 string with an offset (2026-12-24T08:30+01:00), "
+    "or a local time (2026-12-24T08:30) together with zone"
+)
+_ISO_WITH_TIME = re.compile(r"\d{4}-?(W\d\d-?\d|\d\d-?\d\d|\d{3})[T ]\d\d.*", re.ASCII)
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse(
+    value: datetime | str,
+    *,
+    zone: str | None = None,
+    fold: int | None = None,
+    field: str = "send_at",
+) -> datetime:
+    """Return the instant ``value`` names, aware UTC, rounded up to a whole millisecond.
+
+    Rounding up, never down: a message must not leave before its time. Raises InvalidSendTime
+    when the value is unreadable, has neither offset nor zone, falls into a gap that a clock change
+    left, or into an hour that one repeated and ``fold`` (0: first, 1: second time) does not say
+    which. A value that has an offset says all; the zone is then only judged by its name.
+    """
+    if fold is not None and not (isinstance(fold, int) and fold in (0, 1)):
+        raise InvalidSendTime("fold", quoted(fold), "0 for the first, 1 for the second time")
+    if zone is not None:
+        check_zone(zone)
+    moment = _read(value, field)
+    try:
+        if moment.tzinfo is UTC:
+            return _whole_milliseconds(moment)
+        if moment.utcoffset() is None:
+            moment = _in_zone(moment, zone, fold, field)
+        elif not tz.datetime_exists(moment):
+            raise InvalidSendTime(field, _skipped(moment), "a local time that exists")
+        return _whole_milliseconds(moment.astimezone(UTC))
+    except OverflowError:
+        raise InvalidSendTime(field, "is out of range", "a time of the years 1 to 9999") from None
+
+
+def parse_time_or_date(
+    value: datetime | date | str, *, zone: str | None = None, field: str
+) -> datetime:
+    """Return what :func:`parse` returns, of a date the instant at which it begins.
+
+    In ``zone``, or in UTC without one. Raises InvalidSendTime.
+    """
+    try:
+        if isinstance(value, str) and _ISO_DATE.fullmatch(value.strip()):
+            value = date.fromisoformat(value.strip())
+        if isinstance(value, date) and not isinstance(value, datetime):
+            midnight = datetime.combine(value, time.min)
+            return zones.first_instant(midnight, check_zone("UTC" if zone is None else zone))
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, InvalidSendTime):
+            raise
+        raise InvalidSendTime(field, f"there is no date {value}", "a date of a calendar") from None
+    try:
+        return parse(value, zone=zone, field=field)
+    except InvalidSendTime as refused:
+        if refused.accepted != ACCEPTED:
+            raise
+        accepted = f"{ACCEPTED}, or a date (2026-12-24)"
+        raise InvalidSendTime(field, refused.problem, accepted) from None
+
+
+def after(length: timedelta, *, now: datetime, field: str = "send_in") -> datetime:
+    """Return the instant ``length`` after ``now``, rounded up to a whole millisecond."""
+    if not isinstance(length, timedelta):
+        raise InvalidSendTime(field, kind_of(length), "a timedelta of 0 or more")
+    if length < timedelta(0):
+        problem = f"{quoted(length)} lies in the past"
+        raise InvalidSendTime(field, problem, "a timedelta of 0 or more")
+    try:
+        return _whole_milliseconds(now + length)
+    except OverflowError:
+        raise InvalidSendTime(field, "is out of range", "less than 8,000 years") from None
+
+
+def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
+    """Return ``length`` rounded up to a whole millisecond. Raises InvalidSendTime.
+
+    It is more than 0, and a message that goes at ``farthest`` expires before the year 10000.
+    """
+    accepted = "a timedelta of more than 0"
+    if not isinstance(length, timedelta):
+        raise InvalidSendTime("expire_after", kind_of(length), accepted)
+    if length <= timedelta(0):
+        raise InvalidSendTime("expire_after", f"{length}", accepted)
+    try:
+        rounded = -(-length // _MILLISECOND) * _MILLISECOND
+        _ = farthest + rounded
+    except OverflowError:
+        raise InvalidSendTime("expire_after", "is out of range", "less than 8,000 years") from None
+    return rounded
+
+
+def check_range(
+    send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
+) -> None:
+    """Raise InvalidSendTime unless ``send_at`` lies between ``now`` and ``now + farthest``."""
+    check_not_past(send_at, now=now, field=field)
+    check_not_too_far(send_at, now=now, farthest=farthest, field=field)
+
+
+def check_not_past(send_at: datetime, *, now: datetime, field: str = "send_at") -> None:
+    """Raise InvalidSendTime if ``send_at`` lies before ``now``."""
+    if send_at < now:
+        raise InvalidSendTime(field, f"{send_at.isoformat()} is past", "a time from now on")
+
+
+def check_not_too_far(
+    send_at: datetime, *, now: datetime, farthest: timedelta, field: str = "send_at"
+) -> None:
+    """Raise InvalidSendTime if ``send_at`` lies more than ``farthest`` after ``now``."""
+    if send_at - now > farthest:
+        accepted = f"at most {farthest.days} days ahead"
+        raise InvalidSendTime(field, f"{send_at.isoformat()} is too far ahead", accepted)
+
+
+def check_zone(zone: str) -> ZoneInfo:
+    """Return the rules of a zone. Raises InvalidSendTime when there is none of that name."""
+    try:
+        return zones.rules(zone)
+    except InvalidValue as refused:
+        raise InvalidSendTime(refused.field, refused.problem, refused.accepted) from None
+
+
+def to_ms(instant: datetime) -> int:
+    """Return whole milliseconds since 1970, rounded down."""
+    return (instant - _EPOCH) // _MILLISECOND
+
+
+def from_ms(ms: int) -> datetime:
+    """Return the aware UTC instant ``ms`` milliseconds after 1970."""
+    return _EPOCH + ms * _MILLISECOND
+
+
+def as_text(instant: datetime) -> str:
+    """Return an instant as programs read it: ISO 8601 in UTC, to the millisecond, with ``Z``."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _read(value: datetime | str, field: str) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str):
+        raise InvalidSendTime(field, kind_of(value), ACCEPTED)
+    text = value.strip()
+    if not _ISO_WITH_TIME.fullmatch(text):
+        raise InvalidSendTime(field, f"cannot read {quoted(value)}", ACCEPTED)
+    try:
+        return parser.isoparse(text.replace(" ", "T", 1))
+    except (ValueError, OverflowError):
+        raise InvalidSendTime(field, f"cannot read {quoted(value)}", ACCEPTED) from None
+
+
+def _in_zone(moment: datetime, zone: str | None, fold: int | None, field: str) -> datetime:
+    if zone is None:
+        raise InvalidSendTime(field, "has neither an offset nor a zone", ACCEPTED)
+    local = moment.replace(tzinfo=check_zone(zone))
+    if not tz.datetime_exists(local):
+        raise InvalidSendTime(field, _skipped(local), "a local time that exists")
+    if fold is None and moment.fold == 0 and tz.datetime_ambiguous(local):
+        raise InvalidSendTime(
+            field,
+            f"{moment.isoformat()} happens twice in {zone}",
+            "the same with fold=0 (first) or fold=1 (second)",
+        )
+    return tz.enfold(local, fold if fold is not None else moment.fold)
+
+
+def _skipped(local: datetime) -> str:
+    wall = local.replace(tzinfo=None).isoformat()
+    return f"{wall} is skipped by a clock change in {local.tzinfo}"
+
+
+def _whole_milliseconds(instant: datetime) -> datetime:
+    if instant.microsecond % 1_000 == 0 and type(instant) is datetime:
+        return instant
+    excess = timedelta(microseconds=instant.microsecond % 1_000)
+    plain = datetime(
+        instant.year, instant.month, instant.day,
+        instant.hour, instant.minute, instant.second, instant.microsecond, tzinfo=UTC,
+    )  # fmt: skip
+    return plain - excess + _MILLISECOND if excess else plain

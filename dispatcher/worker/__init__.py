@@ -1,0 +1,1 @@
+"""What Celery runs: tasks, and the installation into an app of the user's."""

@@ -1,0 +1,159 @@
+"""Puts the dispatcher into a Celery app of the user's, beside what the app does already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from dispatcher.broker.survey import AppFacts, facts_of
+from dispatcher.celery_app import TASKS_MODULE, beat_schedule, queues, remember, settings_of
+from dispatcher.errors import InvalidSettings, kind_of, quoted
+from dispatcher.settings import Settings, config_file
+
+
+def install(app: Celery, settings: Settings | None = None) -> None:
+    """Let the workers and the beat of ``app`` deliver messages, beside what they do already.
+
+    Call it where the app is made, after its own configuration. It adds the tasks, their queues
+    (a worker without ``-Q`` takes them), their route and the sweep; and the broker, where the app
+    names none. Nothing of the app's own is changed, and nothing connects: each process builds what
+    it needs when it runs the first task, after the fork. Calling it again is fine.
+
+    ``settings`` default to those of the environment and ``dispatcher.toml``, and hold for the
+    tasks, too. Raises InvalidSettings, with the app unchanged, where an option of the app and the
+    dispatcher cannot both hold: another broker, no JSON, a task protocol other than 2, a visibility
+    timeout of less than twice the horizon, a queue or an entry of the beat schedule that has a name
+    of ours.
+    """
+    if not isinstance(app, Celery):
+        raise InvalidSettings("app", kind_of(app), "a Celery app")
+    settings = settings if settings is not None else Settings.load()
+    _add(app, settings)
+    remember(app, settings)
+
+    def again(**_: object) -> None:
+        """Add it to what the app reads later, as by ``config_from_object``."""
+        _add(app, settings_of(app))
+
+    app.on_after_configure.connect(again, weak=False, dispatch_uid="dispatcher.install")
+
+
+def _add(app: Celery, settings: Settings) -> None:
+    conf: Any = app.conf
+    added: dict[str, Any] = {}
+    if conf.broker_url or conf.broker_read_url or conf.broker_write_url:
+        _check(_facts(app, settings), settings)
+    else:
+        added["broker_url"] = settings.broker_url
+        _check_visibility(conf.broker_transport_options.get("visibility_timeout"), settings)
+    _check_content(conf.accept_content)
+    _check_protocol(conf.task_protocol)
+    added |= {
+        "imports": _imports(conf.imports),
+        "task_queues": _queues(app, settings),
+        "task_routes": _routes(conf.task_routes, settings),
+        "beat_schedule": _entries(conf.beat_schedule, settings),
+    }
+    conf.update(added)
+    vars(app).pop("amqp", None)  # what was made of the options before
+
+
+def _facts(app: Celery, settings: Settings) -> AppFacts:
+    try:
+        return facts_of(app, broker_url=settings.broker_url, queue=settings.queue)
+    except Exception as error:
+        problem = f"cannot be read, or that of the app ({type(error).__name__})"
+        raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
+
+
+def _check(facts: AppFacts, settings: Settings) -> None:
+    if not facts.has_our_broker:
+        problem = f"{_shown(settings.broker_url)} is not the broker of the Celery app"
+        file = config_file()
+        if "broker_url" not in settings.model_fields_set and not file.exists():
+            problem += f"; there is no {file.name} in {file.absolute().parent}"
+        raise InvalidSettings(
+            "broker_url",
+            problem,
+            "the one that the app's workers listen to: set broker_url in dispatcher.toml, or "
+            "DISPATCHER_BROKER_URL, to that of the app",
+        )
+    if facts.redelivery is not None:
+        _check_visibility(facts.redelivery.total_seconds(), settings)
+
+
+def _shown(url: str) -> str:
+    """Return the address without what may be secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _check_visibility(seconds: float | None, settings: Settings) -> None:
+    if seconds is not None and timedelta(seconds=seconds) <= 2 * settings.horizon:
+        raise InvalidSettings(
+            "horizon",
+            f"{settings.horizon} against the Celery app's visibility_timeout of {seconds} s",
+            "below half of broker_transport_options['visibility_timeout'], or tasks run twice",
+        )
+
+
+def _check_content(accepted: Any) -> None:
+    if not {"json", "application/json"} & {*accepted}:
+        raise InvalidSettings(
+            "accept_content",
+            f"the Celery app accepts {', '.join(map(str, accepted)) or 'nothing'}",
+            "['json'], which the dispatcher's tasks are written in",
+        )
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != 2:  # noqa: PLR2004 - Celery's own number of it
+        raise InvalidSettings(
+            "task_protocol",
+            f"the Celery app publishes tasks by protocol {quoted(protocol)}",
+            "2, Celery's default: `dispatcher worker` deletes items of any other",
+        )
+
+
+def _imports(imports: Any) -> tuple[str, ...]:
+    theirs = (imports,) if isinstance(imports, str) else tuple(imports or ())
+    return theirs if TASKS_MODULE in theirs else (*theirs, TASKS_MODULE)
+
+
+def _queues(app: Celery, settings: Settings) -> list[Queue]:
+    """Return the app's queues and ours, so that a worker without ``-Q`` takes tasks from all."""
+    theirs = dict(app.amqp.Queues(app.conf.task_queues))
+    ours = {each.name: each for each in queues(settings, exchange=Exchange(settings.queue))}
+    for each in ours.values():
+        each.routing_key = each.name  # else that of the app's default queue: it would get its tasks
+    for name in theirs.keys() & ours.keys():
+        if theirs[name] != ours[name]:
+            raise InvalidSettings(
+                "queue",
+                f"the Celery app has a queue {quoted(name)} of its own",
+                f"a queue of another name: its channels' are named {settings.queue}.<channel>",
+            )
+    return [*(theirs | ours).values()]
+
+
+def _routes(routes: Any, settings: Settings) -> list[Any]:
+    ours = {"dispatcher.*": {"queue": settings.queue}}
+    theirs = list(routes) if isinstance(routes, list | tuple) else [routes] if routes else []
+    return [ours, *(each for each in theirs if each != ours)]
+
+
+def _entries(schedule: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    ours = beat_schedule(settings)
+    for name in schedule.keys() & ours.keys():
+        if schedule[name] != ours[name]:
+            raise InvalidSettings(
+                "beat_schedule",
+                f"the Celery app has an entry {quoted(name)} of its own",
+                "an entry of another name; ours is added by dispatcher.install",
+            )
+    return {**schedule, **ours}
