@@ -120,8 +120,9 @@ class Settings(BaseSettings):
     """Kinds of scopes that a message may name besides its own: ``scopes.tenant.quotas``."""
     zone: str = "UTC"
     """Zone of recipients whose message names none."""
-    shards: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Parts the windows are split into. Changing it makes the sweep rebuild the windows."""
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Parts the windows are split into: 1 on one server, so that one script judges all scopes of a
+    message; 64 or more spread a Redis Cluster. Changing it makes the sweep rebuild the windows."""
 
     max_horizon: Length = timedelta(days=5 * 366)
     """How far ahead a message may be submitted."""

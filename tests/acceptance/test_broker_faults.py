@@ -12,6 +12,7 @@ import redis
 from dispatcher import Dispatcher
 from dispatcher.bootstrap import Parts
 from dispatcher.broker.queue import Ticket
+from dispatcher.celery_app import create_app
 from dispatcher.message import Message
 from tests.support.environment import BROKER_DB, CHANNEL, Maker, broker_on, frozen
 from tests.support.load import Load
@@ -109,8 +110,16 @@ def test_a_worker_comes_back_to_its_broker_and_hands_over_again_what_it_held(
                                   send_at=start + number * timedelta(seconds=0.1))
         for number in range(10)
     ]  # fmt: skip
+
+    def are_held() -> bool:
+        """Whether the worker has begun to wait with each task; the broker's index tells sooner."""
+        replies = app.control.inspect(timeout=2.0, limit=1).scheduled() or {}
+        waiting = sum(len(each) for each in replies.values())
+        return waiting + len({line.id for line in running.ledger()}) >= len(accepted)
+
+    with create_app(running.settings, submitting=True) as app:
+        wait_until(are_held)
     with own_broker.client() as tasks:
-        wait_until(lambda: tasks.zcard("unacked_index") >= len(accepted))
         tasks.flushdb()
     own_broker.kill()
     own_broker.start()
