@@ -20,7 +20,7 @@ from rounds import folder, measure, report
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
 from dispatcher.store import migrate
@@ -41,7 +41,7 @@ def main() -> None:
 
 def compare(settings: Settings) -> None:
     with Dispatcher(settings) as dispatcher, peer(settings.database_url) as batch_defer:
-        parts = Parts(settings)
+        parts = App(settings)
         migrate(parts.database)
         parts.sweep.reconcile(settle=timedelta(0))
         at = datetime.now(UTC) + timedelta(days=2)
@@ -81,7 +81,7 @@ def compare(settings: Settings) -> None:
         parts.close()
 
 
-def floor_chain(parts: Parts, at: datetime) -> Callable[[list[str]], None]:
+def floor_chain(parts: App, at: datetime) -> Callable[[list[str]], None]:
     """Return a function that does the least for one batch of recipients."""
     empty = parts.redis.register_script("return 1")
     keys = parts.fence.keys[0]

@@ -17,7 +17,7 @@ from sqlalchemy import update
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.store import migrate
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def compare(name: str, settings: Settings) -> None:
-    parts = Parts(settings)
+    parts = App(settings)
     migrate(parts.database)
     parts.sweep.reconcile(settle=timedelta(0))
     at = datetime.now(UTC) + timedelta(days=2)

@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.celery_app import options
 from dispatcher.embedded import embedded
 from dispatcher.store import Database, migrate
@@ -96,7 +96,7 @@ def channelled(settings: Settings, url: str, ledger: Path, **channel: Any) -> Se
 
 def prepare(settings: Settings) -> None:
     """Build the tables, and let the sweep declare Redis complete."""
-    parts = Parts(settings)
+    parts = App(settings)
     migrate(parts.database)
     parts.sweep.reconcile(settle=timedelta(0))
     parts.close()

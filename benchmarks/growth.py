@@ -20,7 +20,7 @@ from rounds import facts, folder
 from submit import postgres
 
 from dispatcher import Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
 from dispatcher.store import Claims, Result, StoreUpkeep
@@ -67,7 +67,7 @@ def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
     fill(connection, FAR_OFF, history=False, start=timedelta(minutes=10), step=MS / 10)
     connection.execute("UPDATE dispatcher_messages SET enqueue_at = now()")
     connection.execute("VACUUM ANALYZE messages")
-    parts = Parts(settings)
+    parts = App(settings)
     began, cpu = time.perf_counter(), time.process_time()
     promoted = 0
     while some := parts.sweep.enqueue_due():
@@ -90,7 +90,7 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
         fill(connection, size - stored, history=True, start=timedelta(days=1), step=MS)
         stored = size
         connection.execute("VACUUM ANALYZE messages")
-        parts = Parts(settings)
+        parts = App(settings)
         claim, record = claimed(parts, connection)
         due = timedelta(seconds=-1)
         fill(connection, 20_000, history=False, start=due, step=timedelta(0))
@@ -113,7 +113,7 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
         print("```")
 
 
-def claimed(parts: Parts, connection: psycopg.Connection[Any]) -> tuple[list[float], list[float]]:
+def claimed(parts: App, connection: psycopg.Connection[Any]) -> tuple[list[float], list[float]]:
     """Claim and record groups; return the ms of each."""
     claims = Claims(parts.database, ttl=parts.settings.claim_ttl)
     many = GROUP * GROUPS

@@ -84,23 +84,23 @@ def kill_one(dispatcher: Dispatcher, settings: Settings, ledger: Path, path: Pat
         )  # fmt: skip
     deadline = time.monotonic() + 120
     while len(lines(ledger)) == before and time.monotonic() < deadline:
-        dispatcher._parts.sweep.enqueue_due()
+        dispatcher._app.sweep.enqueue_due()
         time.sleep(0.02)
     time.sleep(random.uniform(0.0, 0.3))
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    dispatcher._parts.sweep.rescue()
-    dispatcher._parts.sweep.enqueue_due()
+    dispatcher._app.sweep.rescue()
+    dispatcher._app.sweep.enqueue_due()
 
 
 def settled(dispatcher: Dispatcher) -> None:
     """End the claims of what is left."""
     now = datetime.now(UTC) - timedelta(minutes=1)
-    messages = dispatcher._parts.database.tables.messages
+    messages = dispatcher._app.database.tables.messages
     claimed = messages.c.status == "sending"
     change = messages.update().where(claimed).values(claim_expires_at=now)
-    dispatcher._parts.database.run(lambda connection: connection.execute(change))
-    dispatcher._parts.sweep.rescue()
+    dispatcher._app.database.run(lambda connection: connection.execute(change))
+    dispatcher._app.sweep.rescue()
 
 
 def lines(ledger: Path) -> list[tuple[UUID, int]]:
@@ -111,11 +111,11 @@ def lines(ledger: Path) -> list[tuple[UUID, int]]:
 
 
 def report(dispatcher: Dispatcher, ledger: Path, kills: int) -> None:
-    attempts = dispatcher._parts.database.tables.attempts
+    attempts = dispatcher._app.database.tables.attempts
     query = select(attempts.c.message_id, attempts.c.outcome).order_by(
         attempts.c.message_id, attempts.c.token
     )
-    rows = dispatcher._parts.database.run(lambda connection: connection.execute(query).all())
+    rows = dispatcher._app.database.run(lambda connection: connection.execute(query).all())
     tries: defaultdict[UUID, list[str]] = defaultdict(list)
     for message_id, outcome in rows:
         tries[message_id].append(outcome)

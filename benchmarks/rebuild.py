@@ -21,7 +21,7 @@ from rounds import facts, folder
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
 from dispatcher.store import StoreUpkeep, migrate
@@ -59,7 +59,7 @@ def main() -> None:
 
 def compare(settings: Settings) -> None:
     with Dispatcher(settings) as dispatcher:
-        parts = Parts(settings)
+        parts = App(settings)
         migrate(parts.database)
         parts.sweep.reconcile(settle=timedelta(0))
         fill(dispatcher)
@@ -113,7 +113,7 @@ def fill(dispatcher: Dispatcher) -> None:
 
 def several(settings: Settings) -> None:
     """Rebuild all after a flush, and shard by shard, where a message has several scopes."""
-    parts = Parts(settings)
+    parts = App(settings)
     migrate(parts.database)
     with psycopg.connect(settings.database_url, autocommit=True) as connection:
         connection.execute(FILL, {"many": ROWS, "body": dump_json(BODY)})
@@ -132,7 +132,7 @@ def several(settings: Settings) -> None:
     parts.close()
 
 
-def one_of_several(parts: Parts, shards: int) -> tuple[float, float, float]:
+def one_of_several(parts: App, shards: int) -> tuple[float, float, float]:
     """Return how long a rebuild takes, and the processor seconds of it and of Redis."""
     if shards == parts.settings.shards:
         with redis.Redis.from_url(parts.settings.redis_url) as client:
@@ -145,7 +145,7 @@ def one_of_several(parts: Parts, shards: int) -> tuple[float, float, float]:
     return took, own, redis_cpu(parts) - server
 
 
-def redis_cpu(parts: Parts) -> float:
+def redis_cpu(parts: App) -> float:
     used: Any = parts.redis.info("cpu")
     return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
@@ -167,7 +167,7 @@ def report(alternatives: dict[str, tuple[Callable[[], object], Callable[[], obje
         print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f}–{max(values):.2f} |")
 
 
-def script_calls(parts: Parts) -> None:
+def script_calls(parts: App) -> None:
     """Tell how long the script calls of one more rebuild take, as Redis measures it."""
     parts.redis.config_set("slowlog-max-len", 10_000)
     parts.redis.config_set("slowlog-log-slower-than", 100)

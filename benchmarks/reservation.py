@@ -16,7 +16,7 @@ from recorded import call_of
 from redis.commands.core import Script
 from rounds import folder, measure, report
 
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import new_id
 from dispatcher.redis.scripts import source
@@ -34,7 +34,7 @@ def main() -> None:
 
 def compare(settings: Settings, log: str) -> None:
     """Measure on a Redis with or without its append-only log, which only writes pay for."""
-    parts = Parts(settings)
+    parts = App(settings)
     parts.redis.config_set("appendonly", log)
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     bare = parts.redis.register_script("return 1")

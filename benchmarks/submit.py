@@ -19,7 +19,7 @@ from recorded import call_of
 from rounds import folder, measure, report
 
 from dispatcher import Dispatcher, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json, new_id
 from dispatcher.store import migrate
@@ -37,7 +37,7 @@ def main() -> None:
 
 def compare(name: str, settings: Settings) -> None:
     with Dispatcher(settings) as dispatcher:
-        parts = Parts(settings)
+        parts = App(settings)
         migrate(parts.database)
         empty = parts.redis.register_script("return 1")
         store = raw_insert(parts)
@@ -63,7 +63,7 @@ def compare(name: str, settings: Settings) -> None:
         parts.close()
 
 
-def raw_insert(parts: Parts) -> Callable[[str], None]:
+def raw_insert(parts: App) -> Callable[[str], None]:
     """Return a function that inserts one row on the bare driver, as cheaply as it can."""
     now = datetime.now(UTC)
     url = parts.database.url

@@ -26,7 +26,7 @@ import redis
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.errors import EmbeddedUnavailable
 from dispatcher.file_modes import PRIVATE_UMASK, close_to_others, make_private
 from dispatcher.settings import (
@@ -319,13 +319,13 @@ def _is_setting(variable: str) -> bool:
 def _prepare(settings: Settings) -> None:
     # SQLite gives the files beside it the mode of this one.
     (settings.data_dir / _DATABASE).touch(mode=0o600)
-    parts = Parts(settings)
+    app = App(settings)
     try:
-        migrate(parts.database)
+        migrate(app.database)
         # The Redis was just started: no submit can be under way, so there is none to wait for.
-        parts.sweep.reconcile(settle=timedelta(0))
+        app.sweep.reconcile(settle=timedelta(0))
     finally:
-        parts.close()
+        app.close()
 
 
 def _private(path: str, flags: int) -> int:

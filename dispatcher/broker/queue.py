@@ -127,10 +127,6 @@ class Queue:
                 Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
             )
 
-    def close(self) -> None:
-        """Close the connections to the broker."""
-        self._app.close()
-
     def _publish(self, groups: Sequence[Group]) -> None:
         now = self._clock.now()
         with self._app.producer_pool.acquire(block=True, timeout=1) as producer:

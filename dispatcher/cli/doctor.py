@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from dispatcher.app import App
 from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
-from dispatcher.checkup import doctor_for
 from dispatcher.cli import show
 from dispatcher.cli.app import examples, say_error
 from dispatcher.operations.doctor import Examined, Finding, Level
@@ -41,8 +42,8 @@ def doctor(
     """
     theirs = load_app(app) if app else None
     settings = settings_of(theirs) if theirs else Settings.load()
-    with doctor_for(settings, app=theirs) as examiner:
-        examined = examiner.examine()
+    with closing(App(settings)) as ours:
+        examined = ours.doctor(theirs).examine()
     if as_json:
         show.as_json(examined_data(examined))
     else:
@@ -53,8 +54,8 @@ def doctor(
 
 def check_before_start(settings: Settings) -> None:
     """End the command where a worker must not start."""
-    with doctor_for(settings) as examiner:
-        reasons = examiner.before_start()
+    with closing(App(settings)) as app:
+        reasons = app.doctor().before_start()
     for each in reasons:
         say_error(f"{each.check}: {each.found}. Remedy: {each.remedy}")
     if reasons:

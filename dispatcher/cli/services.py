@@ -10,14 +10,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 from celery.signals import worker_ready
 from typer.core import TyperCommand
 
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.broker.survey import check_url
 from dispatcher.cli import show
 from dispatcher.cli.app import AsJson, examples, say_error, say_warning
@@ -149,15 +149,14 @@ def worker(
     clocks of this machine and the database are more than a second apart.
     """
     if metrics_port is not None:
-        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the parts that tasks build
+        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the app that tasks use
     settings = Settings.load()
     check_url(settings.broker_url)
     if settings.metrics_port is not None:
         context.with_resource(_counting_together())
-    parts = Parts(settings)
-    parts.transports  # noqa: B018 - a channel that cannot work stops the start
-    parts.journal, parts.tracing  # noqa: B018 - and so does a library that is missing
-    parts.close()
+    with closing(App(settings)) as app:
+        app.transports  # noqa: B018 - a channel that cannot work stops the start
+        app.journal, app.tracing  # noqa: B018 - and so does a library that is missing
     if not no_doctor:
         check_before_start(settings)
     queues = ",".join(settings.queues)
@@ -179,9 +178,8 @@ def beat(context: typer.Context) -> None:
 
 def migrate(as_json: AsJson = False) -> None:
     """Bring the database to the schema of this version. Safe to repeat."""
-    parts = Parts(Settings.load())
-    revision = migrate_store(parts.database)
-    parts.close()
+    with closing(App(Settings.load())) as app:
+        revision = migrate_store(app.database)
     if as_json:
         show.as_json({"revision": revision})
     else:

@@ -21,13 +21,13 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from dispatcher.bootstrap import close_here, finish_here, here, stop_here
 from dispatcher.broker.items import item_rejected
 from dispatcher.celery_app import tasks_dropped
 from dispatcher.delivery.sweep import Reconciled
 from dispatcher.errors import DispatcherError, Unavailable
 from dispatcher.submission import CaughtUp
 from dispatcher.telemetry.liveness import Kind
+from dispatcher.worker.process import here, made_here
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +60,25 @@ def stop(**_: object) -> None:
 
     This is called in the handler of a signal, where no logger may be: it could wait for itself.
     """
-    grace = stop_here()
-    if grace is not None:
-        told = (
-            f"worker: sends that have begun end within {grace.total_seconds():g} s "
-            "(transport_timeout and 10 s to record); killed sooner, their outcome is unknown\n"
-        )
-        with suppress(OSError):
-            os.write(1, told.encode())
+    app = made_here()
+    if app is None:
+        return
+    app.stop_sending()
+    told = (
+        f"worker: sends that have begun end within {app.settings.stop_grace.total_seconds():g} s "
+        "(transport_timeout and 10 s to record); killed sooner, their outcome is unknown\n"
+    )
+    with suppress(OSError):
+        os.write(1, told.encode())
 
 
 @worker_process_shutdown.connect
 @worker_shutdown.connect
 def finish(**_: object) -> None:
     """Let what is on its way come to its end, then say good-bye to the providers."""
-    if finish_here():
-        close_here()
+    app = made_here()
+    if app is not None and app.finish_sending():
+        app.close_sending()
 
 
 @tasks_dropped.connect
@@ -92,20 +95,20 @@ def count_rejected(**_: object) -> None:
 
 
 def _do(duty: str, work: Callable[[], object]) -> None:
-    parts = here()
+    app = here()
 
     def counted() -> None:
         try:
             did = work()
         except DispatcherError as error:
-            parts.journal.swept(duty, None)
+            app.journal.swept(duty, None)
             if isinstance(error, Unavailable):
                 log.warning("%s is tried again at its next turn: %s", duty, error)
             raise
-        parts.journal.swept(duty, _counts(did))
+        app.journal.swept(duty, _counts(did))
 
-    if parts.ticks.run(duty, counted):
-        parts.pulse.done(duty)
+    if app.ticks.run(duty, counted):
+        app.pulse.done(duty)
 
 
 def _counts(did: object) -> dict[str, int]:

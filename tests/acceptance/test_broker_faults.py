@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from dispatcher import Dispatcher
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.broker.queue import Ticket
 from dispatcher.celery_app import create_app
 from dispatcher.message import Message
@@ -56,7 +56,7 @@ def test_with_the_brokers_queues_wiped_everything_is_delivered(
 def test_a_task_repeated_many_times_sends_once(environment: Maker) -> None:
     running = environment()
     accepted = []
-    parts = Parts(running.settings)
+    parts = App(running.settings)
     start = datetime.now(UTC) + timedelta(seconds=6)  # a busy machine is slow to accept them
     for number in range(60):
         message = running.dispatcher.submit(

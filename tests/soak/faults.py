@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 import redis
 
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.broker.queue import Ticket
 from tests.soak.stage import BEATS, CLIENTS, SERVERS, SIDES, WORKERS, Stage
 from tests.support.servers import HARNESS, RedisServer
@@ -170,7 +170,7 @@ def _repeat_tasks(stage: Stage, target: str, chance: random.Random) -> Done | No
             ).fetchall()
     except psycopg.Error:
         return None
-    parts = Parts(stage.settings("clients"))
+    parts = App(stage.settings("clients"))
     try:
         tickets = [
             Ticket(

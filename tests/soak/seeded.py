@@ -190,7 +190,7 @@ BUGS = (
     Bug(
         name="limits of channels off",
         changes=_one(
-            "bootstrap/servers.py",
+            "app.py",
             "            for name, each in self.settings.channels.items()\n",
             "            for name, each in self.settings.channels.items()\n            if not name\n",
         ),
@@ -199,7 +199,7 @@ BUGS = (
     Bug(
         name="limits of scopes off",
         changes=_one(
-            "bootstrap/servers.py",
+            "app.py",
             "return [Limit(each.count, each.length_ms) for each in rolling]",
             "return [Limit(1_000, each.length_ms) for each in rolling]",
         ),

@@ -23,7 +23,7 @@ class Poisoned(Ledger):
 
 def stop_at_first_hand_over(dispatcher: Dispatcher, channel: str) -> None:
     """Let a worker be told to stop once its first send has begun, and is written down."""
-    parts = dispatcher._parts
+    parts = dispatcher._app
     transport = parts.transports[channel]
     assert isinstance(transport, Ledger)
     write, is_told = transport._write, threading.Event()

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 from celery import Celery
 
-from dispatcher.checkup import doctor_for
+from dispatcher.app import App
 from dispatcher.errors import Unavailable
-from dispatcher.operations.doctor import Finding, Level
+from dispatcher.operations.doctor import Doctor, Finding, Level
+from dispatcher.settings import Settings
 from dispatcher.telemetry.liveness import Kind
+from dispatcher.times.clock import Clock
 from tests.support.house import House
 
 OK, WARNING, ERROR, SKIPPED = Level.OK, Level.WARNING, Level.ERROR, Level.SKIPPED
+
+
+@contextmanager
+def doctor_for(
+    settings: Settings, *, clock: Clock | None = None, app: Celery | None = None
+) -> Iterator[Doctor]:
+    """Yield a doctor for these settings; close its connections on exit."""
+    with closing(App(settings, clock)) as ours:
+        yield ours.doctor(app)
 
 
 def examined(

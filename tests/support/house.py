@@ -14,7 +14,7 @@ import redis
 from sqlalchemy import insert, select, text, update
 
 from dispatcher import Dispatcher, Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
 from dispatcher.store import Database
 from dispatcher.store.schema import VOID, Tables
@@ -65,7 +65,7 @@ class House(AbstractContextManager["House"]):
         self.server = server
         self.url = url
         self.dispatcher = Dispatcher(settings, clock=clock)
-        self.parts: Parts = self.dispatcher._parts
+        self.parts: App = self.dispatcher._app
         self.redis = redis.Redis(unix_socket_path=str(server.socket))
         self.broker = redis.Redis(unix_socket_path=str(server.socket), db=BROKER_DB)
 

@@ -16,7 +16,7 @@ import pytest
 
 import dispatcher
 from dispatcher import InvalidSettings, Settings, faults
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.faults import POINTS, VARIABLE, InjectedFault, arm, fault
 from tests.support.environment import child_environment
 from tests.support.waiting import wait_until
@@ -56,7 +56,7 @@ def test_every_point_stands_in_the_code_once_and_is_known() -> None:
 
 def test_where_nothing_is_armed_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    Parts(Settings())
+    App(Settings())
     assert faults._armed is None
     assert passes(3) == [False] * 3
 
@@ -94,7 +94,7 @@ def test_a_wrong_spec_is_refused_with_what_is_accepted(
 ) -> None:
     monkeypatch.setenv(VARIABLE, spec)
     with pytest.raises(InvalidSettings) as refused:
-        Parts(Settings())
+        App(Settings())
     assert refused.value.field == VARIABLE
     assert refused.value.accepted
 
@@ -104,10 +104,10 @@ def test_an_armed_process_says_so_and_says_what_happens(
 ) -> None:
     monkeypatch.setenv(VARIABLE, f"{POINT}=raise@2")
     with pytest.warns(RuntimeWarning, match=VARIABLE):
-        Parts(Settings())
+        App(Settings())
     assert passes(1) == [False]
     with pytest.warns(RuntimeWarning):
-        Parts(Settings())  # goes on counting
+        App(Settings())  # goes on counting
     assert passes(1) == [True]
     loud = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
     assert [VARIABLE in each for each in loud] == [True, True, False]

@@ -30,7 +30,7 @@ from dispatcher import (
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.broker.queue import Ticket
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.base import translated as in_limiters
@@ -253,7 +253,7 @@ def test_whatever_the_broker_raises_is_translated(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovableClock()
-    parts = Parts(Settings.load(broker_url="memory://"), clock)
+    parts = App(Settings.load(broker_url="memory://"), clock)
 
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -325,7 +325,7 @@ def test_errors_of_smtplib_are_translated_without_their_text(
 def test_an_address_that_cannot_be_used_names_its_setting_and_not_its_secret(
     settings: dict[str, str], part: str
 ) -> None:
-    parts = Parts(Settings.load(**settings))
+    parts = App(Settings.load(**settings))
     with pytest.raises(InvalidSettings) as caught:
         getattr(parts, "queue" if part == "broker" else part)
     assert caught.value.field == f"{part}_url"

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from dispatcher import InvalidSettings, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.telemetry.journal import FIELDS, Transition
 from dispatcher.telemetry.metrics import meter
@@ -123,7 +123,7 @@ def total(metric: Collector, ending: str, label: str) -> float:
 
 
 def test_lateness_is_that_of_the_first_hand_over() -> None:
-    journal = Parts(Settings.load(metrics_port=0)).journal
+    journal = App(Settings.load(metrics_port=0)).journal
     before = total(meter.LATENESS, "_count", "x")
     journal.attempted(a_message(channel="x", attempt_count=1), "temporary", 0.5)
     journal.attempted(a_message(channel="x", attempt_count=2), "sent", 60.0)
@@ -135,7 +135,7 @@ def test_lateness_is_that_of_the_first_hand_over() -> None:
 )
 def test_a_refusal_is_counted_by_its_reason(error: type[DispatcherError], reason: str) -> None:
     before = total(meter.REFUSED, "_total", reason)
-    Parts(Settings.load(metrics_port=0)).journal.refused(error("why"))
+    App(Settings.load(metrics_port=0)).journal.refused(error("why"))
     assert total(meter.REFUSED, "_total", reason) == before + 1
 
 
@@ -181,8 +181,8 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 def test_without_a_port_the_library_is_not_even_loaded() -> None:
     program = (
-        "import sys; from dispatcher import Settings; from dispatcher.bootstrap import Parts; "
-        "parts = Parts(Settings.load()); parts.journal; parts.submission; "
+        "import sys; from dispatcher import Settings; from dispatcher.app import App; "
+        "parts = App(Settings.load()); parts.journal; parts.submission; "
         "sys.exit('prometheus_client' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
@@ -192,5 +192,5 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "dispatcher.telemetry.metrics.meter")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidSettings, match="needs prometheus_client") as caught:
-        Parts(Settings.load(metrics_port=0)).journal  # noqa: B018 - it is built
+        App(Settings.load(metrics_port=0)).journal  # noqa: B018 - it is built
     assert caught.value.accepted.startswith("pip install 'dispatcher[metrics]'")

@@ -13,7 +13,7 @@ import pytest
 import dispatcher
 from dispatcher import errors
 
-PACKAGES = ["cli", "limiters", "operation", "reservation", "store", "submission", "transports"]
+PACKAGES = ["cli", "limiters", "reservation", "store", "submission", "transports"]
 
 
 @pytest.mark.parametrize("name", dispatcher.__all__)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dispatcher import InvalidSettings, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from tests.support.environment import child_environment
 
 
@@ -18,7 +18,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(InvalidSettings, match="needs opentelemetry-api") as caught:
-        Parts(Settings.load(traces=True)).submission  # noqa: B018 - it is built
+        App(Settings.load(traces=True)).submission  # noqa: B018 - it is built
     assert caught.value.field == "traces"
     assert caught.value.accepted.startswith("pip install 'dispatcher[traces]'")
 
@@ -27,13 +27,13 @@ def test_a_library_that_is_broken_is_not_called_missing(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "dispatcher.telemetry.tracing.spans", raising=False)
     monkeypatch.setitem(sys.modules, "dispatcher.message", None)
     with pytest.raises(ModuleNotFoundError, match=r"dispatcher\.message"):
-        Parts(Settings.load(traces=True)).tracing  # noqa: B018 - it is built
+        App(Settings.load(traces=True)).tracing  # noqa: B018 - it is built
 
 
 def test_where_traces_are_off_the_library_is_neither_needed_nor_asked_for() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None; "
-        "from dispatcher import Settings; from dispatcher.bootstrap import Parts; "
-        "parts = Parts(Settings.load()); parts.submission, parts.joined, parts.bulk, parts.delivery"
+        "from dispatcher import Settings; from dispatcher.app import App; "
+        "parts = App(Settings.load()); parts.submission, parts.joined, parts.bulk, parts.delivery"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)

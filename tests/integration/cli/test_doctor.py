@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.checkup import doctor_for
 from dispatcher.cli import services
 from dispatcher.store import StoreSurvey
 from dispatcher.telemetry.liveness import Kind
 from tests.integration.cli.conftest import Run, run_process
-from tests.support.examining import note_at_work
+from tests.support.examining import doctor_for, note_at_work
 from tests.support.house import House
 from tests.support.waiting import wait_until
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher import Message
+from dispatcher import Message, client
 from dispatcher.cli.show import iso
-from dispatcher.operation import looking
 from tests.integration.cli.conftest import Run
 from tests.integration.cli.test_commands import STORY_FIELDS
 from tests.support.house import House
@@ -25,7 +24,7 @@ BODY = {"text": 'See "you" at nine,\nor ten', "n": [1, None]}
 @pytest.fixture
 def stored(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Give five messages; they are read two at a time."""
-    monkeypatch.setattr(looking, "_PAGE", 2)
+    monkeypatch.setattr(client, "_PAGE", 2)
     return [house.submit(f"r{n}", body=BODY, send_in=(n + 1) * HOUR) for n in range(5)]
 
 

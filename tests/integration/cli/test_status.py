@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import Message, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.cli.glance import sparkline
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from tests.integration.cli.conftest import Run
@@ -97,7 +97,7 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
     before = house.snapshot()
     assert [run(*each).code for each in (["status"], ["top"], ["show", str(message.id)])] == [0] * 3
     assert house.snapshot() == before, "though its settings reach further than Redis is complete"
-    with closing(Parts(Settings.load())) as parts:
+    with closing(App(Settings.load())) as parts:
         parts.sweep.reconcile(settle=timedelta(0))
     before = house.snapshot()
     [found] = run("status", "--json").data["limits"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, InvalidDraft, Message, QuotaExceeded, Rejection, Status
-from dispatcher.operation.awaiting import Threads
+from dispatcher.threads import Threads
 from tests.integration.house.conftest import Build
 from tests.support.environment import frozen
 from tests.support.house import BODY, FAR, House
@@ -59,7 +59,7 @@ def test_two_hundred_submits_at_once_leave_the_loop_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.WARNING)  # lines that are kept take their time
-    monkeypatch.setattr("dispatcher.bootstrap.servers._REDIS_SECONDS", 60.0)
+    monkeypatch.setattr("dispatcher.redis.client._SECONDS", 60.0)
     house = build(server=own_redis)
     house.dispatcher.submit(**asked("somebody first"))  # everything is loaded and connected
     done = asyncio.Event()

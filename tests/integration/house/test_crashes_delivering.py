@@ -73,11 +73,11 @@ def due(
 
 
 def delivers(dispatcher: Dispatcher, messages: list[Message]) -> None:
-    dispatcher._parts.delivery.deliver([each.id for each in messages])
+    dispatcher._app.delivery.deliver([each.id for each in messages])
 
 
 def rescues(dispatcher: Dispatcher) -> None:
-    dispatcher._parts.sweep.rescue()
+    dispatcher._app.sweep.rescue()
 
 
 def is_stopped_half_way(dispatcher: Dispatcher, messages: list[Message]) -> None:

@@ -55,7 +55,7 @@ def submits(dispatcher: Dispatcher, **more: Any) -> None:
 
 
 def joins(dispatcher: Dispatcher) -> None:
-    engine = callers_engine(dispatcher._parts.database)
+    engine = callers_engine(dispatcher._app.database)
     with engine as own, Session(own) as session, session.begin():
         dispatcher.submit(**wish("ada"), session=session)
 

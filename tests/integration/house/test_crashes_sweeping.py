@@ -58,7 +58,7 @@ def submitted(house: House, send_in: timedelta = timedelta(0)) -> list[Message]:
 
 
 def sweeps(dispatcher: Dispatcher, duty: str) -> None:
-    getattr(dispatcher._parts.sweep, duty)()
+    getattr(dispatcher._app.sweep, duty)()
 
 
 def begins(house: House) -> int:

@@ -17,7 +17,6 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from sqlalchemy import Engine, event
 
-from dispatcher.checkup import doctor_for
 from dispatcher.operations.doctor import Finding
 from dispatcher.redis.keys import SignKeys
 from dispatcher.store import Database
@@ -32,6 +31,7 @@ from tests.support.examining import (
     OK,
     SKIPPED,
     WARNING,
+    doctor_for,
     examined,
     levels,
     note_at_work,

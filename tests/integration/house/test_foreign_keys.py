@@ -12,11 +12,11 @@ from uuid import uuid4
 import pytest
 
 from dispatcher import Draft, Fault, ReservationsUnavailable
-from dispatcher.checkup import doctor_for
 from dispatcher.errors import NoPlace
 from dispatcher.operations.doctor import Level
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import promised, windows_of
+from tests.support.examining import doctor_for
 from tests.support.house import BODY, FAR, House
 
 LATER = FAR + timedelta(hours=1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Settings
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
 from dispatcher.reservation.places import Group, Place
@@ -50,14 +50,14 @@ PEOPLE = [named(shard) for shard in FREE[1:-1]]
 TURNS, DEADLY = 8, 4
 """How many messages each process has to do with, and at which it is killed."""
 
-Arm = Callable[[Parts, Line], None]
+Arm = Callable[[App, Line], None]
 """Makes a process stand where it is to be killed."""
 
 
 def in_shard(method: str, number: int) -> Arm:
     """Stand when the message has got a place, or taken it, in so many of its shards."""
 
-    def arm(parts: Parts, line: Line) -> None:
+    def arm(parts: App, line: Line) -> None:
         def is_there(given: tuple[Any, ...], answer: object) -> bool:
             group = given[0] if isinstance(given[0], Group) else given[0][0][0]
             return level(parts, group) == number and (isinstance(answer, Place) or answer == [True])
@@ -70,7 +70,7 @@ def in_shard(method: str, number: int) -> Arm:
 def in_shard_many(number: int) -> Arm:
     """Stand when messages submitted together have places in so many of their shards."""
 
-    def arm(parts: Parts, line: Line) -> None:
+    def arm(parts: App, line: Line) -> None:
         def is_there(given: tuple[Any, ...], answer: list[list[object]]) -> bool:
             booked = any(isinstance(each, int | Place) for found in answer for each in found)
             return booked and level(parts, given[0][0].group(0)) == number
@@ -80,7 +80,7 @@ def in_shard_many(number: int) -> Arm:
     return arm
 
 
-def level(parts: Parts, group: Group) -> int:
+def level(parts: App, group: Group) -> int:
     """Return which of its message's shards this is, from 1 on."""
     return parts.windows.groups(group.terms).index(group) + 1
 
@@ -137,7 +137,7 @@ def submits(line: Line, settings: Settings, process: int, at: str | None) -> Non
         line.begin()
         for turn in range(TURNS):
             if at and turn == DEADLY:
-                SUBMITS[at](dispatcher._parts, line)
+                SUBMITS[at](dispatcher._app, line)
             dispatcher.submit(**wish(process, turn))
 
 
@@ -147,7 +147,7 @@ def submits_many(line: Line, settings: Settings, process: int, at: str | None) -
         drafts = [Draft(**wish(process, turn)) for turn in range(TURNS)]
         dispatcher.submit_many(drafts[:DEADLY])
         if at:
-            SUBMITS_MANY[at](dispatcher._parts, line)
+            SUBMITS_MANY[at](dispatcher._app, line)
         dispatcher.submit_many(drafts[DEADLY:])
 
 
@@ -156,7 +156,7 @@ def moves(line: Line, settings: Settings, messages: list[Message], at: str | Non
         line.begin()
         for turn, message in enumerate(messages):
             if at and turn == DEADLY:
-                MOVES[at](dispatcher._parts, line)
+                MOVES[at](dispatcher._app, line)
             dispatcher.reschedule(
                 message.id, send_at=LATER + 6 * HOUR + turn % 3 * MINUTE / 2, on_conflict="shift"
             )

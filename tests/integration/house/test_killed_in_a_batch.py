@@ -122,7 +122,7 @@ def is_healed_and_moved_again(house: House, messages: Sequence[Message], many: i
 def moves_until_killed(line: Line, settings: Settings, ids: Sequence[UUID], at: str) -> None:
     with Dispatcher(settings) as dispatcher:
         line.begin()
-        parts = dispatcher._parts
+        parts = dispatcher._app
         if at == "before the commit":
             stop(vars(parts.messages)["_moved"], "run", line)
         else:
@@ -148,7 +148,7 @@ def retries(line: Line, settings: Settings, ids: Sequence[UUID], at: str) -> Non
     failed._AT_ONCE = 2
     with Dispatcher(settings, clock=hour_ago()) as dispatcher:
         line.begin()
-        store = vars(dispatcher._parts.failed)["_failed"]
+        store = vars(dispatcher._app.failed)["_failed"]
         dispatcher.retry_many(ids[:2])
         if at == "before the commit":
             stop(vars(store)["_retried"], "run", line)

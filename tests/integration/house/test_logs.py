@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from dispatcher import IdempotencyConflict, Message, QuotaExceeded, TemporaryFailure
-from dispatcher.bootstrap import Parts
-from dispatcher.checkup import doctor_for
+from dispatcher.app import App
 from dispatcher.errors import Unavailable
 from dispatcher.limiters import Permit
 from dispatcher.redis.keys import PermitKeys
 from tests.integration.house.conftest import Build
+from tests.support.examining import doctor_for
 from tests.support.house import House, hour_ago
 from tests.support.http_receiver import receiving
 from tests.support.mail import ScriptedServer
@@ -192,4 +192,4 @@ def test_passwords_of_addresses_are_not_said(
     assert PASSWORD not in f"{caught.value!r} {caught.value.__cause__!r}"
     assert not [line for line in leaks(everything) if PASSWORD in line]
     assert PASSWORD not in repr(house.settings)
-    assert PASSWORD not in repr(Parts(house.settings))
+    assert PASSWORD not in repr(App(house.settings))

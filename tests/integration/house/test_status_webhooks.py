@@ -255,7 +255,7 @@ def test_the_limits_of_their_channel_hold_for_status_messages(
 
 
 def tells(dispatcher: Dispatcher) -> None:
-    dispatcher._parts.status_messages.tell()
+    dispatcher._app.status_messages.tell()
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def die(environment: dict[str, str], when: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if when == "after":
-        vars(dispatcher._parts.handover)["enqueue"] = end
+        vars(dispatcher._app.handover)["enqueue"] = end
     database = Database(dispatcher.settings.database_url)
     with callers_engine(database) as engine, Session(engine) as session, session.begin():
         order(session)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dispatcher import Draft, InvalidDraft, InvalidSettings, InvalidValue, Message, Rejection
-from dispatcher.bootstrap import Parts
+from dispatcher.app import App
 from tests.integration.house.conftest import Build
 from tests.support.house import House
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_found_here_is_not_checked_here(picky: House, channel: st
 
 def test_a_worker_refuses_a_check_that_needs_an_instance(picky: House) -> None:
     only = {"unclear": picky.settings.channels["unclear"]}
-    parts = Parts(picky.settings.model_copy(update={"channels": only}))
+    parts = App(picky.settings.model_copy(update={"channels": only}))
     with pytest.raises(InvalidSettings, match="needs an instance") as caught:
         parts.transports  # noqa: B018 - builds them
     assert caught.value.field == "channels.unclear.transport"

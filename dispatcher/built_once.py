@@ -9,19 +9,12 @@ from typing import Any, Generic, Self, TypeVar, overload
 T = TypeVar("T")
 
 
-class Built:
-    """Base of classes with :class:`built_once` properties; subclasses call ``super().__init__()``.
+class built_once(Generic[T]):  # noqa: N801 - used as a decorator
+    """A property that is kept, and that two threads do not build twice.
 
     The lock belongs to the object, not to the module: a child forked while another thread of its
     parent builds would find a module's lock taken for ever. The child makes an object of its own.
     """
-
-    def __init__(self) -> None:
-        self._building = RLock()
-
-
-class built_once(Generic[T]):  # noqa: N801 - used as a decorator
-    """A property of a :class:`Built` that is kept, and that two threads do not build twice."""
 
     def __init__(self, build: Callable[[Any], T]) -> None:
         self._build = build
@@ -30,12 +23,12 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
-    def __get__(self, instance: Built, owner: type | None = None) -> T: ...
-    def __get__(self, instance: Built | None, owner: type | None = None) -> Self | T:
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Self | T:
         if instance is None:
             return self
         name, built = self._build.__name__, vars(instance)
-        with instance._building:
+        with built.setdefault("_building", RLock()):
             if name not in built:  # else another thread has built it meanwhile
                 built[name] = self._build(instance)
             part: T = built[name]

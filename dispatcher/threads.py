@@ -1,4 +1,4 @@
-"""The same calls for those who must not block: awaited, made by a few threads.
+"""Awaited calls: a few threads make the synchronous ones.
 
 There is one way to submit, and it is synchronous. A coroutine that waits for a thread costs the
 loop next to nothing, and a twin of every room, kept in step by hand, would cost the promises.

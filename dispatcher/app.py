@@ -1,0 +1,640 @@
+"""Composition: settings in, wired use cases out.
+
+Nothing connects before it is used, and a worker builds nothing before the fork.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dispatcher.broker.queue import Queue
+from dispatcher.broker.survey import BrokerSurvey, check_url
+from dispatcher.built_once import built_once
+from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
+from dispatcher.delivery import Delivery, Lanes
+from dispatcher.delivery.send_log import SendLogs
+from dispatcher.delivery.status_messages import StatusMessages
+from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
+from dispatcher.delivery.ticks import Ticks
+from dispatcher.errors import InvalidSettings
+from dispatcher.faults import arm_by_environment
+from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
+from dispatcher.operations.doctor import Doctor
+from dispatcher.operations.overview import Overviews
+from dispatcher.operations.verification import Verification
+from dispatcher.quota import Limit, Quota
+from dispatcher.redis.client import connect_redis
+from dispatcher.reservation import (
+    Bulk,
+    Contents,
+    Copies,
+    Fence,
+    RedisSurvey,
+    Rules,
+    Timelines,
+    Upkeep,
+    Windows,
+    longest_ms,
+)
+from dispatcher.settings import Settings
+from dispatcher.store import (
+    BulkMessages,
+    Claims,
+    Database,
+    FailedMessages,
+    Figures,
+    HeldMessages,
+    JoinedMessages,
+    Listing,
+    Messages,
+    Overdue,
+    Standings,
+    StoreSurvey,
+    StoreUpkeep,
+    Suppressions,
+    Untold,
+    overdue,
+)
+from dispatcher.submission import (
+    BulkSubmission,
+    Cancelling,
+    CatchUp,
+    Changes,
+    Failed,
+    Handover,
+    Held,
+    JoinedSubmission,
+    Moves,
+    Outlook,
+    Planning,
+    Submission,
+    Suppressing,
+    Telling,
+)
+from dispatcher.telemetry.hooks import Hooks
+from dispatcher.telemetry.hooks import find as find_hooks
+from dispatcher.telemetry.journal import Journal
+from dispatcher.telemetry.liveness import Pulse, Signs
+from dispatcher.telemetry.metrics import exposition, prometheus_meter
+from dispatcher.telemetry.tracing import Tracing, opentelemetry_tracing
+from dispatcher.templating import Templates
+from dispatcher.times.clock import Clock, SystemClock
+from dispatcher.transports import Checks, Transport, close_all, load
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+    from sqlalchemy import ColumnElement
+
+    from dispatcher.telemetry.metrics.exposition import Exposition
+
+log = logging.getLogger(__name__)
+
+
+class App:
+    """The dispatcher for one configuration: each part is built when first asked for.
+
+    One object may be shared by threads. After a fork make a new one.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        arm_by_environment()
+        self.settings = settings
+        self.clock = clock or SystemClock()
+
+    # The servers.
+
+    @built_once
+    def fence(self) -> Fence:
+        """The check that each new connection to Redis passes."""
+        return Fence(
+            namespace=self.settings.namespace,
+            shards=self.settings.shards,
+            reaches_ms={
+                kind: longest_ms(quotas) for kind, quotas in self.settings.quotas_of.items()
+            },
+            permits_ms=reaches_ms(self._scope_limits, self._channel_limits),
+        )
+
+    @built_once
+    def redis(self) -> Redis:
+        """The client for windows and permits.
+
+        A call whose reply is lost is repeated once: every script is idempotent.
+        """
+        return connect_redis(self.settings.redis_url, greet=self.fence)
+
+    @built_once
+    def _plain_redis(self) -> Redis:
+        """The client for looking: without the fence, which takes back epochs."""
+        return connect_redis(self.settings.redis_url)
+
+    @built_once
+    def database(self) -> Database:
+        """The store's engine."""
+        return Database.of(self.settings)
+
+    @built_once
+    def publisher(self) -> Celery:
+        """The Celery app that publishes tasks.
+
+        Raises InvalidSettings for a broker that kombu cannot use.
+        """
+        check_url(self.settings.broker_url)
+        return create_app(self.settings, submitting=True)
+
+    @built_once
+    def queue(self) -> Queue:
+        """What enqueues message ids to Celery. Raises InvalidSettings as ``publisher`` does."""
+        return Queue(
+            self.publisher,
+            queue_of=self.settings.queue_of,
+            clock=self.clock,
+            coalesce=self.settings.coalesce,
+            group_size=self.settings.group_size,
+            journal=self.journal,
+        )
+
+    # What is told of transitions, and that this process is alive.
+
+    @built_once
+    def hooks(self) -> Hooks | None:
+        """The administrator's functions that are told of outcomes, if there are any."""
+        if not self.settings.hooks:
+            return None
+        return Hooks(find_hooks(self.settings.hooks), read=BulkMessages(self.database).these)
+
+    @built_once
+    def journal(self) -> Journal:
+        """The log, the metrics and the hooks of each transition."""
+        meter = None if self.settings.metrics_port is None else prometheus_meter()
+        listen = None if self.hooks is None else self.hooks.told
+        return Journal(log_key=self.settings.log_key, meter=meter, listen=listen)
+
+    @built_once
+    def tracing(self) -> Tracing | None:
+        """What opens spans, if there are to be any."""
+        return opentelemetry_tracing() if self.settings.traces else None
+
+    @built_once
+    def signs(self) -> Signs:
+        """Signs of life in Redis, on connections without the fence."""
+        return Signs(self._plain_redis, namespace=self.settings.namespace)
+
+    @built_once
+    def pulse(self) -> Pulse:
+        """What gives signs of life of this process."""
+        return Pulse(lambda: self.signs, clock=self.clock)
+
+    # Windows and permits.
+
+    @built_once
+    def rules(self) -> Rules:
+        """The quotas of every kind of scope."""
+        return Rules(self.settings.quotas_of)
+
+    @built_once
+    def windows(self) -> Windows:
+        """The windows of reservations."""
+        return Windows(
+            self.redis,
+            self.rules,
+            keys=self.fence.keys,
+            under_way=self.settings.reconcile_grace * 2,
+        )
+
+    @built_once
+    def upkeep(self) -> Upkeep:
+        """What rebuilds and settles the windows."""
+        return Upkeep(
+            self.redis,
+            self.fence,
+            marker_life=self.settings.settle + MARKER_SPARE,
+            under_way=self.settings.reconcile_grace * 2,
+        )
+
+    @built_once
+    def contents(self) -> Contents:
+        """What reads the windows."""
+        return Contents(self.redis, self.fence)
+
+    @built_once
+    def permits(self) -> Permits:
+        """The limits of sends."""
+        return Permits(
+            self.redis,
+            namespace=self.settings.namespace,
+            scope_limits=self._scope_limits,
+            channel_limits=self._channel_limits,
+            clock=self.clock,
+        )
+
+    @property
+    def _scope_limits(self) -> list[Limit]:
+        """The sends of a scope are limited by the numbers of its rolling quotas."""
+        rolling = (each for each in self.settings.quotas if isinstance(each, Quota))
+        return [Limit(each.count, each.length_ms) for each in rolling]
+
+    @property
+    def _channel_limits(self) -> dict[str, tuple[LogLimit, ...]]:
+        return {
+            name: (*each.limits, InHand(each.concurrency)) if each.concurrency else each.limits
+            for name, each in self.settings.channels.items()
+        }
+
+    # Submitting, and changing what was accepted.
+
+    @built_once
+    def messages(self) -> Messages:
+        """Messages in the store."""
+        return Messages(self.database)
+
+    @built_once
+    def suppressions(self) -> Suppressions:
+        """Recipients that have opted out, in the store."""
+        return Suppressions(self.database)
+
+    @built_once
+    def checks(self) -> Checks:
+        """What asks the transports about drafts."""
+        return Checks(self.settings.channels)
+
+    @built_once
+    def templates(self) -> Templates:
+        """What makes bodies of the channels' templates."""
+        return Templates(
+            self.settings.channels,
+            max_bytes=self.settings.body_max_bytes,
+            max_depth=self.settings.body_max_depth,
+        )
+
+    @built_once
+    def handover(self) -> Handover:
+        """What enqueues a stored message at once."""
+        return Handover(
+            settings=self.settings, clock=self.clock, messages=self.messages, queue=self.queue
+        )
+
+    @built_once
+    def submission(self) -> Submission:
+        """The use case of ``submit``."""
+        return Submission(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            messages=self.messages,
+            suppressions=self.suppressions,
+            handover=self.handover,
+            check=self.checks,
+            fill=self.templates.fill,
+            journal=self.journal,
+            tracing=self.tracing,
+        )
+
+    @built_once
+    def joined(self) -> JoinedSubmission:
+        """The use case of ``submit`` in the caller's transaction."""
+        return JoinedSubmission(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            upkeep=self.upkeep,
+            store=JoinedMessages(self.database),
+            handover=self.handover,
+            submission=self.submission,
+            journal=self.journal,
+            tracing=self.tracing,
+        )
+
+    @built_once
+    def bulk(self) -> BulkSubmission:
+        """The use case of ``submit_many``."""
+        return BulkSubmission(
+            settings=self.settings,
+            clock=self.clock,
+            bulk=Bulk(self.windows),
+            store=BulkMessages(self.database),
+            suppressions=self.suppressions,
+            handover=self.handover,
+            submission=self.submission,
+            journal=self.journal,
+            tracing=self.tracing,
+        )
+
+    @built_once
+    def planning(self) -> Planning:
+        """The use case of ``plan``."""
+
+        def copies() -> Copies:
+            return Copies(
+                self.redis,
+                self.rules,
+                keys=self.fence.keys,
+                under_way=self.settings.reconcile_grace * 2,
+                clock=self.clock,
+            )
+
+        return Planning(
+            settings=self.settings,
+            clock=self.clock,
+            copies=copies,
+            store=BulkMessages(self.database),
+            suppressions=self.suppressions,
+            submission=self.submission,
+        )
+
+    @built_once
+    def outlook(self) -> Outlook:
+        """The use case of ``timeline``."""
+        timelines = Timelines(self.contents, self.windows, self.settings.quotas_of)
+        return Outlook(settings=self.settings, clock=self.clock, timelines=timelines)
+
+    @built_once
+    def moves(self) -> Moves:
+        """What gives messages other times."""
+        return Moves(
+            settings=self.settings,
+            clock=self.clock,
+            windows=self.windows,
+            messages=self.messages,
+            handover=self.handover,
+        )
+
+    @built_once
+    def changes(self) -> Changes:
+        """The use cases of ``cancel``, ``reschedule`` and ``update``."""
+        return Changes(
+            settings=self.settings,
+            clock=self.clock,
+            messages=self.messages,
+            suppressions=self.suppressions,
+            moves=self.moves,
+            handover=self.handover,
+            check=self.checks,
+            fill=self.templates.fill,
+            journal=self.journal,
+        )
+
+    @built_once
+    def cancelling(self) -> Cancelling:
+        """The use case of ``cancel_many``."""
+        return Cancelling(
+            settings=self.settings,
+            bulk=Bulk(self.windows),
+            store=BulkMessages(self.database),
+            journal=self.journal,
+        )
+
+    @built_once
+    def suppressing(self) -> Suppressing:
+        """The use cases of ``suppress`` and ``unsuppress``."""
+        return Suppressing(
+            settings=self.settings, suppressions=self.suppressions, cancelling=self.cancelling
+        )
+
+    @built_once
+    def held(self) -> Held:
+        """The use cases of ``release`` and ``drop``."""
+        return Held(
+            messages=self.messages,
+            held=HeldMessages(self.database),
+            suppressions=self.suppressions,
+            journal=self.journal,
+        )
+
+    @built_once
+    def failed(self) -> Failed:
+        """The use case of ``retry``."""
+        return Failed(
+            settings=self.settings,
+            failed=FailedMessages(self.database),
+            suppressions=self.suppressions,
+            journal=self.journal,
+        )
+
+    # Delivery, and the duties of the sweep.
+
+    @built_once
+    def transports(self) -> Mapping[str, Transport]:
+        """The transport of each channel."""
+        return {
+            name: load(name, channel, self.settings)
+            for name, channel in self.settings.channels.items()
+        }
+
+    @built_once
+    def send_logs(self) -> SendLogs:
+        """What tells which sends of a worker that died had begun."""
+        return SendLogs(self.settings.data_dir.resolve() / f"sends.{self.settings.namespace}")
+
+    @built_once
+    def delivery(self) -> Delivery:
+        """The use case of ``deliver``."""
+        return Delivery(
+            settings=self.settings,
+            clock=self.clock,
+            claims=Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left),
+            permits=self.permits,
+            transports=self.transports,
+            queue=self.queue,
+            journal=self.journal,
+            send_logs=self.send_logs,
+            tracing=self.tracing,
+        )
+
+    @built_once
+    def lanes(self) -> Lanes:
+        """What keeps the channels apart in a worker."""
+        return Lanes(self.delivery, at_once=self.settings.groups_at_once)
+
+    @built_once
+    def ticks(self) -> Ticks:
+        """What begins the duties of the sweep in a worker."""
+        return Ticks(self.clock, sweeps_every(self.settings))
+
+    @built_once
+    def sweep(self) -> Sweep:
+        """The duties of the sweep."""
+        return Sweep(
+            settings=self.settings,
+            clock=self.clock,
+            store=StoreUpkeep(self.database, leaves=self._left),
+            messages=self.messages,
+            windows=self.upkeep,
+            permits=self.permits,
+            queue=self.queue,
+            journal=self.journal,
+            send_logs=self.send_logs,
+        )
+
+    @built_once
+    def catch_up(self) -> CatchUp:
+        """The duty that ends or moves what is overdue."""
+        store = Overdue(
+            self.database,
+            after=self.settings.overdue_after,
+            expire=self.settings.caught_up_by("expire"),
+            reslot=self.settings.caught_up_by("reslot"),
+        )
+        return CatchUp(
+            settings=self.settings,
+            store=store,
+            moves=self.moves,
+            handover=self.handover,
+            journal=self.journal,
+        )
+
+    @built_once
+    def status_messages(self) -> StatusMessages:
+        """The duty that tells status URLs what became of messages."""
+        name = self.settings.status_channel
+        untold = None
+        if name:
+            tries = self.settings.channels[name].max_attempts
+            untold = Untold(
+                self.database,
+                channel=name,
+                max_attempts=tries,
+                tells_errors=self.settings.status_errors,
+            )
+        return StatusMessages(untold=untold, channel=name, journal=self.journal)
+
+    @property
+    def _left(self) -> ColumnElement[bool] | None:
+        """Which overdue messages are left to ``catch_up``, as the settings ask for it."""
+        ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
+        return overdue(self.database.tables, ways, self.settings.overdue_after) if ways else None
+
+    # Looking, for callers and operators.
+
+    @built_once
+    def listing(self) -> Listing:
+        """Messages by the filters of operators."""
+        late, put_off = self._patience
+        return Listing(self.database, late=late, put_off=put_off)
+
+    @built_once
+    def telling(self) -> Telling:
+        """The use case of ``story``."""
+        contents = Contents(self._plain_redis, self.fence)
+        return Telling(settings=self.settings, listing=self.listing, contents=contents)
+
+    @built_once
+    def overviews(self) -> Overviews:
+        """The use cases of ``status`` and ``top``."""
+        late, put_off = self._patience
+        return Overviews(
+            settings=self.settings,
+            figures=Figures(self.database, late=late, put_off=put_off),
+            fills=Fills(
+                self._plain_redis,
+                namespace=self.settings.namespace,
+                channel_limits={name: some for name, some in self._channel_limits.items() if some},
+            ),
+            signs=self.signs,
+            timelines=Timelines(
+                Contents(self._plain_redis, self.fence), self.windows, self.settings.quotas_of
+            ),
+        )
+
+    @built_once
+    def verification(self) -> Verification:
+        """The use case of ``verify_windows``."""
+        return Verification(
+            settings=self.settings,
+            clock=self.clock,
+            store=StoreUpkeep(self.database),
+            standings=Standings(self.database),
+            contents=self.contents,
+        )
+
+    @built_once
+    def exposition(self) -> Exposition:
+        """What answers Prometheus."""
+        return exposition(self.overviews.vitals, clock=self.clock)
+
+    def doctor(self, theirs: Celery | None = None) -> Doctor:
+        """Return what examines this deployment.
+
+        ``theirs`` is a Celery app of the user's that the dispatcher was installed in; by default
+        the dispatcher's own is examined. Raises InvalidSettings.
+        """
+        return Doctor(
+            settings=self.settings,
+            clock=self.clock,
+            redis=RedisSurvey(self._plain_redis, self.fence),
+            signs=self.signs,
+            store=StoreSurvey(self.database),
+            broker=BrokerSurvey(
+                self.publisher,
+                theirs or self.publisher,
+                broker_url=self.settings.broker_url,
+                queue=self.settings.queue,
+                sweeps=beat_schedule(self.settings),
+            ),
+            templates=self.templates,
+        )
+
+    @property
+    def _patience(self) -> tuple[timedelta, timedelta]:
+        """When a message is overdue, and how long at most the sweep puts one off that is due."""
+        late = self.settings.enqueue_grace
+        return late, max(late, self.settings.claim_ttl)
+
+    # Begin and end.
+
+    def serve_metrics(self) -> None:
+        """Answer Prometheus, where the settings say so. Without a port all else goes on."""
+        port = self.settings.metrics_port
+        if port is None:
+            return
+        try:
+            port = self.exposition.serve(self.settings.metrics_host, port)
+        except InvalidSettings as error:
+            log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
+        else:
+            log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
+
+    def stop_sending(self) -> None:
+        """Begin no further send. May be called in the handler of a signal."""
+        if "lanes" in vars(self):
+            self.lanes.stop()
+
+    def finish_sending(self) -> bool:
+        """Wait for the sends that no task waits for; tell whether all ended."""
+        return self.lanes.finish() if "lanes" in vars(self) else True
+
+    def close_sending(self) -> None:
+        """Close the lines to the providers, once no send is under way.
+
+        Pending hooks are called; the folder of send logs is deleted if it is empty.
+        """
+        built = vars(self)
+        if "transports" in built:
+            close_all(self.transports.values())
+        if "hooks" in built and self.hooks is not None:
+            self.hooks.close()
+        if "send_logs" in built:
+            self.send_logs.close()
+
+    def close(self) -> None:
+        """Close what was built."""
+        built = vars(self)
+        if "pulse" in built:
+            self.pulse.stop()
+        if "exposition" in built:
+            self.exposition.close()
+        if "delivery" in built:
+            self.delivery.close()
+        self.close_sending()
+        if "redis" in built:
+            self.redis.close()
+        if "_plain_redis" in built:
+            self._plain_redis.close()
+        if "database" in built:
+            self.database.close()
+        if "publisher" in built:
+            self.publisher.close()
