@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select, update
 
 from dispatcher.message import Message, Status
 from dispatcher.store.chosen import change_chosen
@@ -89,8 +89,8 @@ class Overdue:
     def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
         """Take messages that are to be booked again, those of the earliest times first.
 
-        Nobody else takes them until ``ttl`` is over. None where there are none, or where
-        another sweep has earlier ones: it is to go on, or the order would be lost.
+        No other sweep takes them until ``ttl`` is over. The batch ends before the first message
+        that another sweep has, or the order would be lost. None where nothing is left.
         """
         tables = self._tables
         messages = tables.messages
@@ -110,16 +110,20 @@ class Overdue:
         if not rows:
             return None
         found = sorted(map(to_movable, rows), key=_place)
-        # Also those that another sweep has locked and not yet put off.
-        others = select(
-            exists().where(
-                self._to_reslot,
-                messages.c.enqueue_at <= taken_until,
-                messages.c.send_at < found[0].message.send_at,
-            )
+        # Two sweeps lock row by row, so that each may have some of the same span. Nothing is booked
+        # again before an earlier message that another sweep has, also one not yet put off.
+        others = select(func.min(messages.c.send_at)).where(
+            self._to_reslot,
+            messages.c.enqueue_at <= taken_until,
+            not_(self._database.one_of(messages.c.id, [each.message.id for each in found])),
         )
-        if self._database.run(lambda connection: connection.scalar(others)):
-            self.give_back([each.message for each in found])
+        first_other = self._database.run(lambda connection: connection.scalar(others))
+        if first_other is not None:
+            later_ones = [each for each in found if each.message.send_at > first_other]
+            if later_ones:
+                self.give_back([each.message for each in later_ones])
+                found = found[: -len(later_ones)]
+        if not found:
             return None
         return Taken(found, rows[0].read_at)
 

@@ -230,6 +230,8 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build, way: 
     answers = at_once([each.parts.catch_up.run for each in houses])
     done = [each for each in answers if isinstance(each, CaughtUp)]
     assert len(done) == 3
+    # Each of two that meet may leave the rest of its batch to the other: the next turn takes it.
+    done.append(catch_up(house))
     assert sum(each.expired + each.moved for each in done) >= 20
     now = [house.again(each) for each in messages]
     if way == "expire":
@@ -340,6 +342,29 @@ def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> No
     assert taken is not None
     assert [each.message.id for each in taken.found] == [first.id, second.id], (
         "they were given back"
+    )
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_batch_ends_before_a_message_that_another_sweep_is_just_taking(back: House) -> None:
+    first, second, third = [
+        back.submit(f"{n}", channel="reslot", send_in=n * SECOND) for n in range(3)
+    ]
+    store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
+
+    def while_it_is_locked(connection: Connection) -> None:
+        locked = select(messages.c.id).where(messages.c.id == second.id).with_for_update()
+        connection.execute(locked)
+        taken = store.take(at_most=9, ttl=MINUTE)
+        assert taken is not None
+        assert [each.message.id for each in taken.found] == [first.id]
+        store.give_back([each.message for each in taken.found])
+
+    back.database.transact(while_it_is_locked)
+    taken = store.take(at_most=9, ttl=MINUTE)
+    assert taken is not None
+    assert [each.message.id for each in taken.found] == [first.id, second.id, third.id], (
+        "the third was given back"
     )
 
 
