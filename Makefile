@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-logs simulate soak soak-bugs check docs format bench migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-logs simulate soak soak-bugs check docs format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -35,17 +35,20 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 
 # Most tests wait for servers and processes, so three processes are no more than two cores carry.
 # The tests start hundreds of processes: without bytecode each would compile the package again.
-test: $(READY) ## Run all tests, on servers they start: about 10 minutes
+test: $(READY) ## Run the tests of every promise, on servers they start: under 4 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
+
+test-all: $(READY) ## Run all tests, each on every database: about 8 minutes
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
 
 test-slow: $(READY) ## Run all tests with half of the processor: no verdict may depend on speed
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: none may tell a secret
-	$(BIN)/python -m pytest -n 3 --dist loadfile --log-level=DEBUG --show-capture=no \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \
 		tests/unit tests/integration -k "not postgresql and not mariadb"
 
 soak: $(READY) ## Strike real servers and processes by SEED for MINUTES, and judge what came of it

@@ -32,6 +32,8 @@ __all__ = [
     "report",
 ]
 
+_ON_EVERY_DATABASE = "tests/integration/store/"
+
 
 @pytest.fixture(autouse=True)
 def no_log_tells_a_secret() -> Iterator[None]:
@@ -126,16 +128,41 @@ def pytest_configure() -> None:
     compile_once()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs every test."""
+    parser.addoption("--all", action="store_true", help="run also what `make test` leaves out")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests on MariaDB that do not ask for it."""
-    left_out = [item for item in items if _is_on_mariadb(item) and not _asks_for_mariadb(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    """Leave out tests on MariaDB that do not ask for it and, without ``--all``, the long way round.
+
+    Without ``--all`` a test of the store runs on every database, any other one on PostgreSQL where
+    it can, and those marked ``long`` do not run.
+    """
+    left_out = {item for item in items if _is_on("mariadb", item) and not _asks_for_mariadb(item)}
+    if not config.getoption("all"):
+        left_out |= {item for item in items if item.get_closest_marker("long") is not None}
+        left_out |= _elsewhere(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _is_on_mariadb(item: pytest.Item) -> bool:
+def _elsewhere(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests beside the store's that run on PostgreSQL, too."""
+    names = {item.nodeid for item in items}
+    return {
+        item
+        for item in items
+        for kind in ("sqlite", "mariadb")
+        if _is_on(kind, item)
+        and not item.nodeid.startswith(_ON_EVERY_DATABASE)
+        and item.nodeid.replace(kind, "postgresql") in names
+    }
+
+
+def _is_on(kind: str, item: pytest.Item) -> bool:
     call = getattr(item, "callspec", None)
-    return call is not None and "mariadb" in call.params.values()
+    return call is not None and kind in call.params.values()
 
 
 def _asks_for_mariadb(item: pytest.Item) -> bool:

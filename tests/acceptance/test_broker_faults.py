@@ -19,6 +19,8 @@ from tests.support.load import Load
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 MOST_SECONDS = 20.0
 """A submit waits a second for a broker that is away, and else for ever; the rest is for a slow
 machine."""

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.environment import CHANNEL, Environment, Maker
 
+pytestmark = pytest.mark.long
+
 MESSAGES = 60
 APP = ("-A", "dispatcher.celery_app")
 CELERY = (sys.executable, "-m", "celery", *APP)

@@ -13,7 +13,7 @@ from tests.support.rabbitmq import ADDRESS, url_at
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.every_database
+pytestmark = [pytest.mark.every_database, pytest.mark.long]
 MESSAGES = 24
 
 

@@ -12,6 +12,8 @@ from tests.support.environment import child_environment, dispatcher_command
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
 
+pytestmark = pytest.mark.long
+
 DEMO_SECONDS = 90
 
 

@@ -22,6 +22,8 @@ from tests.support.environment import (
 )
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 HAND_OVER_SECONDS = 1.0

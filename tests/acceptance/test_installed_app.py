@@ -12,6 +12,8 @@ import pytest
 from tests.support.environment import CHANNEL, Environment, Maker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 CELERY = (sys.executable, "-m", "celery", "-A", "shop")

@@ -53,6 +53,7 @@ def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker
     assert len(unknown) >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_what_a_killed_worker_was_sending_is_held_where_it_says_so(environment: Maker) -> None:
     running = environment()
@@ -87,6 +88,7 @@ def test_what_a_killed_worker_was_sending_is_held_where_it_says_so(environment: 
     running.check([careful, *after])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_while_no_beat_lives_nothing_is_lost_and_then_all_is_sent(environment: Maker) -> None:
     running = environment()

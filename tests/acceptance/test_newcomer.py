@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
+
 from tests.acceptance.test_up import Shell, up
 from tests.support.environment import dispatcher_command
 from tests.support.mail import MailServer
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 ZONE = "Asia/Kolkata"
 SETTINGS = """

@@ -12,6 +12,8 @@ from dispatcher import Message, Status
 from tests.support.environment import CHANNEL, Maker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 OVERDUE_AFTER = timedelta(seconds=6)
 
 

@@ -64,6 +64,7 @@ def forget_the_end(folder: Path) -> None:
         log.truncate(max(0, newest.stat().st_size - FORGOTTEN_BYTES))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_killed_redis_comes_back_and_no_quota_or_limit_is_exceeded(
     environment: Maker, own_redis: RedisServer, report: Callable[[str], None]
@@ -112,6 +113,7 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
     running.check([*load.accepted, *ours])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent(
     environment: Maker, own_redis: RedisServer

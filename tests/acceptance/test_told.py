@@ -16,6 +16,8 @@ from tests.support.environment import CHANNEL, Maker
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 MANY = 60
 SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
 

@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.support.environment import child_environment
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)

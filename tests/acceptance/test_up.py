@@ -20,6 +20,8 @@ from tests.support.processes import run_command
 from tests.support.waiting import wait_until
 from tests.support.workplace import inhabitants
 
+pytestmark = pytest.mark.long
+
 LONGEST_SOCKET_PATH = 108
 FAR = "2 hours"
 

@@ -23,6 +23,8 @@ from tests.soak.receiving import other_ids, strays, untrue_words
 from tests.soak.recorder import digest_of, read
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 MANY = 300
 SECONDS = 0.8
 MAKE: Mapping[str, Callable[..., Transport]] = {EMAIL: Email, WEBHOOK: Webhook}

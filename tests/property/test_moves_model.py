@@ -88,6 +88,7 @@ def test_the_search_finds_a_protocol_that_lacks_one_thing(mutant: str) -> None:
     assert found.story[0] == "m1 reads the row: time 0, token 0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_with_that_thing_the_same_house_is_whole(mutant: str) -> None:
     whole = House(MUTANTS[mutant].layout, MUTANTS[mutant].wishes, turns=MUTANTS[mutant].turns)

@@ -68,6 +68,7 @@ def test_a_story_can_be_read() -> None:
     assert any("! done, but its reply is lost" in line for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found(bug: Bug) -> None:
     with bug():

@@ -173,6 +173,7 @@ BOUND: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BOUND)
 def test_a_limiter_refuses_it_too(name: str, tmp_path: Path) -> None:
     client = redis.Redis(unix_socket_path=f"{tmp_path}/nowhere")

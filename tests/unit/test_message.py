@@ -137,6 +137,7 @@ def test_a_body_that_contains_itself_is_refused() -> None:
             check_body(cyclic, max_bytes=65_536, max_depth=200)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(10, method="signal")
 def test_a_small_body_that_unfolds_into_a_huge_one_is_refused_in_time() -> None:
     body: list[Any] = []

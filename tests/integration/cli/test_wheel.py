@@ -30,6 +30,7 @@ def unpacked(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_database_is_migrated_by_what_the_wheel_holds(unpacked: Path, tmp_path: Path) -> None:
     database = tmp_path / "store.db"
     env = {name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")}

@@ -226,6 +226,7 @@ def submits_at(dispatcher: Dispatcher, at: datetime, **more: Any) -> None:
     dispatcher.submit(**wish("ada", send_in=None, send_at=at, **more))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_command_that_is_armed_says_so_and_dies_and_a_wrong_spec_stops_it(house: House) -> None:
     asked = ["submit", "--channel", CHANNEL, "--recipient", "ada", "--text", "x", "--send-in", "1"]

@@ -130,6 +130,7 @@ def moves_until_killed(line: Line, settings: Settings, ids: Sequence[UUID], at: 
         moves(dispatcher, ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("at", "many"), [("before the commit", 0), ("taken in the first shard", APART + 1)]
 )

@@ -92,6 +92,7 @@ def assert_agree(plan: Plan, results: list[Message | Rejection], last: Progress)
     assert sum(plan.by_reason.values()) == last.refused == len(plan.rejections)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_it_answers_what_submit_many_then_does_and_leaves_everything_as_it_was(
     build: Build, seed: int

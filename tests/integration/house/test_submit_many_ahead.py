@@ -55,6 +55,7 @@ def test_drafts_for_one_scope_see_those_of_earlier_batches(house: House) -> None
     assert house.places() == house.all_members()
 
 
+@pytest.mark.long
 def test_a_list_and_a_generator_are_answered_alike(house: House) -> None:
     drafts = [draft(f"to {n % 700}", send_at=LATER + n % 3 * MINUTE / 2) for n in range(2_100)]
     in_a_list = told(house.dispatcher.submit_many(drafts))

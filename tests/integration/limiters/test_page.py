@@ -103,6 +103,7 @@ def logging_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("logging_as_before")
 def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]) -> None:
     sent: dict[str, list[int]] = {"acme": [], "globex": []}
@@ -144,6 +145,7 @@ def _work(gate: Any, number: int, url: str, broker_url: str) -> int:
         return int(client.llen(f"delivered by {number}"))
 
 
+@pytest.mark.long
 def test_two_workers_share_ten_a_second(redis_server: RedisServer) -> None:
     per_customer = run_page(redis_server.url)["per_customer"]
     taken = per_customer.acquire("acme", 10)
