@@ -20,7 +20,6 @@ from dispatcher.message import (
     OnConflict,
     OnUnknown,
     Plan,
-    Status,
     check_text,
     new_id,
 )
@@ -466,30 +465,13 @@ class Dispatcher:
         """
         return self._app.telling.story(id_of(message_id))
 
-    def find(
-        self,
-        *,
-        status: Status | str | None = None,
-        recipient: str | None = None,
-        channel: str | None = None,
-        at_most: int = 100,
-    ) -> list[Message]:
-        """Return the messages that match every filter given, newest first.
-
-        :meth:`list` knows more filters, and reads on.
-        """
-        _check_at_most(at_most)
-        wanted = Wanted(status=status, recipient=recipient, channel=channel)
-        page = self._app.listing.page(self._chosen(wanted), after=None, at_most=at_most)
-        return [*page.messages]
-
-    def held(self, *, at_most: int = 100) -> list[Message]:
+    def held(self, *, limit: int = 100) -> list[Message]:
         """Return the messages that are held, oldest first: nobody knows whether they were sent.
 
         ``next_attempt_at`` tells since when they are held.
         """
-        _check_at_most(at_most)
-        return self._app.held.find(at_most=at_most)
+        _check_limit(limit)
+        return self._app.held.find(at_most=limit)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all that is said (:class:`~dispatcher.Wanted`).
@@ -599,14 +581,14 @@ class Dispatcher:
         *,
         by: By = "messages",
         within: timedelta = timedelta(days=1),
-        at_most: int = 10,
+        limit: int = 10,
     ) -> Tops:
         """Return the busiest scopes, recipients or channels, by what is due ``within`` that time.
 
         Each with the quota that is nearest to full; ``by="fill"`` sorts by that, among the 50 with
         most messages. Raises InvalidValue and StoreUnavailable.
         """
-        return self._app.overviews.tops(of, within=within, at_most=at_most, by=by)
+        return self._app.overviews.tops(of, within=within, limit=limit, by=by)
 
     # Below this method the name no longer means the built-in list, so what returns one is above.
     def list(
@@ -617,7 +599,7 @@ class Dispatcher:
         See :class:`~dispatcher.Wanted` for what can be said. ``limit`` is at most 10,000. The
         page's ``after`` reads on behind it. Raises InvalidDraft and StoreUnavailable.
         """
-        _check_at_most(limit, "limit")
+        _check_limit(limit)
         place = None if after is None else id_of(after, "after")
         return self._app.listing.page(self._chosen(wanted), after=place, at_most=limit)
 
@@ -674,7 +656,7 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
     )
 
 
-def _check_at_most(at_most: object, field: str = "at_most") -> None:
+def _check_limit(limit: object) -> None:
     """Raise InvalidDraft unless so many messages can be returned at once."""
-    if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
-        raise InvalidDraft(field, quoted(at_most), f"1 to {_MOST_FOUND}")
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
+        raise InvalidDraft("limit", quoted(limit), f"1 to {_MOST_FOUND}")

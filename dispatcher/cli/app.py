@@ -36,7 +36,6 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
 _ALSO = {
     "until_at": ("to_at",),
     "idempotency_key": ("key",),
-    "at_most": ("limit",),
     "scopes": ("counts",),
     "id": ("message_ids", "message_id"),
     "body": ("body", "text"),

@@ -196,7 +196,7 @@ def held(
 ) -> None:
     """List messages that are held, oldest first: nobody knows whether they were sent."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.held(at_most=limit)
+        found = dispatcher.held(limit=limit)
     if as_json:
         for message in found:
             show.as_line(show.message_data(message))

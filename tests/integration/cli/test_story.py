@@ -130,7 +130,7 @@ def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -
     assert data["reservations"] == [{"scope": "ben", "at": None}]
     assert data["next"]["what"] == "it is deleted after"
     house.deliver(house.submit("cyd"))
-    [sent] = house.dispatcher.find(recipient="cyd")
+    [sent] = [*house.dispatcher.select(recipient="cyd")]
     assert told(run, sent).count("sent ") == 2, "its status, and its only try"
 
 

@@ -170,9 +170,9 @@ def submit_many(house: House, booked: Sequence[Message]) -> None:
     drafts = drafts_of(20)
     for atomic in (False, True):
         results = house.dispatcher.submit_many(drafts, atomic=atomic)
-        assert [each for each in results if isinstance(each, Message)] == house.dispatcher.find()[
-            ::-1
-        ]
+        assert [each for each in results if isinstance(each, Message)] == [
+            *house.dispatcher.select()
+        ][::-1]
 
 
 def next_slot(house: House, booked: Sequence[Message]) -> None:

@@ -116,7 +116,7 @@ def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
     if not stored and how == "kill":
         reconcile(house)
         assert windows_of(house) == {}, "a reservation without a message"
-    before = {each.recipient: each for each in house.dispatcher.find()}
+    before = {each.recipient: each for each in house.dispatcher.select()}
     messages = [house.dispatcher.submit(**wish(each)) for each in people]
     for each in messages:
         assert before.get(each.recipient, each) == each, "the same message, not another one"
@@ -143,7 +143,7 @@ def test_a_submit_killed_between_two_shards_leaves_no_place_in_either(
     assert windows_of(house) == {}
     submits_in_two_shards(house.dispatcher)
     heal(house)
-    judge(house, [each.id for each in house.dispatcher.find()])
+    judge(house, [each.id for each in house.dispatcher.select()])
 
 
 @each_how

@@ -192,7 +192,7 @@ def test_a_prune_that_dies_deleted_whole_messages_and_what_is_young_stays(
     house.change(old, finished_at=long_ago, send_at=long_ago)
     young = submitted(house)
     die("prune.after_batch", sweeps, house.settings, "prune", how=how)
-    assert {each.id for each in house.dispatcher.find()} == {each.id for each in young}
+    assert {each.id for each in house.dispatcher.select()} == {each.id for each in young}
     assert house.attempt_rows() == []
     assert house.parts.sweep.prune() == 0
 

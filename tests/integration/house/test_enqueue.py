@@ -206,7 +206,7 @@ def test_two_sweeps_side_by_side_enqueue_each_message_once(build: Build) -> None
     house = sweeps[0]
     first = house.submit()
     house.store_copy(first, rows=2_500)
-    house.change(house.dispatcher.find(at_most=10_000), enqueue_at=first.send_at)
+    house.change([*house.dispatcher.select()], enqueue_at=first.send_at)
     house.broker.flushdb()
     counts = at_once([each.parts.sweep.enqueue_due for each in sweeps])
     assert sum(each for each in counts if isinstance(each, int)) == 2_501

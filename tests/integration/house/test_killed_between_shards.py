@@ -209,7 +209,7 @@ def heal(house: House) -> None:
 
 def left_over(house: House) -> list[int]:
     """Return of each message that Redis has and the store does not in how many windows it is."""
-    stored = {each.id.bytes for each in house.dispatcher.find(at_most=10_000)}
+    stored = {each.id.bytes for each in house.dispatcher.select()}
     found = [member for members in windows_of(house).values() for member in members]
     return sorted(found.count(each) for each in {*found} - stored)
 
@@ -225,7 +225,7 @@ def test_submits_that_die_between_shards_leak_nothing(house: House) -> None:
     assert orphans.count(2) >= 2, "of two"
     assert orphans.count(3) >= 2, "of all, but not stored"
     assert keeps_quotas(house), "also with the places of the dead"
-    before = {each.idempotency_key: each for each in house.dispatcher.find(at_most=10_000)}
+    before = {each.idempotency_key: each for each in house.dispatcher.select()}
     heal(house)
 
     wishes = [wish(process, turn) for process in range(len(ways)) for turn in range(TURNS)]

@@ -207,7 +207,7 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     first = die_after_reserving(house)
     age_pending(house)
     house.parts.sweep.reconcile()
-    assert house.dispatcher.find() == []
+    assert [*house.dispatcher.select()] == []
     desk = house.dispatcher
     move = partial(desk.reschedule, send_at=SOON + SECOND)
     change = partial(desk.update, body={"text": "another"})

@@ -76,7 +76,7 @@ def play(house: House) -> None:
     house.parts.sweep.enqueue_due()
     house.parts.sweep.rescue()
     house.parts.sweep.prune()
-    house.dispatcher.find(recipient=RECIPIENT)
+    [*house.dispatcher.select(recipient=RECIPIENT)]
     with doctor_for(house.settings, clock=house.clock) as doctor:
         doctor.examine()
 

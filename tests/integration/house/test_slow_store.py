@@ -77,7 +77,7 @@ def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) 
     with pytest.raises(QuotaExceeded) as caught:
         house.submit(send_at=SOON)
     assert caught.value.conflicting == (taken[0].id,)
-    assert [row.id for row in house.dispatcher.find()] == [taken[0].id]
+    assert [row.id for row in house.dispatcher.select()] == [taken[0].id]
     assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
 
 
@@ -128,7 +128,7 @@ def test_with_a_key_the_row_that_lost_its_place_stays_as_cancelled(build: Build)
     )
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=SOON, idempotency_key="key")
-    statuses = {row.id: row.status for row in house.dispatcher.find()}
+    statuses = {row.id: row.status for row in house.dispatcher.select()}
     assert statuses.pop(taken[0].id) is Status.SCHEDULED
     assert list(statuses.values()) == [Status.CANCELLED]
     assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
@@ -141,7 +141,7 @@ def test_a_message_that_is_already_being_sent_is_not_taken_back(build: Build) ->
     claimed: list[UUID] = []
 
     def claim() -> None:
-        mine = next(each for each in house.dispatcher.find() if each.id != taken[0].id)
+        mine = next(each for each in house.dispatcher.select() if each.id != taken[0].id)
         claimed.append(mine.id)
         house.change(
             [mine], status="sending", claimed_by=mine.id, claim_expires_at=SOON, claim_token=1

@@ -217,7 +217,7 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
     else_ = draft("eve", idempotency_key="key")
     assert house.dispatcher.submit_many([draft("ada"), same, draft("cleo")])[1] == other[0]
     other.clear()
-    house.dispatcher.cancel(house.dispatcher.find(recipient="ben")[0].id)
+    house.dispatcher.cancel(next(iter(house.dispatcher.select(recipient="ben"))).id)
     results = house.dispatcher.submit_many([draft("dora"), else_, draft("emil")])
     assert errors(results) == [None, IdempotencyConflict, None]
     assert house.places() == house.all_members()

@@ -59,9 +59,9 @@ def test_drafts_for_one_scope_see_those_of_earlier_batches(house: House) -> None
 def test_a_list_and_a_generator_are_answered_alike(house: House) -> None:
     drafts = [draft(f"to {n % 700}", send_at=LATER + n % 3 * MINUTE / 2) for n in range(2_100)]
     in_a_list = told(house.dispatcher.submit_many(drafts))
-    for each in house.dispatcher.find(at_most=1_000):
+    for each in house.dispatcher.select():
         house.dispatcher.cancel(each.id)
-    for each in house.dispatcher.find(status="scheduled", at_most=1_000):
+    for each in house.dispatcher.select(status="scheduled"):
         house.dispatcher.cancel(each.id)
     assert told(list(house.dispatcher.submit_many(iter(drafts)))) == in_a_list
 

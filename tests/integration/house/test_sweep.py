@@ -101,7 +101,7 @@ def test_two_sweeps_side_by_side_prune_each_message_once(build: Build) -> None:
     first = house.submit()
     house.store_copy(first, rows=2_499)
     ended = house.database_time() - 2 * house.settings.retention
-    house.change(house.dispatcher.find(at_most=10_000), status="sent", finished_at=ended)
+    house.change([*house.dispatcher.select()], status="sent", finished_at=ended)
     counts = at_once([each.parts.sweep.prune for each in sweeps])
     assert [each for each in counts if isinstance(each, Exception)] == []
     # What one of them reads may be locked for the other; then it goes with the next tick.

@@ -123,7 +123,7 @@ def test_the_same_file_by_another_name_is_joined(house: House, tmp_path: Path) -
         connection.exec_driver_sql(f"ATTACH '{house.database.url.database}' AS ours")
         remind(house, connection, "attached")
         connection.commit()
-    assert {each.recipient for each in house.dispatcher.find()} == {"by a link", "attached"}
+    assert {each.recipient for each in house.dispatcher.select()} == {"by a link", "attached"}
     for engine in (linked, attached):
         engine.dispose()
 

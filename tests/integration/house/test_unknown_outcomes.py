@@ -97,7 +97,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
     assert house.submit("ben", channel="careful", on_unknown="retry").on_unknown == "retry"
     assert house.submit("cyd").on_unknown == "retry"
     other = build(clock=hour_ago(), channels={"careful": {"transport": "memory"}}, opened=False)
-    assert [each.on_unknown for each in other.dispatcher.find(channel="careful")] == [
+    assert [each.on_unknown for each in other.dispatcher.select(channel="careful")] == [
         "retry", "hold",
     ]  # fmt: skip
 
@@ -182,8 +182,8 @@ def test_what_is_held_is_found_oldest_first(slow: House) -> None:
     slow.submit("other")
     messages = left_open(slow, "ada", "ben", "cyd")
     assert slow.dispatcher.held() == messages
-    assert slow.dispatcher.held(at_most=2) == messages[:2]
-    assert slow.dispatcher.find(status="held", recipient="ben") == [messages[1]]
+    assert slow.dispatcher.held(limit=2) == messages[:2]
+    assert [*slow.dispatcher.select(status="held", recipient="ben")] == [messages[1]]
 
 
 @pytest.mark.parametrize("decide", DECISIONS)
