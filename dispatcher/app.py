@@ -59,18 +59,20 @@ from dispatcher.store import (
     overdue,
 )
 from dispatcher.submission import (
-    BulkSubmission,
+    Batches,
+    CallersTransactions,
     Cancelling,
     CatchUp,
     Changes,
+    DryRun,
+    Enqueuer,
     Failed,
-    Handover,
     Held,
-    JoinedSubmission,
     Moves,
     Outlook,
-    Planning,
-    Submission,
+    OwnTransaction,
+    Reserver,
+    Submitter,
     Suppressing,
     Telling,
 )
@@ -272,22 +274,34 @@ class App:
         )
 
     @built_once
-    def handover(self) -> Handover:
+    def enqueuer(self) -> Enqueuer:
         """What enqueues a stored message at once."""
-        return Handover(
-            settings=self.settings, clock=self.clock, messages=self.messages, queue=self.queue
+        return Enqueuer(
+            settings=self.settings,
+            clock=self.clock,
+            messages=self.messages,
+            queue=self.queue,
+            journal=self.journal,
         )
 
     @built_once
-    def submission(self) -> Submission:
-        """The use case of ``submit``."""
-        return Submission(
-            settings=self.settings,
+    def reserver(self) -> Reserver:
+        """The reservations of messages that are submitted."""
+        return Reserver(
             clock=self.clock,
             windows=self.windows,
+            bulk=Bulk(self.windows),
+            upkeep=self.upkeep,
             messages=self.messages,
-            suppressions=self.suppressions,
-            handover=self.handover,
+        )
+
+    @built_once
+    def submitter(self) -> Submitter:
+        """The pipeline of ``submit``, ``submit_many`` and ``plan``."""
+        return Submitter(
+            settings=self.settings,
+            clock=self.clock,
+            enqueuer=self.enqueuer,
             check=self.checks,
             fill=self.templates.fill,
             journal=self.journal,
@@ -295,55 +309,49 @@ class App:
         )
 
     @built_once
-    def joined(self) -> JoinedSubmission:
-        """The use case of ``submit`` in the caller's transaction."""
-        return JoinedSubmission(
+    def own_transaction(self) -> OwnTransaction:
+        """Where ``submit`` and ``submit_many`` store."""
+        return OwnTransaction(
             settings=self.settings,
             clock=self.clock,
-            windows=self.windows,
-            upkeep=self.upkeep,
-            store=JoinedMessages(self.database),
-            handover=self.handover,
-            submission=self.submission,
-            journal=self.journal,
-            tracing=self.tracing,
-        )
-
-    @built_once
-    def bulk(self) -> BulkSubmission:
-        """The use case of ``submit_many``."""
-        return BulkSubmission(
-            settings=self.settings,
-            clock=self.clock,
-            bulk=Bulk(self.windows),
-            store=BulkMessages(self.database),
+            messages=self.messages,
+            bulk=BulkMessages(self.database),
             suppressions=self.suppressions,
-            handover=self.handover,
-            submission=self.submission,
-            journal=self.journal,
-            tracing=self.tracing,
+            reserver=self.reserver,
+            enqueuer=self.enqueuer,
         )
 
     @built_once
-    def planning(self) -> Planning:
-        """The use case of ``plan``."""
+    def callers_transactions(self) -> CallersTransactions:
+        """Where ``submit`` stores with a session of the caller's."""
+        return CallersTransactions(
+            settings=self.settings,
+            clock=self.clock,
+            store=JoinedMessages(self.database),
+            reserver=self.reserver,
+            enqueuer=self.enqueuer,
+        )
 
-        def copies() -> Copies:
-            return Copies(
+    @built_once
+    def batches(self) -> Batches:
+        """The use cases of ``submit_many`` and ``plan``."""
+
+        def dry_run() -> DryRun:
+            copies = Copies(
                 self.redis,
                 self.rules,
                 keys=self.fence.keys,
                 under_way=self.settings.reconcile_grace * 2,
                 clock=self.clock,
             )
+            return DryRun(copies, BulkMessages(self.database), self.suppressions)
 
-        return Planning(
-            settings=self.settings,
-            clock=self.clock,
-            copies=copies,
-            store=BulkMessages(self.database),
-            suppressions=self.suppressions,
-            submission=self.submission,
+        return Batches(
+            submitter=self.submitter,
+            own=self.own_transaction,
+            dry_run=dry_run,
+            journal=self.journal,
+            tracing=self.tracing,
         )
 
     @built_once
@@ -360,7 +368,7 @@ class App:
             clock=self.clock,
             windows=self.windows,
             messages=self.messages,
-            handover=self.handover,
+            enqueuer=self.enqueuer,
         )
 
     @built_once
@@ -372,7 +380,7 @@ class App:
             messages=self.messages,
             suppressions=self.suppressions,
             moves=self.moves,
-            handover=self.handover,
+            enqueuer=self.enqueuer,
             check=self.checks,
             fill=self.templates.fill,
             journal=self.journal,
@@ -483,7 +491,7 @@ class App:
             settings=self.settings,
             store=store,
             moves=self.moves,
-            handover=self.handover,
+            enqueuer=self.enqueuer,
             journal=self.journal,
         )
 

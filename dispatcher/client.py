@@ -178,8 +178,8 @@ class Dispatcher:
             status_url=status_url,
         )
         if session is not None:
-            return self._app.joined.submit(draft, session)
-        return self._app.submission.submit(draft)
+            return self._app.submitter.submit(draft, self._app.callers_transactions.of(session))
+        return self._app.submitter.submit(draft, self._app.own_transaction)
 
     @overload
     def submit_many(
@@ -221,13 +221,13 @@ class Dispatcher:
         then it ends as if run once.
         """
         every = _overridden(drafts, on_conflict)
-        bulk = self._app.bulk
+        batches = self._app.batches
         if atomic:
-            return bulk.submit_all(list(every), progress=progress)
+            return batches.submit_all(list(every), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
-            return list(bulk.submit_each(every, total=total, progress=progress, ahead=True))
-        return Unread(bulk.submit_each(every, total=total, progress=progress))
+            return list(batches.submit_each(every, total=total, progress=progress, ahead=True))
+        return Unread(batches.submit_each(every, total=total, progress=progress))
 
     def plan(
         self,
@@ -245,7 +245,7 @@ class Dispatcher:
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         every = _overridden(drafts, on_conflict)
-        return self._app.planning.plan(every, total=total, progress=progress)
+        return self._app.batches.plan(every, total=total, progress=progress)
 
     # Change what was accepted. The row decides every race.
 

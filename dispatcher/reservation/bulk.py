@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
 
-from dispatcher.errors import DispatcherError, ReservationsUnavailable
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    NoPlace,
+    ReservationsUnavailable,
+    TwinUnderWay,
+)
 from dispatcher.reservation.across import Across, Found
 from dispatcher.reservation.places import Blocked, Place, Request
 from dispatcher.reservation.posting import Posting
@@ -12,7 +20,30 @@ from dispatcher.reservation.windows import Windows
 
 Booked = int | Place
 """When a message is booked, in ms since 1970; or the place of its twin, which booked first."""
-UnderWay = Posting | Across
+
+_AT_ONCE = timedelta(0)
+
+
+class Alone(NamedTuple):
+    """A single message and what came of it: its script is called at once, which is quickest."""
+
+    request: Request
+    answer: Found
+
+    @property
+    def requests(self) -> Mapping[int, Request]:
+        """The message, under the number 0."""
+        return {0: self.request}
+
+    def found(self) -> Mapping[int, Found]:
+        """Return what came of it."""
+        return {0: self.answer}
+
+    def abandon(self) -> None:
+        """Wait for nothing: the call is done."""
+
+
+UnderWay = Alone | Posting | Across
 """Messages that are being booked, whose answers are still to be collected."""
 
 
@@ -35,11 +66,14 @@ class Bulk:
         """
         return self.collect(self.post(requests))
 
-    def post(self, requests: Sequence[Request]) -> UnderWay:
+    def post(self, requests: Sequence[Request], *, ahead: timedelta = _AT_ONCE) -> UnderWay:
         """Send what books these messages and do not wait; :meth:`collect` does.
 
+        ``ahead`` is how much longer than usual the store may take to confirm a single message.
         Raises ReservationsUnavailable like :meth:`reserve`.
         """
+        if len(requests) == 1:
+            return self._alone(requests[0], ahead)
         numbered = dict(enumerate(requests))
         if any(self._windows.is_spread(each.terms) for each in requests):
             return Across(numbered, self._windows)
@@ -71,6 +105,15 @@ class Bulk:
             if free
             for group in each[1:]
         )
+
+    def _alone(self, request: Request, ahead: timedelta) -> Alone:
+        try:
+            return Alone(request, self._windows.book(request, pending_ahead=ahead))
+        except TwinUnderWay as error:
+            self.withdraw([request])
+            return Alone(request, error)
+        except (NoPlace, IdempotencyConflict) as error:
+            return Alone(request, error)
 
     def _answer(self, request: Request, found: Found | None) -> Booked | DispatcherError:
         if isinstance(found, Blocked):

@@ -16,7 +16,7 @@ from dispatcher.errors import DispatcherError, ReservationsUnavailable
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.redis.scripts import source
 from dispatcher.reservation.answers import translated
-from dispatcher.reservation.bulk import Booked, Bulk
+from dispatcher.reservation.bulk import Booked, Bulk, UnderWay
 from dispatcher.reservation.places import Request
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.terms import Rules
@@ -79,6 +79,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._bulk = Bulk(self._windows)
         self._copy = client.register_script(source("reservation/copy_window"))
+        self._posted: list[_Copy] = []
         self._touched: set[PlanKeys] = set()
         self._twins: list[str] = []
         self._has_answered = False
@@ -89,14 +90,30 @@ class Copies(AbstractContextManager["Copies"]):
 
         Later requests, also of later calls, see the bookings of earlier ones.
         """
-        copies = self._needed(requests)
+        return self.collect(self.post(requests))
+
+    def post(self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)) -> UnderWay:
+        """Copy the windows that the requests need, and send what books in the copies."""
+        del ahead  # the store confirms none of these
+        self._posted = self._needed(requests)
         with translated():
-            self._copy_windows(copies)
+            self._copy_windows(self._posted)
             self._copy_twins(requests)
-        found = self._bulk.reserve(requests)
+        return self._bulk.post(requests)
+
+    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
+        """Return what :meth:`reserve` returns, once it is known."""
+        found = self._bulk.collect(under_way)
         with translated():
-            self._renew(copies)
+            self._renew(self._posted)
         return found
+
+    def abandon(self, under_way: UnderWay) -> None:
+        """Collect no answers."""
+        self._bulk.abandon(under_way)
+
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Give nothing back: what is booked in the copies ends with them."""
 
     def remember(self, answered: Iterable[Answered]) -> None:
         """Keep the idempotency keys of drafts that found a place."""

@@ -96,7 +96,22 @@ class Windows:
         each case nothing is booked.
         """
         asked_ms = to_ms(send_at)
+        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+        request = Request(message_id, terms, asked_ms, latest_ms, submit)
+        place = self.book(request, pending_ahead=pending_ahead, is_stored=is_stored)
+        return Booking(place.message_id, terms, from_ms(place.at_ms), submit)
+
+    def book(
+        self,
+        request: Request,
+        *,
+        pending_ahead: timedelta = timedelta(0),
+        is_stored: bool = False,
+    ) -> Place:
+        """Return where a request is booked; the id is a twin's. Raises like :meth:`reserve`."""
+        message_id, terms, asked_ms, latest_ms, submit = request
         ahead_ms = pending_ahead // timedelta(milliseconds=1)
+        home = terms.scopes[0].home
 
         def book(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
             return self.shards.book(
@@ -111,13 +126,11 @@ class Windows:
         def undo(place: Place) -> None:
             if is_stored:
                 return
-            if not self.withdraw(Booking(place.message_id, terms, send_at, submit)):
+            booking = Booking(place.message_id, terms, from_ms(place.at_ms), submit)
+            if not self.withdraw(booking):
                 raise TwinUnderWay
 
-        home = terms.scopes[0].home
-        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
-        place = self._in_all(terms, Place(message_id, asked_ms), latest_ms, book, undo)
-        return Booking(place.message_id, terms, from_ms(place.at_ms), submit)
+        return self._in_all(terms, Place(message_id, asked_ms), latest_ms, book, undo)
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""

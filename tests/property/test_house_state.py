@@ -67,7 +67,9 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         for ask in some:
             expected = self.model.expected(ask)
             try:
-                message = self.house.parts.submission.submit(ask.draft(self.model.start))
+                message = self.house.parts.submitter.submit(
+                    ask.draft(self.model.start), self.house.parts.own_transaction
+                )
             except DispatcherError as error:
                 self.check_error(ask, error, expected)
             else:

@@ -18,9 +18,9 @@ from dispatcher.delivery.senders import Sending
 from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import TooLate
 from dispatcher.message import Message, Status
-from dispatcher.reservation import Booking, Windows
+from dispatcher.reservation import Booking, Request, Windows
 from dispatcher.store import Claim, Movable
-from dispatcher.submission import BulkSubmission, CatchUp, Changes, Moves, Submission
+from dispatcher.submission import CatchUp, Changes, Moves, Reserver
 from dispatcher.submission.moves import Order
 from dispatcher.submission.schedule import ValidDraft
 from tests.simulation.claims import MemoryClaims
@@ -99,7 +99,7 @@ def cancel_by_row_count() -> AbstractContextManager[object]:
 
 
 def submit_keeps_its_place_on_error() -> AbstractContextManager[object]:
-    return patch.object(Submission, "withdraw", lambda *_: None)
+    return _keeping(lambda requests: len(requests) == 1)
 
 
 def hand_over_without_looking_at_the_claim() -> AbstractContextManager[object]:
@@ -128,7 +128,7 @@ def orphans_stay() -> AbstractContextManager[object]:
 
 
 def a_refused_batch_keeps_its_places() -> AbstractContextManager[object]:
-    return patch.object(BulkSubmission, "_withdraw", lambda *_: None)
+    return _keeping(lambda requests: len(requests) > 1)
 
 
 def only_the_first_shard_is_given_back() -> AbstractContextManager[object]:
@@ -173,6 +173,16 @@ def _moved_by(move: Any) -> Any:
             return real(self, movable, now)
 
     return moved
+
+
+def _keeping(keeps: Callable[[Sequence[Request]], bool]) -> AbstractContextManager[object]:
+    real = Reserver.withdraw
+
+    def withdraw(self: Reserver, requests: Sequence[Request]) -> None:
+        if not keeps(requests):
+            real(self, requests)
+
+    return patch.object(Reserver, "withdraw", withdraw)
 
 
 def _both(first: Any, second: Any) -> AbstractContextManager[object]:

@@ -18,8 +18,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import windows
 from dispatcher.submission import (
-    cases,
-    submission,
+    batch,
 )
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
@@ -296,9 +295,8 @@ def patched(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(destinations, "random", world.rng))
         stack.enter_context(patch.object(hand_overs, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
-        stack.enter_context(patch.object(submission, "new_id", world.new_id))
-        stack.enter_context(patch.object(cases, "new_id", world.new_id))
-        stack.enter_context(patch.object(cases, "BATCH", _BATCH))
+        stack.enter_context(patch.object(batch, "new_id", world.new_id))
+        stack.enter_context(patch.object(batch, "BATCH", _BATCH))
         stack.enter_context(patch.object(windows, "new_hold", world.new_hold))
         log.setLevel(logging.CRITICAL + 1)
         try:

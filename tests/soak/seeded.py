@@ -257,7 +257,7 @@ BUGS = (
     Bug(
         name="a key with other content answered with the message",
         changes=_one(
-            "submission/submission.py", "if fingerprint != draft.fingerprint:", "if not message:"
+            "submission/batch.py", "if fingerprint != valid.fingerprint:", "if not message:"
         ),
         faults=CALM,
     ),

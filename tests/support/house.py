@@ -30,9 +30,9 @@ BROKER_DB = 1
 FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
 _USE_CASES = (
-    "submission", "joined", "bulk", "planning", "handover", "changes", "delivery", "sweep",
-    "outlook", "verification", "held", "catch_up", "suppressing", "cancelling",
-    "status_messages",
+    "reserver", "submitter", "own_transaction", "callers_transactions", "batches", "enqueuer",
+    "changes", "delivery", "sweep", "outlook", "verification", "held", "catch_up", "suppressing",
+    "cancelling", "status_messages",
 )  # fmt: skip
 BODY = {"text": canaries.BODY}
 

@@ -182,7 +182,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 def test_without_a_port_the_library_is_not_even_loaded() -> None:
     program = (
         "import sys; from dispatcher import Settings; from dispatcher.app import App; "
-        "parts = App(Settings.load()); parts.journal; parts.submission; "
+        "parts = App(Settings.load()); parts.journal; parts.submitter; "
         "sys.exit('prometheus_client' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)

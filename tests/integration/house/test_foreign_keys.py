@@ -115,7 +115,7 @@ def test_nothing_is_accepted_between_setting_aside_and_the_rebuild(house: House)
 
 def test_what_is_ours_is_left_alone(house: House) -> None:
     message = house.submit("ben", send_at=LATER)
-    valid = house.parts.submission.scheduled(
+    valid = house.parts.submitter.validated(
         Draft(channel="memory", recipient="ben", body=BODY, send_at=LATER), now=FAR
     )
     house.parts.windows.move(message.id, terms=valid.terms, send_at=LATER + timedelta(hours=1))

@@ -188,8 +188,8 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
         age_pending(house)
         house.parts.sweep.reconcile()
 
-    bulk = vars(second.parts.bulk)
-    bulk["_store"] = Between(bulk["_store"], before={"add": once(sweep)})
+    own = vars(second.parts.own_transaction)
+    own["_bulk"] = Between(own["_bulk"], before={"add": once(sweep)})
     minutes = [timedelta(minutes=n) for n in range(3)]
     drafts = [
         Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes

@@ -21,7 +21,7 @@ from dispatcher import (
 )
 from dispatcher.reservation import Terms
 from dispatcher.submission import terms_for
-from dispatcher.submission.submission import LOOKING_SECONDS
+from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
@@ -203,13 +203,14 @@ def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed
 
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     house = build()
-    store, settle = house.parts.bulk._store, house.settings.settle
+    own = vars(house.parts.own_transaction)
+    store, settle = own["_bulk"], house.settings.settle
 
     def meanwhile() -> None:
         house.moved.advance(settle + timedelta(milliseconds=1))
         house.redis.flushall()
 
-    house.parts.bulk._store = Between(store, before={"add": once(meanwhile)})  # type: ignore[assignment]
+    own["_bulk"] = Between(store, before={"add": once(meanwhile)})
     results = house.dispatcher.submit_many(
         Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
         for number in range(20)
