@@ -173,8 +173,8 @@ class App:
     def journal(self) -> Journal:
         """The log, the metrics and the hooks of each transition."""
         meter = None if self.settings.metrics_port is None else prometheus_meter()
-        listen = None if self.hooks is None else self.hooks.told
-        return Journal(log_key=self.settings.log_key, meter=meter, listen=listen)
+        listeners = [] if self.hooks is None else [self.hooks.told]
+        return Journal(log_key=self.settings.log_key, meter=meter, listeners=listeners)
 
     @built_once
     def tracing(self) -> Tracing | None:
