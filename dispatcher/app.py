@@ -14,7 +14,7 @@ from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerSurvey, check_url
 from dispatcher.built_once import built_once
 from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
-from dispatcher.delivery import Delivery, Lanes
+from dispatcher.delivery import Delivery, GroupQueue
 from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.status_messages import StatusMessages
 from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
@@ -454,9 +454,9 @@ class App:
         )
 
     @built_once
-    def lanes(self) -> Lanes:
-        """What keeps the channels apart in a worker."""
-        return Lanes(self.delivery, at_once=self.settings.groups_at_once)
+    def group_queue(self) -> GroupQueue:
+        """The groups that wait in a worker, by channel."""
+        return GroupQueue(self.delivery, at_once=self.settings.groups_at_once)
 
     @built_once
     def ticks(self) -> Ticks:
@@ -608,12 +608,12 @@ class App:
 
     def stop_sending(self) -> None:
         """Begin no further send. May be called in the handler of a signal."""
-        if "lanes" in vars(self):
-            self.lanes.stop()
+        if "group_queue" in vars(self):
+            self.group_queue.stop()
 
     def finish_sending(self) -> bool:
         """Wait for the sends that no task waits for; tell whether all ended."""
-        return self.lanes.finish() if "lanes" in vars(self) else True
+        return self.group_queue.finish() if "group_queue" in vars(self) else True
 
     def close_sending(self) -> None:
         """Close the lines to the providers, once no send is under way.

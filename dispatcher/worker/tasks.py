@@ -51,7 +51,7 @@ told without a traceback: a server that is away for a while is no fault of the c
 @shared_task(name="dispatcher.deliver", **OURS)
 def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
     """Deliver these messages."""
-    here().lanes.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
+    here().group_queue.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
 
 
 @worker_shutting_down.connect

@@ -83,8 +83,8 @@ BUGS = (
                 new="",
             ),
             Change(
-                file="delivery/round.py",
-                old="if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:",
+                file="delivery/sender.py",
+                old="if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:",
                 new="if claim is None:",
             ),
         ],
@@ -264,7 +264,7 @@ BUGS = (
     Bug(
         name="a log tells who is written to",
         changes=_one(
-            "delivery/hand_overs.py",
+            "delivery/sender.py",
             'log.warning("message %s: its transport raised %s", message.id,',
             'log.warning("message %s: its transport raised %s", message.recipient,',
         ),
@@ -325,10 +325,10 @@ BUGS = (
         test="tests/integration/store/test_claims.py",
     ),
     Bug(
-        name="the rest of the claim not checked before the hand-over",
+        name="the rest of the claim not checked before the send",
         changes=_one(
-            "delivery/round.py",
-            "is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout",
+            "delivery/sender.py",
+            "is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout",
             "is_ours = bool(claim)",
         ),
         test="tests/integration/house/test_delivery.py",

@@ -113,7 +113,7 @@ def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run:
 
 def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
     message = house.submit(on_unknown="hold")
-    house.parts.delivery._claims.claim([message.id])
+    house.parts.delivery.parts.claims.claim([message.id])
     out = told(run, message)
     assert "under way" in out
     assert "a worker has it; it is held if nobody tells until" in out

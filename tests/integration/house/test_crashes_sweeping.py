@@ -86,7 +86,7 @@ def test_what_was_taken_and_not_published_is_taken_again_after_its_grace(
 )
 def test_a_rescue_that_dies_in_its_transaction_changed_nothing(house: House, how: How) -> None:
     messages = submitted(house)
-    house.parts.delivery._claims.claim([each.id for each in messages])
+    house.parts.delivery.parts.claims.claim([each.id for each in messages])
     house.end_claims(*messages)
     before = house.rows(), house.attempt_rows()
     die("rescue.in_transaction", sweeps, house.settings, "rescue", how=how)
@@ -202,7 +202,7 @@ def test_what_was_rescued_is_handed_over_alone_and_what_was_never_tried_in_group
     house: House,
 ) -> None:
     rescued, fresh = submitted(house), submitted(house)
-    house.parts.delivery._claims.claim([each.id for each in rescued])
+    house.parts.delivery.parts.claims.claim([each.id for each in rescued])
     house.end_claims(*rescued)
     house.parts.sweep.rescue()
     house.change(fresh, enqueue_at=house.database_time() - timedelta(seconds=1))

@@ -145,7 +145,7 @@ def test_what_is_being_sent_or_has_ended_stays(slow: House, status: Status) -> N
     if status is Status.SENT:
         slow.deliver(message)
     elif status is Status.SENDING:
-        slow.parts.delivery._claims.claim([message.id])
+        slow.parts.delivery.parts.claims.claim([message.id])
     else:
         slow.dispatcher.cancel(message.id)
         ended = {} if status.is_final else {"finished_at": None}
@@ -181,7 +181,7 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
 @pytest.mark.every_database
 def test_a_worker_that_claims_first_wins(slow: House) -> None:
     message = slow.submit()
-    claim = once(lambda: slow.parts.delivery._claims.claim([message.id]))
+    claim = once(lambda: slow.parts.delivery.parts.claims.claim([message.id]))
     between(slow, "_windows", after={"move_many": claim})
     with pytest.raises(TooLate) as refused:
         slow.dispatcher.reschedule(message.id, send_in=HOUR)

@@ -1,4 +1,4 @@
-"""Keeps the channels of one worker process apart."""
+"""Groups that wait in a worker process for their turn, by channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from dispatcher.delivery.delivery import Delivery
+from dispatcher.delivery.task import Delivery
 from dispatcher.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ _MOST_WAITING = 2_000
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Channel:
     under_way: int = 0
     again: deque[Sequence[UUID]] = field(default_factory=deque)
     first: deque[Sequence[UUID]] = field(default_factory=deque)
@@ -29,38 +29,38 @@ class _Lane:
         return len(self.again) + len(self.first)
 
 
-class Lanes:
+class GroupQueue:
     """Begins so many groups of each channel at a time.
 
-    A channel whose provider is slow fills its own lane and leaves the worker's threads to others:
+    A channel whose provider is slow fills its own queue and leaves the worker's threads to others:
     the thread that brings one group too many leaves it here, and who has begun a group takes the
-    next. So no more is claimed than what the senders hand over and what these groups wait with.
-    Those that come again, perhaps at their turn under a limit, go before those that come for the
-    first time: a herd must not keep whom it has sent away from coming back.
+    next. So no more is claimed than what the senders send and what these groups wait with. Groups
+    that come again, perhaps at their turn under a limit, go before those that come for the first
+    time: a herd must not keep the messages that it had snoozed from coming back.
     """
 
     def __init__(self, delivery: Delivery, *, at_once: int) -> None:
         self._delivery = delivery
         self._at_once = at_once
         self._lock = threading.Lock()
-        self._lanes: dict[str, _Lane] = defaultdict(_Lane)
+        self._channels: dict[str, _Channel] = defaultdict(_Channel)
 
     def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
         """Deliver a group now, or leave it to a thread that is at work on this channel.
 
         It returns when the group has begun. Raises StoreUnavailable when nothing can be claimed;
-        the sweep hands over again what was to be delivered, and what waits here.
+        the sweep enqueues again what was to be delivered, and what waits here.
         """
-        lane = self._lanes[channel]
+        queue = self._channels[channel]
         with self._lock:
-            if lane.under_way >= self._at_once:
-                if lane.waiting < _MOST_WAITING:
-                    (lane.first if is_first else lane.again).append(message_ids)
+            if queue.under_way >= self._at_once:
+                if queue.waiting < _MOST_WAITING:
+                    (queue.first if is_first else queue.again).append(message_ids)
                 else:
                     log.info("channel %s: %d messages are left to the sweep", channel,
                              len(message_ids))  # fmt: skip
                 return
-            lane.under_way += 1
+            queue.under_way += 1
         group: Sequence[UUID] | None = message_ids
         failure: Exception | None = None
         try:
@@ -74,12 +74,12 @@ class Lanes:
                     log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
                     failure = failure or error
                 with self._lock:
-                    group = self._next(lane)
-                    lane.under_way -= group is None
+                    group = self._next(queue)
+                    queue.under_way -= group is None
         except BaseException:
             with self._lock:
-                left, lane.again, lane.first = [*lane.again, *lane.first], deque(), deque()
-                lane.under_way -= 1
+                left, queue.again, queue.first = [*queue.again, *queue.first], deque(), deque()
+                queue.under_way -= 1
             if left:
                 log.warning("channel %s: %d messages are left to the sweep", channel,
                             sum(map(len, left)))  # fmt: skip
@@ -87,14 +87,14 @@ class Lanes:
         if failure:
             raise failure
 
-    def _next(self, lane: _Lane) -> Sequence[UUID] | None:
+    def _next(self, queue: _Channel) -> Sequence[UUID] | None:
         if self._delivery.is_stopping:
             return None
-        waiting = lane.again or lane.first
+        waiting = queue.again or queue.first
         return waiting.popleft() if waiting else None
 
     def stop(self) -> None:
-        """Begin no further hand-over. What waits here is handed over again after its grace.
+        """Begin no further send. What waits here is enqueued again after its grace.
 
         May be called in the handler of a signal: it waits for no lock.
         """

@@ -1,4 +1,4 @@
-"""A hand-over that takes its time holds up neither the groups behind it nor a thread of theirs."""
+"""A send that takes its time holds up neither the groups behind it nor a thread of theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher import Message, Outcome, Status, StoreUnavailable
 from dispatcher.channel import Channel
-from dispatcher.delivery import stragglers as module
+from dispatcher.delivery import recorder as module
 from dispatcher.store import Failure, Result
 from tests.integration.house.conftest import Build
 from tests.support.house import House, hour_ago
@@ -60,7 +60,7 @@ class Locked:
 
 @pytest.fixture
 def holding(build: Build) -> Iterator[tuple[House, Holding]]:
-    """Give a house of two groups at a time and six senders, and what holds its hand-overs."""
+    """Give a house of two groups at a time and six senders, and what holds its sends."""
     house = build(
         clock=hour_ago(),
         channels={"memory": {"transport": "memory", "senders": 6}},
@@ -70,7 +70,7 @@ def holding(build: Build) -> Iterator[tuple[House, Holding]]:
     house.memory.before = held = Holding()
     yield house, held
     held.released.set()
-    assert house.parts.lanes.finish(20)
+    assert house.parts.group_queue.finish(20)
 
 
 def passes(house: House) -> bool:
@@ -81,7 +81,7 @@ def passes(house: House) -> bool:
 
 def in_background(house: House, *groups: list[Message]) -> list[threading.Thread]:
     """Let a thread deliver each of the groups, as a worker's threads do."""
-    deliver = house.parts.lanes.deliver
+    deliver = house.parts.group_queue.deliver
     threads = [
         threading.Thread(target=deliver, args=([each.id for each in group], "memory"))
         for group in groups
@@ -96,7 +96,7 @@ def in_background_quietly(house: House, *groups: list[Message]) -> list[threadin
 
     def deliver(group: list[Message]) -> None:
         with suppress(BaseException):
-            house.parts.lanes.deliver([each.id for each in group], "memory")
+            house.parts.group_queue.deliver([each.id for each in group], "memory")
 
     threads = [threading.Thread(target=deliver, args=(group,)) for group in groups]
     for thread in threads:
@@ -121,7 +121,7 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(
     wait_until(lambda: passes(house) and not any(thread.is_alive() for thread in threads))
     assert house.again(groups[0][0]).status is Status.SENDING
     held.released.set()
-    assert house.parts.lanes.finish(20)
+    assert house.parts.group_queue.finish(20)
     assert is_sent(house, *(each for each, _ in groups))
 
 
@@ -153,7 +153,7 @@ def test_what_lasts_keeps_its_claim_though_no_task_waits_for_it(
     house.moved.advance(house.settings.claim_ttl * 0.6)
     wait_until(lambda: house.columns(message, "claim_expires_at")[0] > before)
     held.released.set()
-    assert house.parts.lanes.finish(20)
+    assert house.parts.group_queue.finish(20)
     assert is_sent(house, message)
 
 
@@ -162,17 +162,17 @@ def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding])
     message = house.submit(SLOW)
     [thread] = in_background(house, [message])
     wait_until(lambda: passes(house) and not thread.is_alive())
-    house.parts.lanes.stop()
-    assert not house.parts.lanes.finish(0.05)
+    house.parts.group_queue.stop()
+    assert not house.parts.group_queue.finish(0.05)
     held.released.set()
-    assert house.parts.lanes.finish(20)
+    assert house.parts.group_queue.finish(20)
     assert is_sent(house, message)
 
 
 def test_one_that_cannot_be_recorded_holds_up_no_other(holding: tuple[House, Holding]) -> None:
     house, held = holding
-    outcomes = vars(vars(house.parts.delivery)["_outcomes"])
-    outcomes["_claims"] = locked = Locked(outcomes["_claims"])
+    parts: Any = house.parts.delivery.parts
+    parts.claims = locked = Locked(parts.claims)
     messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
     for each in messages:
         [thread] = in_background(house, [each])
@@ -192,11 +192,11 @@ def test_a_stop_waits_no_longer_than_a_claim_is_kept(
     house, held = holding
     [thread] = in_background(house, [house.submit(SLOW)])
     wait_until(lambda: passes(house) and not thread.is_alive())
-    monkeypatch.setattr("dispatcher.delivery.delivery.LONGEST_HOLD_SECONDS", 0.05)
-    house.parts.lanes.stop()
-    assert not house.parts.lanes.finish()
+    monkeypatch.setattr("dispatcher.delivery.recorder.LONGEST_HOLD_SECONDS", 0.05)
+    house.parts.group_queue.stop()
+    assert not house.parts.group_queue.finish()
     held.released.set()
-    assert house.parts.lanes.finish(20)
+    assert house.parts.group_queue.finish(20)
 
 
 def test_what_escapes_from_one_that_lasts_ends_no_other(
@@ -216,7 +216,7 @@ def test_what_escapes_from_one_that_lasts_ends_no_other(
     assert "a body" not in caplog.text
     held.error = None
     held.released.set()
-    assert house.parts.lanes.finish(20)
+    assert house.parts.group_queue.finish(20)
     assert is_sent(house, last)
     assert house.again(breaks).status is Status.SENDING, "its outcome is unknown"
 
@@ -258,7 +258,7 @@ def test_what_interrupts_the_leading_thread_leaves_nothing_open(
         held.released.set()
         raise Interrupted
 
-    vars(vars(house.parts.delivery)["_stragglers"])["take"] = interrupt
+    vars(vars(house.parts.delivery)["_late"])["take"] = interrupt
     [thread] = in_background_quietly(house, [message])
     wait_until(lambda: passes(house) and not thread.is_alive())
     assert is_sent(house, message)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.delivery import Delivery, Lanes
+from dispatcher.delivery import Delivery, GroupQueue
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import new_id
 from tests.support.waiting import wait_until
@@ -46,15 +46,15 @@ def deliveries() -> Deliveries:
     return Deliveries()
 
 
-def lanes(deliveries: Deliveries, at_once: int = 2) -> Lanes:
-    return Lanes(cast("Delivery", deliveries), at_once=at_once)
+def queue_of(deliveries: Deliveries, at_once: int = 2) -> GroupQueue:
+    return GroupQueue(cast("Delivery", deliveries), at_once=at_once)
 
 
-def fill(lane: Lanes, deliveries: Deliveries, many: int) -> list[threading.Thread]:
+def fill(queue: GroupQueue, deliveries: Deliveries, many: int) -> list[threading.Thread]:
     """Let that many threads deliver a slow group each on the channel ``slow``."""
     ids = [new_id() for _ in range(many)]
     deliveries.slow |= set(ids)
-    threads = [threading.Thread(target=lane.deliver, args=([each], "slow")) for each in ids]
+    threads = [threading.Thread(target=queue.deliver, args=([each], "slow")) for each in ids]
     for thread in threads:
         thread.start()
     wait_until(lambda: deliveries.slow <= set(deliveries.begun))
@@ -68,34 +68,34 @@ def end(threads: list[threading.Thread], deliveries: Deliveries) -> None:
 
 
 def test_a_slow_channel_leaves_the_thread_to_another(deliveries: Deliveries) -> None:
-    lane = lanes(deliveries)
-    threads = fill(lane, deliveries, 2)
+    queue = queue_of(deliveries)
+    threads = fill(queue, deliveries, 2)
     waits, goes = new_id(), new_id()
-    lane.deliver([waits], "slow")
-    lane.deliver([goes], "quick")
+    queue.deliver([waits], "slow")
+    queue.deliver([goes], "quick")
     assert deliveries.done == [goes]
     end(threads, deliveries)
     assert set(deliveries.done) == {*deliveries.slow, waits, goes}, "who ends takes what waits"
 
 
 def test_what_waits_goes_in_order(deliveries: Deliveries) -> None:
-    lane = lanes(deliveries, at_once=1)
-    threads = fill(lane, deliveries, 1)
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
     waiting = [new_id() for _ in range(5)]
     for each in waiting:
-        lane.deliver([each], "slow")
+        queue.deliver([each], "slow")
     end(threads, deliveries)
     assert deliveries.done[1:] == waiting
-    lane.deliver(waiting, "slow")
-    assert deliveries.done[6:] == waiting, "the lane is free again"
+    queue.deliver(waiting, "slow")
+    assert deliveries.done[6:] == waiting, "the channel is free again"
 
 
 def test_without_the_store_what_waits_is_left_to_the_sweep(
     deliveries: Deliveries, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lane = lanes(deliveries, at_once=1)
-    threads = fill(lane, deliveries, 1)
-    lane.deliver([new_id()], "slow")
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
+    queue.deliver([new_id()], "slow")
     deliveries.error = StoreUnavailable("down")
     threading.excepthook, before = lambda _: None, threading.excepthook
     end(threads, deliveries)
@@ -105,19 +105,19 @@ def test_without_the_store_what_waits_is_left_to_the_sweep(
     assert "1 messages are left to the sweep" in caplog.text
     deliveries.error = None
     again = new_id()
-    lane.deliver([again], "slow")
+    queue.deliver([again], "slow")
     assert deliveries.done == [again]
 
 
 def test_an_error_of_one_group_is_told_and_takes_no_other_along(
     deliveries: Deliveries, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lane = lanes(deliveries, at_once=1)
+    queue = queue_of(deliveries, at_once=1)
     broken, others = new_id(), [new_id() for _ in range(3)]
     deliveries.errors[broken] = ValueError("with a body in it")
-    threads = fill(lane, deliveries, 1)
+    threads = fill(queue, deliveries, 1)
     for each in [others[0], broken, *others[1:]]:
-        lane.deliver([each], "slow")
+        queue.deliver([each], "slow")
     threading.excepthook, before = lambda _: None, threading.excepthook
     end(threads, deliveries)
     threading.excepthook = before
@@ -126,32 +126,32 @@ def test_an_error_of_one_group_is_told_and_takes_no_other_along(
     assert "ValueError" in caplog.text
     assert "body" not in caplog.text
     deliveries.errors.clear()
-    lane.deliver([broken], "slow")
-    assert deliveries.done[-1] == broken, "the lane is free again"
+    queue.deliver([broken], "slow")
+    assert deliveries.done[-1] == broken, "the channel is free again"
 
 
 def test_the_error_of_a_group_is_its_tasks(deliveries: Deliveries) -> None:
     broken = new_id()
     deliveries.errors[broken] = ValueError("odd")
     with pytest.raises(ValueError, match="odd"):
-        lanes(deliveries).deliver([broken], "slow")
+        queue_of(deliveries).deliver([broken], "slow")
 
 
 def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
-    lane = lanes(deliveries, at_once=1)
-    threads = fill(lane, deliveries, 1)
-    lane.deliver([new_id()], "slow")
-    lane.stop()
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
+    queue.deliver([new_id()], "slow")
+    queue.stop()
     end(threads, deliveries)
     assert deliveries.is_stopping
     assert deliveries.done == list(deliveries.slow)
 
 
-def test_a_stop_is_heard_while_the_lanes_are_locked(deliveries: Deliveries) -> None:
+def test_a_stop_is_heard_while_the_queue_is_locked(deliveries: Deliveries) -> None:
     """It comes from a signal, which may interrupt the very thread that has the lock."""
-    lane = lanes(deliveries)
-    with vars(lane)["_lock"]:
-        stopping = threading.Thread(target=lane.stop, daemon=True)
+    queue = queue_of(deliveries)
+    with vars(queue)["_lock"]:
+        stopping = threading.Thread(target=queue.stop, daemon=True)
         stopping.start()
         stopping.join(1)
         assert not stopping.is_alive()
@@ -160,12 +160,12 @@ def test_a_stop_is_heard_while_the_lanes_are_locked(deliveries: Deliveries) -> N
 def test_what_comes_again_goes_before_what_comes_for_the_first_time(
     deliveries: Deliveries,
 ) -> None:
-    lane = lanes(deliveries, at_once=1)
-    threads = fill(lane, deliveries, 1)
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
     first, again = [new_id() for _ in range(2)], [new_id() for _ in range(2)]
     for each in first:
-        lane.deliver([each], "slow")
+        queue.deliver([each], "slow")
     for each in again:
-        lane.deliver([each], "slow", is_first=False)
+        queue.deliver([each], "slow", is_first=False)
     end(threads, deliveries)
     assert deliveries.done[1:] == [*again, *first]

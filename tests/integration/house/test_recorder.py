@@ -1,4 +1,4 @@
-"""The thread that leads a group, while those who hand over are busy."""
+"""The recorder of a group, while its senders are busy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
 
 @pytest.fixture
 def pair(build: Build) -> House:
-    """Give a house whose channel hands over two messages at a time."""
+    """Give a house whose channel sends two messages at a time."""
     return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
 
 
@@ -58,7 +58,7 @@ def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
     pair.swap("permits", Hesitant(pair.parts.permits))
     messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
     third = messages[2]
-    claims = vars(pair.parts.delivery)["_claims"]
+    parts: Any = pair.parts.delivery.parts
     gone = threading.Event()
     ends: list[object] = []
 
@@ -66,7 +66,7 @@ def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
         ends.extend(pair.columns(third, "claim_expires_at"))
         pair.moved.advance(pair.settings.claim_ttl * 0.6)
 
-    vars(pair.parts.delivery)["_outcomes"]._claims = Between(claims, before={"record": once(stall)})
+    parts.claims = Between(parts.claims, before={"record": once(stall)})
 
     def hand_over(message: Message) -> None:
         if message.id == messages[1].id:
@@ -95,7 +95,7 @@ def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> N
     thread = in_background(pair, messages)
     try:
         under_way.wait(60)
-        pair.parts.lanes.stop()
+        pair.parts.group_queue.stop()
         rest = [each for each in messages if pair.again(each).status is Status.SENDING][2:]
         assert rest
         wait_until(
