@@ -369,8 +369,8 @@ class CallersTransaction:
 
     def store(self, batch: Batch) -> None:
         """Store what is reserved, to be committed by the caller."""
-        transaction = self._joined()
         for entry in batch.booked:
+            transaction = self._joined()
             joined = _Joined(entry, batch.started)
             transaction.watch.joined.append(joined)
             try:
