@@ -35,7 +35,7 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 
 # Most tests wait for servers and processes, so two cores carry three processes. The tests start
 # hundreds of processes; without bytecode files each would compile the package again.
-test: $(READY) ## Run all tests, on servers they start: about 10 minutes
+test: $(READY) ## Run the tests of every promise, on servers they start: under 4 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-all: $(READY) ## Run all tests, each on every database: about 8 minutes
@@ -45,10 +45,10 @@ test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
 
 test-slow: $(READY) ## Run all tests with half of the processor: no result may depend on speed
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line may have a secret
-	$(BIN)/python -m pytest -n 3 --dist loadfile --log-level=DEBUG --show-capture=no \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \
 		tests/unit tests/integration -k "not postgresql and not mariadb"
 
 soak: $(READY) ## Break real servers and processes by SEED for MINUTES, and check the promises
