@@ -15,10 +15,10 @@ from dispatcher.broker.survey import BrokerSurvey, check_url
 from dispatcher.built_once import built_once
 from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
 from dispatcher.delivery import Delivery, GroupQueue
+from dispatcher.delivery.duties import Ticks
+from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
-from dispatcher.delivery.status_messages import StatusMessages
-from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
-from dispatcher.delivery.ticks import Ticks
+from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
@@ -465,17 +465,41 @@ class App:
 
     @built_once
     def sweep(self) -> Sweep:
-        """The duties of the sweep."""
+        """The duties ``enqueue_due``, ``rescue``, ``notify`` and ``prune``."""
         return Sweep(
             settings=self.settings,
             clock=self.clock,
             store=StoreUpkeep(self.database, leaves=self._left),
             messages=self.messages,
-            windows=self.upkeep,
             permits=self.permits,
             queue=self.queue,
             journal=self.journal,
             send_logs=self.send_logs,
+            untold=self._untold,
+        )
+
+    @property
+    def _untold(self) -> Untold | None:
+        """The messages whose callers are to be told their status; None without a channel for it."""
+        name = self.settings.status_channel
+        if not name:
+            return None
+        return Untold(
+            self.database,
+            channel=name,
+            max_attempts=self.settings.channels[name].max_attempts,
+            tells_errors=self.settings.status_errors,
+        )
+
+    @built_once
+    def reconciler(self) -> Reconciler:
+        """The duty that makes Redis agree with SQL."""
+        return Reconciler(
+            settings=self.settings,
+            clock=self.clock,
+            store=StoreUpkeep(self.database, leaves=self._left),
+            windows=self.upkeep,
+            permits=self.permits,
         )
 
     @built_once
@@ -494,21 +518,6 @@ class App:
             enqueuer=self.enqueuer,
             journal=self.journal,
         )
-
-    @built_once
-    def status_messages(self) -> StatusMessages:
-        """The duty that tells status URLs what became of messages."""
-        name = self.settings.status_channel
-        untold = None
-        if name:
-            tries = self.settings.channels[name].max_attempts
-            untold = Untold(
-                self.database,
-                channel=name,
-                max_attempts=tries,
-                tells_errors=self.settings.status_errors,
-            )
-        return StatusMessages(untold=untold, channel=name, journal=self.journal)
 
     @property
     def _left(self) -> ColumnElement[bool] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
 
 from dispatcher.app import App
-from dispatcher.delivery.sweep import OnRows
+from dispatcher.delivery.reconciler import OnRows
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, kind_of, quoted
 from dispatcher.message import (
     Attempt,
@@ -446,7 +446,7 @@ class Dispatcher:
         another process. Raises InvalidValue, ReservationsUnavailable and StoreUnavailable; then
         the sweep rebuilds what is still closed.
         """
-        return self._app.sweep.rebuild(shards, progress=progress)
+        return self._app.reconciler.rebuild(shards, progress=progress)
 
     # Look. Nothing here books, stores or sends.
 

@@ -323,7 +323,7 @@ def _prepare(settings: Settings) -> None:
     try:
         migrate(app.database)
         # The Redis was just started: no submit can be under way, so there is none to wait for.
-        app.sweep.reconcile(settle=timedelta(0))
+        app.reconciler.reconcile(settle=timedelta(0))
     finally:
         app.close()
 

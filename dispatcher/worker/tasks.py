@@ -23,7 +23,7 @@ from celery.signals import (
 
 from dispatcher.broker.items import item_rejected
 from dispatcher.celery_app import tasks_dropped
-from dispatcher.delivery.sweep import Reconciled
+from dispatcher.delivery.reconciler import Reconciled
 from dispatcher.errors import DispatcherError, Unavailable
 from dispatcher.submission import CaughtUp
 from dispatcher.telemetry.liveness import Kind
@@ -42,7 +42,7 @@ OURS: dict[str, Any] = {
 }
 """Options of our tasks in any app, whatever that has for its own.
 
-Above all no time limit of the app's: one that ends a process inside a hand-over leaves its outcome
+Above all no time limit of the app's: one that ends a process inside a send leaves its outcome
 unknown. They bound themselves. (Celery takes 0 for "that of the pool".) What ``throws`` names is
 told without a traceback: a server that is away for a while is no fault of the code.
 """
@@ -82,9 +82,9 @@ def finish(**_: object) -> None:
 
 
 @tasks_dropped.connect
-def hand_over_again(message_ids: list[UUID], **_: object) -> None:
-    """Let the sweep hand over at its next turn what this worker had to drop."""
-    here().sweep.hand_over_again(message_ids)
+def enqueue_again(message_ids: list[UUID], **_: object) -> None:
+    """Let the sweep enqueue at its next turn what this worker had to drop."""
+    here().sweep.enqueue_again(message_ids)
 
 
 @item_rejected.connect
@@ -137,7 +137,7 @@ def worker_has_ended(**_: object) -> None:
 
 @shared_task(name="dispatcher.enqueue_due", **OURS)
 def enqueue_due() -> None:
-    """Hand over what comes near."""
+    """Enqueue what comes near."""
     _do("enqueue_due", here().sweep.enqueue_due)
 
 
@@ -150,7 +150,7 @@ def rescue() -> None:
 @shared_task(name="dispatcher.reconcile", **OURS)
 def reconcile() -> None:
     """Make Redis agree with the store."""
-    _do("reconcile", here().sweep.reconcile)
+    _do("reconcile", here().reconciler.reconcile)
 
 
 @shared_task(name="dispatcher.catch_up", **OURS)
@@ -159,10 +159,10 @@ def catch_up() -> None:
     _do("catch_up", here().catch_up.run)
 
 
-@shared_task(name="dispatcher.tell", **OURS)
-def tell() -> None:
-    """Make status messages for those who want to be told."""
-    _do("tell", here().status_messages.tell)
+@shared_task(name="dispatcher.notify", **OURS)
+def notify() -> None:
+    """Make status messages for the callers who asked for them."""
+    _do("notify", here().sweep.notify)
 
 
 @shared_task(name="dispatcher.prune", **OURS)

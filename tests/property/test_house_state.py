@@ -307,7 +307,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     @SOMETHING
     @rule()
     def reconcile(self) -> None:
-        self.house.parts.sweep.reconcile(settle=timedelta(0))
+        self.house.parts.reconciler.reconcile(settle=timedelta(0))
         for scope in {scope for each in self.model.stored.values() for scope in each.wish.scopes}:
             self.model.ledger.places.setdefault(scope, {})
         self.model.lose(self.model.closed)

@@ -5,6 +5,7 @@ Those of the doubles stand for the same mistake in a statement or a script.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from dispatcher.delivery.group import Ended, Group
+from dispatcher.delivery.reconciler import Reconciler
 from dispatcher.delivery.recorder import Recorder, permit_of
 from dispatcher.delivery.sender import Sender
 from dispatcher.delivery.sender_pool import SenderPool
@@ -127,7 +129,7 @@ def nobody_rescues() -> AbstractContextManager[object]:
 
 
 def orphans_stay() -> AbstractContextManager[object]:
-    return patch.object(Sweep, "_settle_unconfirmed", lambda _: (0, 0, 0))
+    return patch.object(Reconciler, "_settle_unconfirmed", lambda _: Counter())
 
 
 def a_refused_batch_keeps_its_places() -> AbstractContextManager[object]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from dispatcher.delivery import Delivery
-from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
+from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
+from dispatcher.delivery.sweep import Sweep
 from dispatcher.message import Message
 from dispatcher.quota import Limit
 from dispatcher.reservation import Bulk, Windows, longest_ms
@@ -108,11 +109,17 @@ class Wiring:
             clock=process,
             store=self._reached(self._upkeep, "store", process),
             messages=parts["messages"],
-            windows=self._reached(self._windows_upkeep, "windows", process),
             permits=self._reached(self.permits, "permits", process),
             queue=self._queue_of(process),
             journal=Journal(),
             send_logs=self._send_logs,
+        )
+        reconciler = Reconciler(
+            settings=_SETTINGS,
+            clock=process,
+            store=self._reached(self._upkeep, "store", process),
+            windows=self._reached(self._windows_upkeep, "windows", process),
+            permits=self._reached(self.permits, "permits", process),
         )
         catch_up = CatchUp(
             settings=_SETTINGS,
@@ -123,7 +130,7 @@ class Wiring:
         )
         return {
             "enqueue_due": sweep.enqueue_due, "rescue": sweep.rescue, "prune": sweep.prune,
-            "reconcile": sweep.reconcile, "catch_up": catch_up.run,
+            "reconcile": reconciler.reconcile, "catch_up": catch_up.run,
         }  # fmt: skip
 
     def _common_of(self, process: Process) -> dict[str, Any]:

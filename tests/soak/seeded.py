@@ -111,7 +111,7 @@ BUGS = (
     Bug(
         name="permits not restored by a rebuild",
         changes=_one(
-            "delivery/sweep.py",
+            "delivery/reconciler.py",
             "self._permits.restore(known, marker=rebuild.marker, marker_life=life)",
             "known.clear()",
         ),
@@ -121,16 +121,16 @@ BUGS = (
     Bug(
         name="what submits left behind is not looked for",
         changes=_one(
-            "delivery/sweep.py",
-            "        known, unknown, corrected = 0, 0, 0\n",
-            "        known, unknown, corrected = 0, 0, 0\n        return known, unknown, corrected\n",
+            "delivery/reconciler.py",
+            "        in_batches(lambda at_most: self._settle_some(at_most, did, waiting))\n",
+            "",
         ),
         faults=("client.kill", "redis.freeze", "line.refuse", "reply.script"),
     ),
     Bug(
         name="no rescue",
         changes=_one(
-            "delivery/sweep.py", "_in_batches(self._rescue)", "0"
+            "delivery/sweep.py", "in_batches(self._rescue)", "0"
         ),
         faults=("worker.kill",),
     ),
@@ -234,7 +234,7 @@ BUGS = (
     Bug(
         name="places of cancelled and expired messages not freed",
         changes=_one(
-            "delivery/sweep.py",
+            "delivery/reconciler.py",
             "            self._windows.release(self._reserved(places))\n",
             "",
         ),

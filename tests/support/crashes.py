@@ -99,7 +99,7 @@ def reconcile(house: House) -> None:
     for pattern in ("twins:*", "rebuild"):
         for key in house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:{pattern}"):
             house.redis.delete(key)
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
 
 
 def published(house: House) -> list[list[UUID]]:

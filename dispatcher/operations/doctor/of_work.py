@@ -139,7 +139,7 @@ def untold(facts: UntoldFacts) -> Verdict:
         )
     return warning(
         f"{waits} {_rounded(late.longest)}: nobody makes their status messages",
-        "see work.processes and work.sweep: the same beat starts `tell`, where its settings have "
+        "see work.processes and work.sweep: the same beat starts `notify`, where its settings have "
         "the status_channel",
     )
 

@@ -172,7 +172,7 @@ def test_a_process_that_dies_in_a_batch_is_healed(house: House, step: str) -> No
     assert {house.again(each).send_at for each in messages} == {at}
     for _ in range(2):
         let_graces_pass(house)
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
     assert agree(house)
 
 

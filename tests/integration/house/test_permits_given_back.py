@@ -41,7 +41,7 @@ def permit_of(claim: Claim) -> Permit:
 def emptied_while(house: House, meanwhile: object, *, when: str) -> None:
     """Empty Redis and rebuild it; something happens when the permits were read from the store."""
     house.redis.flushall()
-    sweep = vars(house.parts.sweep)
+    sweep = vars(house.parts.reconciler)
     act = once(meanwhile)  # type: ignore[arg-type]  # a call without arguments
     sweep["_permits"] = Between(house.parts.permits, **{when: {"restore": act}})
     house.open()

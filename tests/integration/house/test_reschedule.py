@@ -476,7 +476,7 @@ def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
     terms = house.parts.moves._scopes_of(message)
     house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
-    sweep = vars(house.parts.sweep)
+    sweep = vars(house.parts.reconciler)
     locked = raising(StoreUnavailable("the database is locked"))
     sweep["_store"] = Between(sweep["_store"], before={"bar_moves": locked})
     past_the_grace(house)

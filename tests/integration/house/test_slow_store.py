@@ -197,7 +197,7 @@ def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed
     with pytest.raises(ReservationsUnavailable):
         house.submit(send_at=SOON)
     assert len(house.members()) == 1
-    other.parts.sweep.reconcile()
+    other.parts.reconciler.reconcile()
     assert house.members() == {}
 
 

@@ -199,7 +199,7 @@ def test_what_slips_in_is_cancelled_when_it_is_due(slow: House) -> None:
     assert (ended.status, ended.attempt_count) == (Status.CANCELLED, 0)
     assert ended.last_error == "its recipient is suppressed"
     assert slow.dispatcher.attempts(message.id) == []
-    slow.parts.sweep.reconcile()
+    slow.parts.reconciler.reconcile()
     assert {*slow.all_members()} == {"ben"}
 
 

@@ -91,7 +91,7 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
 def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.delivery.sweep._BATCH", 2)
+    monkeypatch.setattr("dispatcher.delivery.duties.BATCH", 2)
     house = build(**QUICK, shards=1)
     with transaction(house) as session:
         for n in range(5):

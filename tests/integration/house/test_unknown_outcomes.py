@@ -76,7 +76,7 @@ def test_a_held_message_is_sent_by_nobody_and_keeps_its_place(slow: House) -> No
     assert "unknown" in (message.last_error or "")
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.UNKNOWN]
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == slow.parts.sweep.rescue() == 0
-    assert slow.parts.sweep.prune() == slow.parts.sweep.reconcile().released == 0
+    assert slow.parts.sweep.prune() == slow.parts.reconciler.reconcile().released == 0
     assert slow.members() == {message.id: to_ms(message.send_at)}
     slow.redis.flushall()
     slow.open()
@@ -162,7 +162,7 @@ def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> 
     released = slow.dispatcher.release(message.id)
     assert released.status is Status.EXPIRED
     assert released.finished_at is not None
-    assert slow.parts.sweep.reconcile().released == 1
+    assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
 
 
@@ -172,7 +172,7 @@ def test_dropped_it_fails_and_keeps_its_place(slow: House) -> None:
     dropped = slow.dispatcher.drop(message.id)
     assert dropped.status is Status.FAILED
     assert "may have been sent" in (dropped.last_error or "")
-    assert slow.parts.sweep.reconcile().released == 0
+    assert slow.parts.reconciler.reconcile().released == 0
     assert set(slow.members()) == {message.id}
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
 

@@ -1,4 +1,4 @@
-"""Keeps ticks of the sweep that come late, and all at once, from doing the same over and over."""
+"""How the duties of the sweep run: begun at most twice in an interval, and in bounded batches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from datetime import timedelta
 
 from dispatcher.times.clock import Clock
 
+BATCH = 1_000
+_MOST_BATCHES = 20
 _AT_ONCE = 2
 """How often one duty may be under way at a time in a process: one may hang, none may pile up."""
 
@@ -46,3 +48,17 @@ class Ticks:
             with self._lock:
                 self._under_way[duty] -= 1
         return True
+
+
+def in_batches(work: Callable[[int], int]) -> int:
+    """Call ``work`` while it does as much as it may, at most 20 times; return how much it did.
+
+    It is given how much it may do at a time, and returns how much it did.
+    """
+    total = 0
+    for _ in range(_MOST_BATCHES):
+        done = work(BATCH)
+        total += done
+        if done < BATCH:
+            break
+    return total

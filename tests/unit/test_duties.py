@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from dispatcher.delivery.ticks import Ticks
+from dispatcher.delivery.duties import Ticks
 from tests.support.clock import MovableClock
 
 SECOND = timedelta(seconds=1)
