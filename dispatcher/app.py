@@ -50,12 +50,12 @@ from dispatcher.store import (
     JoinedMessages,
     Listing,
     Messages,
+    Notifications,
     Overdue,
     Standings,
     StoreSurvey,
     StoreUpkeep,
     Suppressions,
-    Untold,
     overdue,
 )
 from dispatcher.submission import (
@@ -475,16 +475,16 @@ class App:
             queue=self.queue,
             journal=self.journal,
             send_logs=self.send_logs,
-            untold=self._untold,
+            notifications=self._notifications,
         )
 
     @property
-    def _untold(self) -> Untold | None:
+    def _notifications(self) -> Notifications | None:
         """The messages whose callers are to be told their status; None without a channel for it."""
         name = self.settings.status_channel
         if not name:
             return None
-        return Untold(
+        return Notifications(
             self.database,
             channel=name,
             max_attempts=self.settings.channels[name].max_attempts,

@@ -21,7 +21,7 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, StoreUpkeep, Untold
+from dispatcher.store import Due, Messages, StoreUpkeep, Notifications
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -43,7 +43,7 @@ _ENDS = {
 class Sweep:
     """Duties of the beat. Each works in bounded batches and returns how many messages it changed.
 
-    Any number may run side by side. ``untold`` is None where no channel is for status messages.
+    Any number may run side by side. ``notifications`` is None where no channel is for status messages.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Sweep:
         queue: Queue,
         journal: Journal,
         send_logs: SendLogs,
-        untold: Untold | None = None,
+        notifications: Notifications | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -67,7 +67,7 @@ class Sweep:
         self._queue = queue
         self._journal = journal
         self._send_logs = send_logs
-        self._untold = untold
+        self._notifications = notifications
 
     def enqueue_due(self) -> int:
         """Enqueue what comes near, and again what is due but was not claimed.
@@ -185,9 +185,9 @@ class Sweep:
         return in_batches(self._notify)
 
     def _notify(self, at_most: int) -> int:
-        if self._untold is None:
+        if self._notifications is None:
             return 0
-        made = self._untold.tell(at_most=at_most)
+        made = self._notifications.tell(at_most=at_most)
         for message_id in made:
             self._journal.tell_of(Transition.SCHEDULED, message_id, self._settings.status_channel)
         return len(made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,6 @@ from uuid import uuid4
 from sqlalchemy import (
     Connection,
     MetaData,
-    Select,
     UniqueConstraint,
     func,
     insert,
@@ -22,19 +21,11 @@ from sqlalchemy import (
 )
 
 from dispatcher.message import Status
-from dispatcher.store.database import Database, translated
-from dispatcher.store.instants import database_now, later
+from dispatcher.store.database import Database
+from dispatcher.store.engines.errors import translated
+from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.schema import VOID
-from dispatcher.store.untold import found_untold
-
-_DURABILITY = {
-    "postgresql": ("fsync", "synchronous_commit"),
-    "mysql": ("innodb_flush_log_at_trx_commit",),
-    "sqlite": ("journal_mode", "synchronous"),
-}
-_ASK = {"postgresql": "SHOW {}", "mysql": "SELECT @@GLOBAL.{}", "sqlite": "PRAGMA {}"}
-
 
 _TRIED_BYTES = 8_192
 """Above a page of PostgreSQL's: a table without room has to grow."""
@@ -60,14 +51,13 @@ class StoreSurvey:
 
     @property
     def kind(self) -> str:
-        """``postgresql``, ``mysql`` (also of MariaDB) or ``sqlite``."""
-        return self._database.url.get_backend_name()
+        """``postgresql``, ``mysql`` (of MariaDB) or ``sqlite``."""
+        return self._database.backend.kind
 
     @property
     def file(self) -> Path | None:
         """The file of SQLite; None for a server."""
-        name = self._database.url.database
-        return Path(name) if self.kind == "sqlite" and name else None
+        return self._database.backend.file
 
     def now(self) -> datetime:
         """Return the present by the clock that decides what is due."""
@@ -93,7 +83,9 @@ class StoreSurvey:
                 )
             }
 
-        expected = self._tables.described(self._database.engine.dialect.name)
+        expected = self._tables.described(
+            partial_indexes=self._database.backend.has_partial_indexes
+        )
         ours = {table.name for table in expected.tables.values()}
         with translated():
             there = self._database.run(names)
@@ -118,11 +110,12 @@ class StoreSurvey:
 
     def durability(self) -> Mapping[str, str]:
         """Return what the database says of how safely it commits on our connections."""
+        backend = self._database.backend
 
         def ask(connection: Connection) -> dict[str, str]:
             return {
-                name: str(connection.exec_driver_sql(_ASK[self.kind].format(name)).scalar_one())
-                for name in _DURABILITY[self.kind]
+                name: str(connection.exec_driver_sql(backend.durability_query(name)).scalar_one())
+                for name in backend.durability
             }
 
         return self._database.run(ask)
@@ -162,8 +155,8 @@ class StoreSurvey:
         """Return the messages of which somebody should have been told longer ago than that."""
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
-        found = found_untold(self._tables, self._database.engine.dialect.name)
-        return self._late_where(since, older_than, found.where)
+        is_untold, _ = self._database.backend.untold(self._tables)
+        return self._late_where(since, older_than, is_untold)
 
     def strange_channels(self, known: Collection[str]) -> dict[str, int]:
         """Return the channels of scheduled messages that are none of ``known``, and how many."""
@@ -176,7 +169,7 @@ class StoreSurvey:
             .group_by(messages.c.channel)
             .order_by(messages.c.channel)
         )
-        return {each.channel: each.many for each in self._read(query)}
+        return {each.channel: each.many for each in self._database.read(query)}
 
     def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
         messages = self._tables.messages
@@ -186,11 +179,8 @@ class StoreSurvey:
         now = database_now()
         before = later(now, -older_than.total_seconds())
         query = select(func.count(), func.min(since), now).where(since <= before, *where)
-        many, first, present = self._read(query)[0]
+        many, first, present = self._database.read(query)[0]
         return Late(many, present - first) if many else Late()
-
-    def _read(self, query: Select[Any]) -> Sequence[Any]:
-        return self._database.run(lambda connection: connection.execute(query).all())
 
 
 def _names_of_indexes(metadata: MetaData) -> set[str]:

@@ -46,12 +46,12 @@ BUGS = (
         name="claim without a check of the status",
         changes=[
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old="these,\n            tables.has_status(Status.SCHEDULED),",
                 new="these,\n            tables.has_status(Status.SCHEDULED, Status.SENDING),",
             ),
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old=".where(tables.has_status(Status.SCHEDULED))\n        .values(",
                 new=".where(tables.has_status(Status.SCHEDULED, Status.SENDING))\n        .values(",
             ),
@@ -62,7 +62,7 @@ BUGS = (
         name="due judged by the worker alone",
         changes=[
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old="            messages.c.next_attempt_at <= later(_NOW, ahead),\n",
                 new="",
             ),
@@ -78,7 +78,7 @@ BUGS = (
         name="expiry not checked",
         changes=[
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old="            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),\n",
                 new="",
             ),
@@ -137,7 +137,7 @@ BUGS = (
     Bug(
         name="nothing handed over a second time",
         changes=_one(
-            "store/upkeep.py",
+            "store/maintenance.py",
             "enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now",
             "enqueue_at=later(due_from, grace.total_seconds() + 9e6), enqueued_at=now",
         ),
@@ -146,14 +146,10 @@ BUGS = (
     Bug(
         name="cancel judged by the rows it changed",
         changes=_one(
-            "store/messages.py",
-            "            connection.execute(statement)\n"
-            "            return connection.execute(query).one_or_none()\n\n"
-            "        row = self._database.run(work)",
-            "            if not connection.execute(statement).rowcount:\n"
-            "                return None\n"
-            "            return connection.execute(query).one_or_none()\n\n"
-            "        row = self._database.run(work)",
+            "store/database.py",
+            "                connection.execute(change)\n",
+            "                if not connection.execute(change).rowcount:\n"
+            "                    return []\n",
         ),
         faults=("reply.update", "store.terminate"),
     ),
@@ -161,10 +157,10 @@ BUGS = (
         name="cancel without a check of the status",
         changes=_one(
             "store/messages.py",
-            ".where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))\n"
-            "            .values(status=Status.CANCELLED.value",
-            ".where(messages.c.id == message_id, messages.c.claimed_by.is_(None))\n"
-            "            .values(status=Status.CANCELLED.value",
+            ".where(these, tables.has_status(Status.SCHEDULED))\n"
+            "        .values(status=Status.CANCELLED.value",
+            ".where(these, messages.c.claimed_by.is_(None))\n"
+            "        .values(status=Status.CANCELLED.value",
         ),
         faults=CALM,
     ),

@@ -37,8 +37,9 @@ from dispatcher.limiters.base import translated as in_limiters
 from dispatcher.message import new_id
 from dispatcher.redis.errors import EvictingServer, reason
 from dispatcher.reservation.answers import translated as in_reservation
-from dispatcher.store.database import Database, unavailable
-from dispatcher.store.database import translated as in_store
+from dispatcher.store.database import Database
+from dispatcher.store.engines.errors import translated as in_store
+from dispatcher.store.engines.errors import unavailable
 from dispatcher.telemetry.liveness import translated as in_liveness
 from dispatcher.testing import a_message
 from dispatcher.transports.smtp.wire import Wire

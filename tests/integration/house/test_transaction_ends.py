@@ -109,7 +109,7 @@ def test_a_transaction_that_outlasts_the_grace_keeps_its_place(
     build: Build, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database has the message's id, though nobody else can see it."""
-    monkeypatch.setattr("dispatcher.store.database._BUSY_SECONDS", 0.2)  # SQLite's one writer
+    monkeypatch.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)  # SQLite's one writer
     house = build(**QUICK)
     with transaction(house) as session:
         message = remind(house, session)

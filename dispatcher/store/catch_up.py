@@ -7,14 +7,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select, update
 
 from dispatcher.message import Message, Status
-from dispatcher.store.chosen import change_chosen
-from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import Movable, movable_columns, to_movable
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.rows import Movable, movable_columns, to_movable
 from dispatcher.store.schema import Tables
 
 OVERDUE = "overdue: nobody took it in time"
@@ -83,7 +81,7 @@ class Overdue:
             .where(ends)
             .values(status=Status.EXPIRED.value, finished_at=now, last_error=OVERDUE)
         )
-        rows = change_chosen(self._database, wanted, end, messages.c.id, messages.c.channel)
+        rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
 
     def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
@@ -98,15 +96,14 @@ class Overdue:
         free = and_(self._to_reslot, messages.c.enqueue_at <= now)
         ordered = select(messages.c.id).order_by(messages.c.send_at, messages.c.id).limit(at_most)
         these = free
-        if self._database.engine.dialect.name in MYSQL:
-            # To sort them it reads all that are overdue, and would lock what it reads.
+        if self._database.backend.locks_what_it_sorts:
             first = ordered.where(free)
             ids = self._database.run(lambda connection: connection.scalars(first).all())
             these = and_(free, messages.c.id.in_(ids))
         wanted = ordered.where(these).with_for_update(skip_locked=True)
         taken_until = later(now, ttl.total_seconds())
         put_off = update(messages).values(enqueue_at=taken_until)
-        rows = change_chosen(self._database, wanted, put_off, *movable_columns(tables))
+        rows = self._database.update_returning(wanted, put_off, *movable_columns(tables))
         if not rows:
             return None
         found = sorted(map(to_movable, rows), key=_place)
@@ -133,7 +130,7 @@ class Overdue:
         these = messages.c.id.in_([each.id for each in taken])
         statement = update(messages).where(these, self._to_reslot)
         again = statement.values(enqueue_at=database_now())
-        self._database.run(lambda connection: connection.execute(again))
+        self._database.execute(again)
 
     def give_up(self, message: Message) -> bool:
         """End a message for which there is no slot, unless somebody has changed it meanwhile.
@@ -156,11 +153,7 @@ class Overdue:
             messages.c.last_error == NO_SLOT,
         )
 
-        def work(connection: Connection) -> bool:
-            connection.execute(statement)
-            return connection.execute(select(messages.c.id).where(*ended)).one_or_none() is not None
-
-        return self._database.run(work)
+        return bool(self._database.change(statement, select(messages.c.id).where(*ended)))
 
 
 def _place(found: Movable) -> tuple[datetime, UUID]:

@@ -1,22 +1,17 @@
-"""Of whom somebody is yet to be told, and the status messages that do it."""
+"""Status messages: what is added for each message of which somebody is yet to be told."""
 
 from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    Column,
-    ColumnElement,
     Connection,
     Row,
     Select,
-    and_,
     insert,
-    literal_column,
-    or_,
     select,
     update,
 )
@@ -24,12 +19,10 @@ from sqlalchemy import (
 from dispatcher.faults import fault
 from dispatcher.message import Body, Outcome, Status
 from dispatcher.scope import NOBODY
-from dispatcher.store.columns import MYSQL
+from dispatcher.store.catch_up import NO_SLOT, OVERDUE
 from dispatcher.store.database import Database
-from dispatcher.store.held import DROPPED
-from dispatcher.store.instants import database_now
-from dispatcher.store.overdue import NO_SLOT, OVERDUE
-from dispatcher.store.schema import TOLD_OF, UNTOLD, Tables
+from dispatcher.store.decisions import DROPPED
+from dispatcher.store.engines.types import database_now
 from dispatcher.store.suppressions import REASON
 from dispatcher.times.send_time import as_text
 
@@ -54,7 +47,7 @@ class Reason(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
 
 
-class Untold:
+class Notifications:
     """The store's half of telling. Any number of sweeps may run side by side.
 
     Status messages go on ``channel``, each tried up to ``max_attempts`` times. With
@@ -72,7 +65,7 @@ class Untold:
         self._database = database
         self._tells_errors = tells_errors
         self._tables = database.tables
-        self._found = found_untold(database.tables, database.engine.dialect.name)
+        self._is_untold, self._order = database.backend.untold(database.tables)
         now = database_now()
         # It has no place that could be freed, and its try is repeated whatever the channel says:
         # who is told twice knows it by the id.
@@ -91,8 +84,8 @@ class Untold:
         messages = self._tables.messages
         wanted: Select[Any] = (
             select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
-            .where(self._found.where)
-            .order_by(*self._found.order)
+            .where(self._is_untold)
+            .order_by(*self._order)
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
@@ -137,32 +130,6 @@ class Untold:
             .order_by(attempts.c.token)
         )
         return dict(tuple(row) for row in connection.execute(query))
-
-
-class FoundUntold(NamedTuple):
-    """The condition that somebody is yet to be told, and the order of its index."""
-
-    where: ColumnElement[bool]
-    order: tuple[Column[Any], ...]
-
-
-def found_untold(tables: Tables, dialect: str) -> FoundUntold:
-    """Return it in the words by which a database takes the index, and reads nothing else.
-
-    A partial index holds nothing else. MariaDB and MySQL, which have none, find what is equal: each
-    pair, and both that ``reserved`` may be, since that stands between in the index.
-    """
-    messages = tables.messages
-    row = messages.c
-    if dialect not in MYSQL:
-        return FoundUntold(literal_column(UNTOLD), (row.told, row.status, row.id))
-    every = (Status.SCHEDULED.value, *(each.value for each in TOLD_OF))
-    pairs = (
-        and_(row.status == each, row.told.in_([told for told in every if told != each]))
-        for each in every[1:]
-    )
-    where = and_(row.reserved.in_([False, True]), or_(*pairs))
-    return FoundUntold(where, (row.status, row.reserved, row.told, row.id))
 
 
 def _id(row: Row[Any]) -> UUID:

@@ -9,38 +9,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
-from weakref import ref
+from weakref import WeakSet, ref
 
 from sqlalchemy import Connection, event, select
-from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
-from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed
+from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed, kind_of
 from dispatcher.message import Message
-from dispatcher.store import numbers
-from dispatcher.store.callers import (
-    Joinable,
-    commits_by_itself,
-    connection_of,
-    cuts_values,
-    unusable,
-)
-from dispatcher.store.columns import MYSQL
-from dispatcher.store.database import Database, unavailable
-from dispatcher.store.identity import Identity
-from dispatcher.store.messages import to_message, to_row
-from dispatcher.store.once import insert_once, unless_there
+from dispatcher.store.database import Database
+from dispatcher.store.engines import StoreEngine
+from dispatcher.store.engines.base import Places, files_of
+from dispatcher.store.engines.errors import unavailable
+from dispatcher.store.messages import having_key
+from dispatcher.store.rows import to_message, to_row
 from dispatcher.store.schema import AS_NAMED, Tables
 from dispatcher.store.suppressions import is_suppressed
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session  # who passes one has imported it; others need not
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Joinable: TypeAlias = "Session | Connection"
+"""What is in a transaction that messages can join."""
+
+_ACCEPTED = "a Session or a Connection of SQLAlchemy"
 
 _IDS_AT_ONCE = 1_000
 _WATCHES = "dispatcher.watches"
@@ -84,26 +84,21 @@ class JoinedTransaction(Generic[T]):
     does not allow that, the caller's next statement says so. Raises StoreUnavailable.
     """
 
-    def __init__(self, tables: Tables, connection: Connection, watch: Watch[T]) -> None:
+    def __init__(
+        self, tables: Tables, backend: StoreEngine, connection: Connection, watch: Watch[T]
+    ) -> None:
         self.watch = watch
         self._tables = tables
+        self._backend = backend
         self._connection = connection
-        # SQLite undoes a statement that fails by itself. Its driver begins a transaction only with
-        # the first write, so that a savepoint before would be one that commits when it is released.
-        self._needs_savepoints = connection.dialect.name != "sqlite"
-        self._is_mysql = connection.dialect.name in MYSQL
-        self._insert = insert_once(tables, connection.dialect.name)
+        self._insert = backend.insert_if_absent(tables.messages)
         self._was_asked = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as seen from inside, and its fingerprint."""
-        tables = self._tables
-        messages = tables.messages
-        query = select(*tables.message_columns, messages.c.fingerprint).where(
-            messages.c.idempotency_key == idempotency_key
-        )
-        if self._is_mysql and self._was_asked:
-            # It may be younger than the transaction's snapshot; only a lock looks past that.
+        query = having_key(self._tables, [idempotency_key])
+        if self._backend.sees_a_snapshot and self._was_asked:
+            # It may be younger than the snapshot; only a lock looks past that.
             query = query.with_for_update(read=True)
         self._was_asked = True
         with self._undone_alone():
@@ -120,13 +115,13 @@ class JoinedTransaction(Generic[T]):
     ) -> bool:
         """Store ``message``; False when its id or its idempotency key was there before.
 
-        Raises Suppressed where its recipient has opted out. That is asked apart: on MariaDB and
-        MySQL an INSERT that reads would keep others from opting out until the transaction ends.
+        Raises Suppressed where its recipient has opted out. That is asked apart: on MariaDB
+        an INSERT that reads would keep others from opting out until the transaction ends.
         """
         row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
         with self._undone_alone():
             self._check_wanted(message.recipient, message.channel)
-            return unless_there(lambda: self._is_inserted(row))
+            return self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED)
 
     def check_wanted(self, recipient: str, channel: str) -> None:
         """Raise Suppressed where a recipient gets nothing on a channel, as seen from inside."""
@@ -142,25 +137,17 @@ class JoinedTransaction(Generic[T]):
         if is_suppressed(self._tables, self._connection, recipient, channel):
             raise Suppressed(channel)
 
-    def _is_inserted(self, row: dict[str, Any]) -> bool:
-        messages = self._tables.messages
-        if self._is_mysql:
-            self._connection.execute(self._insert, row, execution_options=AS_NAMED)
-            return True
-        returning = self._insert.returning(messages.c.id)
-        found = self._connection.execute(returning, row, execution_options=AS_NAMED)
-        return found.one_or_none() is not None
-
     @contextmanager
     def _undone_alone(self) -> Iterator[None]:
         try:
-            if self._needs_savepoints:
-                with self._connection.begin_nested():
-                    yield
-            else:
+            with (
+                nullcontext()
+                if self._backend.undoes_statements
+                else self._connection.begin_nested()
+            ):
                 yield
         except SQLAlchemyError as error:
-            ended = numbers.ended(error) if self._is_mysql else None
+            ended = self._backend.ended_by(error)
             if ended is not None:
                 # What the caller wrote is gone, but the next statement would begin anew unseen.
                 self._connection.invalidate()
@@ -177,7 +164,7 @@ class JoinedMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._identity = Identity(database)
+        self._identity = _Identity(database)
 
     def join(
         self, session: Joinable, on_end: Callable[[Sequence[T], bool], None]
@@ -186,28 +173,29 @@ class JoinedMessages:
 
         ``on_end`` is called when it has ended, however it did (:class:`Watch`). Raises
         InvalidDraft for what cannot be joined, also where the database surely is another one
-        (:class:`Identity`), StoreUnavailable where no transaction begins.
+        (:class:`_Identity`), StoreUnavailable where no transaction begins.
         """
-        connection = connection_of(session)
-        ours, theirs = self._database.engine.dialect.name, connection.dialect.name
-        if theirs != ours and not {theirs, ours} <= set(MYSQL):
+        connection = _connection_of(session)
+        backend, theirs = self._database.backend, connection.dialect.name
+        if theirs not in backend.dialects:
+            ours = backend.kind
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:
             if not connection.in_transaction():
                 connection.begin()
-            if commits_by_itself(connection):
+            if backend.commits_by_itself(connection):
                 raise InvalidDraft(
                     "session", "commits each statement by itself", "one that is not in AUTOCOMMIT"
                 )
-            if cuts_values(connection):
+            if backend.cuts_values(connection):
                 raise InvalidDraft(
                     "session", "cuts values that do not fit", "an sql_mode with STRICT_ALL_TABLES"
                 )
             if self._identity.differs(connection):
                 raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
-            return JoinedTransaction(self._tables, connection, _watch(connection, on_end))
+            return JoinedTransaction(self._tables, backend, connection, _watch(connection, on_end))
         except InvalidRequestError as error:
-            raise unusable(error) from None
+            raise _unusable(error) from None
         except SQLAlchemyError as error:
             raise unavailable(error) from None
 
@@ -286,3 +274,95 @@ def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
     watches: list[Watch[Any]] = entry.info.pop(_WATCHES, [])
     for watch in watches:
         watch.end(answered=driver is not None)
+
+
+class _Identity:
+    """Tells other databases from the store's.
+
+    URLs are not compared: one server has many names. A caller's SQLite is asked for its files, also
+    attached ones, PostgreSQL for the name of the database and for the number that its server got
+    when it was set up, MariaDB for host, port and folder instead. What cannot be asked
+    passes, and so does a database of a server whose files are a copy of the store's. Each pool of
+    connections is asked once.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = Lock()
+        self._same: WeakSet[Pool] = WeakSet()
+        self._ours: Places | None = None
+        file = database.backend.file
+        self._file = None if file is None else file.absolute()
+
+    def differs(self, connection: Connection) -> bool:
+        """Tell whether ``connection``, in a transaction, surely is on another database."""
+        pool = connection.engine.pool
+        with self._lock:
+            if pool in self._same:
+                return False
+        try:
+            ours = self._places_of_store()
+            theirs = self._asked_alone(connection)
+            if not ours & theirs:
+                self._ours = None  # it may be on another server since a failover
+                ours = self._places_of_store()
+        except (SQLAlchemyError, StoreUnavailable, OSError):
+            return False
+        if not ours & theirs:
+            return True
+        with self._lock:
+            self._same.add(pool)
+        return False
+
+    def _places_of_store(self) -> Places:
+        if self._file is not None:
+            # Not asked through a connection: the caller's transaction may keep others waiting.
+            return files_of([self._file])
+        if self._ours is None:
+            self._ours = self._database.run(self._database.backend.places)
+        return self._ours
+
+    def _asked_alone(self, connection: Connection) -> Places:
+        """Ask so that a caller can go on when the question is refused."""
+        backend = self._database.backend
+        with nullcontext() if backend.undoes_statements else connection.begin_nested():
+            return backend.places(connection)
+
+
+def _connection_of(session: object) -> Connection:
+    """Return the connection that ``session`` works on. Raises InvalidDraft, StoreUnavailable."""
+    if isinstance(session, Connection):
+        if session.closed or session.invalidated:
+            raise InvalidDraft("session", "is closed", "an open one")
+        return session
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - slow, and rarely needed
+
+    if isinstance(session, Session):
+        try:
+            return session.connection()
+        except UnboundExecutionError:
+            problem = "is bound to no database, or to several"
+            raise InvalidDraft(
+                "session", problem, "one with a single bind, or its Connection"
+            ) from None
+        except InvalidRequestError as error:
+            raise _unusable(error) from None
+        except SQLAlchemyError as error:
+            raise unavailable(error) from None
+    accepted = _ACCEPTED
+    if isinstance(session, scoped_session):
+        accepted += ": of a scoped_session, what calling it returns"
+    elif any(
+        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
+    ):
+        accepted += (
+            "; with an asynchronous one: "
+            "await session.run_sync(lambda session: dispatcher.submit(…, session=session))"
+        )
+    raise InvalidDraft("session", kind_of(session), accepted)
+
+
+def _unusable(error: InvalidRequestError) -> InvalidDraft:
+    """Say that the transaction cannot go on."""
+    problem = f"has no transaction that could be used ({type(error).__name__})"
+    return InvalidDraft("session", problem, "an active one; after an error, roll it back first")

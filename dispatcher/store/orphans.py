@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, Insert, select
+from sqlalchemy import Connection, select
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.columns import MYSQL
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now
-from dispatcher.store.once import insert_once, unless_there
-from dispatcher.store.schema import VOID, Tables
+from dispatcher.store.engines.types import database_now
+from dispatcher.store.places import Kept, kept_columns
+from dispatcher.store.schema import VOID
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +43,6 @@ _NOTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Kept(NamedTuple):
-    """The promised time of a message that holds a place, and the token of its last move."""
-
-    send_at: datetime
-    token: int
-
-
 class Settled(NamedTuple):
     """What came of it.
 
@@ -65,27 +55,21 @@ class Settled(NamedTuple):
     under_way: set[UUID]
 
 
-def kept_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    """Return the columns of an id and of what is :class:`Kept`."""
-    row = tables.messages.c
-    return row.id, row.send_at, row.move_token
-
-
 def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     """Let none of these be stored from now on, and say how they stand. Raises StoreUnavailable."""
     tables = database.tables
     messages = tables.messages
     ordered = sorted(message_ids)  # as others take them, so that no two wait for each other
     try:
-        database.transact(lambda connection: _take(database.tables, connection, ordered))
+        database.transact(lambda connection: _take(database, connection, ordered))
     except StoreUnavailable as error:
         log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
-        if database.url.get_backend_name() != "sqlite":  # there one writer keeps out all others
+        if not database.backend.has_one_writer:  # who keeps out all others
             _take_singly(database, ordered)
     query = select(
         *kept_columns(tables), messages.c.status, tables.holds_no_place.label("ended")
     ).where(database.one_of(messages.c.id, ordered))
-    rows = database.run(lambda connection: connection.execute(query).all())
+    rows = database.read(query)
     void = {row.id for row in rows if row.status == VOID}
     holding = {
         row.id: Kept(row.send_at, row.move_token)
@@ -103,7 +87,7 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
     failures = 0
     for message_id in random.sample(message_ids, len(message_ids)):
         try:
-            database.transact(partial(_take, database.tables, message_ids=[message_id]))
+            database.transact(partial(_take, database, message_ids=[message_id]))
         except StoreUnavailable as error:
             log.warning("message %s: it is perhaps being stored: %s", message_id, error)
             failures += 1
@@ -111,40 +95,9 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
                 return
 
 
-def _take(tables: Tables, connection: Connection, message_ids: Sequence[UUID]) -> None:
-    messages = tables.messages
-    insert = insert_once(tables, connection.dialect.name).values(_NOTHING)
-    with _impatience(connection):
-        if _is_mysql(connection):  # the shortest wait that it knows is a second, for each
-            seen = select(messages.c.id).where(messages.c.id.in_(message_ids))
-            connection.execute(seen.with_for_update(nowait=True))
+def _take(database: Database, connection: Connection, message_ids: Sequence[UUID]) -> None:
+    backend = database.backend
+    insert = backend.insert_if_absent(database.tables.messages).values(_NOTHING)
+    with backend.impatient(connection):
         for message_id in message_ids:
-            unless_there(partial(_insert, connection, insert, message_id))
-
-
-@contextmanager
-def _impatience(connection: Connection) -> Iterator[None]:
-    """Wait for no transaction for long: the sweep comes again. SQLite lets nobody in at all."""
-    dialect = connection.dialect
-    if dialect.name == "postgresql":
-        connection.exec_driver_sql("SET LOCAL lock_timeout = 200")
-    if dialect.name not in MYSQL:
-        yield
-        return
-    usual = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
-    shortest = 1 if _is_mysql(connection) else 0
-    connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {shortest}")
-    try:
-        yield
-    finally:
-        if not connection.invalidated:
-            connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {usual}")
-
-
-def _is_mysql(connection: Connection) -> bool:
-    dialect = connection.dialect
-    return dialect.name in MYSQL and not getattr(dialect, "is_mariadb", False)
-
-
-def _insert(connection: Connection, insert: Insert, message_id: UUID) -> bool:
-    return connection.execute(insert, {"id": message_id}).rowcount > 0
+            backend.is_inserted(connection, insert, {"id": message_id})

@@ -21,8 +21,8 @@ from dispatcher.store import (
     Messages,
     StoreUpkeep,
 )
-from dispatcher.store.joined import JoinedMessages
-from dispatcher.store.messages import to_row
+from dispatcher.store.outbox import JoinedMessages
+from dispatcher.store.rows import to_row
 from tests.support import rows
 from tests.support.tables import messages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import chain
@@ -31,13 +31,11 @@ from sqlalchemy import (
 
 from dispatcher.faults import fault
 from dispatcher.message import Outcome, Status
-from dispatcher.scope import Scope, counted
-from dispatcher.store import given_up
 from dispatcher.store.changes import Changes
-from dispatcher.store.chosen import change_chosen
 from dispatcher.store.database import Database
-from dispatcher.store.given_up import Kept, Settled, kept_columns
-from dispatcher.store.instants import database_now, later
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.orphans import Settled, give_up
+from dispatcher.store.places import Kept, Place, Taken, kept_columns, place_columns
 from dispatcher.store.schema import Tables
 from dispatcher.times.send_time import to_ms
 
@@ -59,35 +57,6 @@ class Due(NamedTuple):
     next_attempt_at: datetime
     is_suspect: bool
     is_first: bool
-
-
-class Place(NamedTuple):
-    """A reservation as the store knows it, and what tells the scopes it counts against."""
-
-    message_id: UUID
-    scope: str
-    send_at: datetime
-    channel: str
-    scopes: Mapping[str, str] | None
-
-    def counted(self, kinds: Container[str]) -> tuple[Scope, ...]:
-        """Return the scopes it counts against: those whose kind is one of ``kinds``."""
-        return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
-
-
-class Taken(NamedTuple):
-    """A permit as the store knows it: of an attempt that has begun.
-
-    ``age`` since its hand-over at the latest; negative while it may still happen. ``is_under_way``
-    while the attempt has no outcome.
-    """
-
-    message_id: UUID
-    token: int
-    scope: str
-    channel: str
-    age: timedelta
-    is_under_way: bool
 
 
 class Rescued(NamedTuple):
@@ -124,7 +93,7 @@ class StoreUpkeep:
     def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
         self._database = database
         self._tables = database.tables
-        self._changes = Changes(database.tables)
+        self._changes = Changes(database)
         self._takes = true() if leaves is None else ~leaves
         last_error = func.coalesce(database.tables.messages.c.last_error, "")
         self._is_suspect = last_error.in_([UNKNOWN, NOT_BEGUN])
@@ -159,7 +128,7 @@ class StoreUpkeep:
             self._is_suspect,
             messages.c.next_attempt_at == messages.c.send_at,
         )
-        rows = change_chosen(self._database, wanted, put_off, *told)
+        rows = self._database.update_returning(wanted, put_off, *told)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def rescue(self, *, at_most: int) -> list[Rescued]:
@@ -252,7 +221,7 @@ class StoreUpkeep:
                 bool(row.counts),
                 Status.FAILED if row.fails else Status.SCHEDULED,
             )
-            for row in self._read(query)
+            for row in self._database.read(query)
         ]
 
     def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
@@ -303,7 +272,7 @@ class StoreUpkeep:
             .limit(at_most)
             .with_for_update(skip_locked=True)
         )
-        deleted = change_chosen(self._database, wanted, delete(messages), messages.c.id)
+        deleted = self._database.update_returning(wanted, delete(messages), messages.c.id)
         fault("prune.after_batch")
         return len(deleted)
 
@@ -315,7 +284,7 @@ class StoreUpkeep:
             self._database.one_of(messages.c.id, message_ids),
             ~tables.holds_no_place,
         )
-        rows = self._database.run(lambda connection: connection.execute(query).all())
+        rows = self._database.read(query)
         return {row.id: Kept(row.send_at, row.move_token) for row in rows}
 
     def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
@@ -326,7 +295,7 @@ class StoreUpkeep:
             self._database.one_of(messages.c.id, message_ids),
             ~tables.holds_no_place,
         )
-        return [Place._make(row) for row in self._read(query)]
+        return [Place._make(row) for row in self._database.read(query)]
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Let no move of these take effect that has begun by now; return of which that is so.
@@ -340,12 +309,12 @@ class StoreUpkeep:
             .with_for_update(skip_locked=True)
         )
         bar = update(messages).values(move_token=messages.c.move_token + 1)
-        rows = change_chosen(self._database, wanted, bar, messages.c.id)
+        rows = self._database.update_returning(wanted, bar, messages.c.id)
         return {row.id for row in rows}
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:
         """Let none of these messages be stored from now on, and say how they stand."""
-        return given_up.give_up(self._database, message_ids)
+        return give_up(self._database, message_ids)
 
     def unreleased(self, *, at_most: int) -> list[Place]:
         """Return messages that ended, or were taken back, and whose place may still be taken."""
@@ -357,7 +326,7 @@ class StoreUpkeep:
             .order_by(messages.c.id)
             .limit(at_most)
         )
-        rows = self._database.run(lambda connection: connection.execute(query).all())
+        rows = self._database.read(query)
         return [Place._make(row) for row in rows]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
@@ -365,7 +334,7 @@ class StoreUpkeep:
         messages = self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         statement = update(messages).where(these).values(reserved=false())
-        self._database.run(lambda connection: connection.execute(statement))
+        self._database.execute(statement)
 
     def places(
         self,
@@ -394,7 +363,7 @@ class StoreUpkeep:
 
         def pages(last: UUID) -> Iterator[list[Place]]:
             while True:
-                rows = self._read(query.where(messages.c.id > last))
+                rows = self._database.read(query.where(messages.c.id > last))
                 if rows:
                     yield [Place._make(row) for row in rows]
                 if len(rows) < batch:
@@ -409,7 +378,7 @@ class StoreUpkeep:
         query = (
             select(func.count()).select_from(messages).where(*_holding_since(self._tables, memory))
         )
-        found: int = self._read(query)[0][0]
+        found: int = self._database.read(query)[0][0]
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
@@ -453,7 +422,7 @@ class StoreUpkeep:
         ).where(self._database.one_of(attempts.c.message_id, sorted({id_ for id_, _ in these})))
         return {
             (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
-            for row in self._read(query)
+            for row in self._database.read(query)
         }
 
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
@@ -498,13 +467,13 @@ class StoreUpkeep:
             )
             .values(next_attempt_at=now, enqueue_at=now)
         )
-        self._database.run(lambda connection: connection.execute(statement))
+        self._database.execute(statement)
         come = select(messages.c.id).where(
             these,
             self._tables.has_status(Status.SCHEDULED, Status.SENDING),
             messages.c.next_attempt_at <= now,
         )
-        return {row.id for row in self._read(come)}
+        return {row.id for row in self._database.read(come)}
 
     def _pages(
         self,
@@ -515,7 +484,7 @@ class StoreUpkeep:
     ) -> Iterator[Sequence[Row[Any]]]:
         page = query.limit(batch)
         while True:
-            rows = self._read(page)
+            rows = self._database.read(page)
             if rows:
                 yield rows
             if len(rows) < batch:
@@ -524,11 +493,8 @@ class StoreUpkeep:
                 literal(value, column.type)
                 for column, value in zip(place, place_of(rows[-1]), strict=True)
             ]
-            # Said twice: MariaDB and MySQL find no place in an index by a tuple.
+            # Said twice: MariaDB finds no place in an index by a tuple.
             page = query.where(place[0] >= last[0], tuple_(*place) > tuple_(*last)).limit(batch)
-
-    def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        return self._database.run(lambda connection: connection.execute(query).all())
 
 
 def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
@@ -549,12 +515,6 @@ def _taken(row: Row[Any]) -> Taken:
         row.now - row.end,
         is_under_way=row.finished_at is None,
     )
-
-
-def place_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    """Return the columns of a :class:`Place`."""
-    row = tables.messages.c
-    return row.id, row.scope, row.send_at, row.channel, row.scopes
 
 
 def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:

@@ -25,15 +25,15 @@ from dispatcher.store import (
     HeldMessages,
     JoinedMessages,
     Messages,
+    Notifications,
     Overdue,
     Result,
     StoreUpkeep,
     Suppressions,
-    Untold,
-    claiming,
 )
 from dispatcher.store.changes import Changes
-from dispatcher.store.copied import Addition
+from dispatcher.store.claims import claim_at_once
+from dispatcher.store.rows import Addition
 from dispatcher.times.send_time import as_text
 from tests.integration.store.test_permit_pages import scans, touched
 from tests.support import rows
@@ -46,8 +46,8 @@ NO_WAIT = timedelta(0)
 MANY = 5_000
 
 
-def untold(database: Database, *, tells_errors: bool = False) -> Untold:
-    return Untold(database, channel="status", max_attempts=7, tells_errors=tells_errors)
+def untold(database: Database, *, tells_errors: bool = False) -> Notifications:
+    return Notifications(database, channel="status", max_attempts=7, tells_errors=tells_errors)
 
 
 def tell(database: Database) -> list[Any]:
@@ -341,7 +341,7 @@ def _ends(joined: Sequence[object], is_certain: bool) -> None:
 
 
 def test_no_statement_of_delivery_knows_who_is_told() -> None:
-    taken, made = claiming.at_once(TABLES, true()), Changes(TABLES)
+    taken, made = claim_at_once(TABLES, true()), Changes(Database("postgresql://localhost/x"))
     statements: list[ClauseElement] = [taken, made.sent_at_once(), made.snoozed_at_once()]
     singly = [name for name, each in vars(Changes).items() if isinstance(each, cached_property)]
     assert "outcome" in singly
