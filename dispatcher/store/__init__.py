@@ -15,6 +15,7 @@ from dispatcher.store.catch_up import Overdue, overdue
 from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
+from dispatcher.store.engines.base import Durability
 from dispatcher.store.figures import Busy, Counts, Figures, Load, Of, OverdueFigure
 from dispatcher.store.listing import Listing
 from dispatcher.store.maintenance import Due, Rescued, StoreUpkeep, Unbegun
@@ -38,6 +39,7 @@ __all__ = [
     "Counts",
     "Database",
     "Due",
+    "Durability",
     "FailedMessages",
     "Failure",
     "Figures",

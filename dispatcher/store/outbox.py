@@ -176,9 +176,9 @@ class JoinedMessages:
         (:class:`_Identity`), StoreUnavailable where no transaction begins.
         """
         connection = _connection_of(session)
-        backend, theirs = self._database.backend, connection.dialect.name
-        if theirs not in backend.dialects:
-            ours = backend.kind
+        backend = self._database.backend
+        if (theirs := backend.mismatch(connection)) is not None:
+            ours = backend.names[0]
             raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
         try:
             if not connection.in_transaction():

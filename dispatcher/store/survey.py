@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from sqlalchemy import (
 
 from dispatcher.message import Status
 from dispatcher.store.database import Database
+from dispatcher.store.engines.base import Durability
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.migrate import SchemaStanding, schema_standing
@@ -48,11 +49,6 @@ class StoreSurvey:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-
-    @property
-    def kind(self) -> str:
-        """``postgresql``, ``mysql`` (of MariaDB) or ``sqlite``."""
-        return self._database.backend.kind
 
     @property
     def file(self) -> Path | None:
@@ -108,17 +104,17 @@ class StoreSurvey:
         with suppress(_TakenBack):
             self._database.transact(work)
 
-    def durability(self) -> Mapping[str, str]:
+    def durability(self) -> Durability:
         """Return what the database says of how safely it commits on our connections."""
         backend = self._database.backend
 
         def ask(connection: Connection) -> dict[str, str]:
             return {
-                name: str(connection.exec_driver_sql(backend.durability_query(name)).scalar_one())
-                for name in backend.durability
+                name: str(connection.exec_driver_sql(backend.setting_query(name)).scalar_one())
+                for name in backend.durable.safe
             }
 
-        return self._database.run(ask)
+        return backend.durable.judge(self._database.run(ask))
 
     def not_enqueued(self, *, older_than: timedelta) -> Late:
         """Return the messages that the sweep should have handed over longer ago than that."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -58,17 +58,37 @@ class Unanswered(Exception):
         self.perhaps_done = perhaps_done
 
 
+class Durability(NamedTuple):
+    """What a database says of how safely it keeps commits.
+
+    ``unsafe`` are those of its settings by which a crash may lose them; ``remedy`` helps then.
+    """
+
+    found: Mapping[str, str]
+    unsafe: tuple[str, ...]
+    remedy: str
+
+
+class DurableSettings(NamedTuple):
+    """The settings on which it depends that a commit is kept, and their ``safe`` values."""
+
+    safe: Mapping[str, tuple[str, ...]]
+    remedy: str
+
+    def judge(self, found: Mapping[str, str]) -> Durability:
+        """Say which of the values that were found are not safe."""
+        unsafe = tuple(name for name, safe in self.safe.items() if found[name].lower() not in safe)
+        return Durability(found, unsafe, self.remedy)
+
+
 class StoreEngine(ABC):
     """One kind of database: how it connects, and how it does what others do in another way."""
 
-    kind: ClassVar[str]
-    """What the doctor calls it: ``sqlite``, ``postgresql`` or ``mysql``."""
-    dialects: ClassVar[tuple[str, ...]]
+    names: ClassVar[tuple[str, ...]]
     """What SQLAlchemy may call it on a caller's connection."""
     begin: ClassVar[str] = "BEGIN"
     """The statement that begins a transaction which writes."""
-    durability: ClassVar[tuple[str, ...]]
-    """The settings that say how safely a commit is kept."""
+    durable: ClassVar[DurableSettings]
     changes_at_once: ClassVar[bool] = True
     """Whether :meth:`update_returning` is one statement; else it needs a transaction."""
     copies: ClassVar[bool] = False
@@ -198,6 +218,11 @@ class StoreEngine(ABC):
         proxied = connection.connection.dbapi_connection
         return proxied is not None and connection.dialect.detect_autocommit_setting(proxied)
 
+    def mismatch(self, connection: Connection) -> str | None:
+        """Return what a caller's database is, where it is of another kind."""
+        name = connection.dialect.name
+        return None if name in self.names else name
+
     def cuts_values(self, connection: Connection) -> bool:
         """Whether what does not fit into a column would be cut to fit."""
         del connection
@@ -215,8 +240,8 @@ class StoreEngine(ABC):
     # Looking after it.
 
     @abstractmethod
-    def durability_query(self, name: str) -> str:
-        """Return the statement that shows one of the settings of ``durability``."""
+    def setting_query(self, name: str) -> str:
+        """Return the statement that shows one of the settings of ``durable``."""
 
     @abstractmethod
     def migrating(self, connection: Connection, tables: Tables) -> AbstractContextManager[None]:

@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status
-from dispatcher.store.engines.base import Places, StoreEngine
+from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine
 from dispatcher.store.engines.errors import TAKEN, ended_by, number_of
 from dispatcher.store.engines.types import MARIADB
 from dispatcher.store.schema import TOLD_OF, Tables
@@ -138,9 +138,11 @@ class BoundedConnection(pymysql.Connection):
 class MariaDBEngine(StoreEngine):
     """MariaDB, by PyMySQL."""
 
-    kind = "mysql"
-    dialects = MARIADB
-    durability = ("innodb_flush_log_at_trx_commit",)
+    names = MARIADB
+    durable = DurableSettings(
+        {"innodb_flush_log_at_trx_commit": ("1",)},
+        "set innodb_flush_log_at_trx_commit = 1 in the server's configuration",
+    )
     changes_at_once = False
     sees_a_snapshot = True
     has_partial_indexes = False
@@ -239,7 +241,7 @@ class MariaDBEngine(StoreEngine):
         """Return the database, and the host, port and folder of its server."""
         return frozenset({tuple(connection.execute(_PLACE).one())})
 
-    def durability_query(self, name: str) -> str:
+    def setting_query(self, name: str) -> str:
         """Return a SELECT of the server's variable."""
         return f"SELECT @@GLOBAL.{name}"
 

@@ -36,7 +36,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.engines.base import Places, StoreEngine, Unanswered
+from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine, Unanswered
 
 if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
@@ -87,9 +87,11 @@ class BoundedConnection(psycopg.Connection[Any]):
 class PostgreSQLEngine(StoreEngine):
     """PostgreSQL, by psycopg 3."""
 
-    kind = "postgresql"
-    dialects = ("postgresql",)
-    durability = ("fsync", "synchronous_commit")
+    names = ("postgresql",)
+    durable = DurableSettings(
+        {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
+        "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL",
+    )
     copies = True
     takes_arrays = True
 
@@ -166,7 +168,7 @@ class PostgreSQLEngine(StoreEngine):
         """Return the database, and the number that its server got when it was set up."""
         return frozenset({tuple(connection.execute(_PLACE).one())})
 
-    def durability_query(self, name: str) -> str:
+    def setting_query(self, name: str) -> str:
         """Return SHOW."""
         return f"SHOW {name}"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, Insert, Select, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
-from dispatcher.store.engines.base import Places, StoreEngine, files_of
+from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine, files_of
 from dispatcher.times.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -24,10 +24,12 @@ _BETWEEN_WAL_TRIES_SECONDS = 0.05
 class SQLiteEngine(StoreEngine):
     """SQLite 3, by Python's own driver."""
 
-    kind = "sqlite"
-    dialects = ("sqlite",)
+    names = ("sqlite",)
     begin = "BEGIN IMMEDIATE"
-    durability = ("journal_mode", "synchronous")
+    durable = DurableSettings(
+        {"journal_mode": ("wal",), "synchronous": ("2", "3")},
+        "keep the file on a local disk that takes WAL, and let no other program change it",
+    )
     has_one_writer = True
     # Its driver begins a transaction only with the first write, so that a savepoint before would be
     # one that commits when it is released.
@@ -70,7 +72,7 @@ class SQLiteEngine(StoreEngine):
         attached = connection.exec_driver_sql("PRAGMA database_list")
         return files_of(Path(row[2]) for row in attached if row[2])
 
-    def durability_query(self, name: str) -> str:
+    def setting_query(self, name: str) -> str:
         """Return a PRAGMA."""
         return f"PRAGMA {name}"
 
