@@ -140,12 +140,15 @@ class Claims:
         is written with the claim, so that one which kills its process counts. By ``mark``, one of
         its own by default, the store knows this claim again.
         """
-        claiming = _Claiming(
-            self._database, message_ids, ahead=ahead, ttl=self._ttl, takes=self._takes, mark=mark
-        )
-        rows: Sequence[Any] | None = self._claim_at_once(claiming.values)
+        values: dict[str, Any] = {
+            "ids": list(message_ids),
+            "mark": mark or uuid4(),
+            "ahead": ahead.total_seconds(),
+            "ttl": self._ttl.total_seconds(),
+        }
+        rows: Sequence[Any] | None = self._claim_at_once(values)
         if rows is None:
-            rows = self._database.transact(claiming.step_by_step)
+            rows = self._database.transact(partial(self._claim_step_by_step, **values))
         return [
             Claim(
                 to_message(row),
@@ -320,6 +323,33 @@ class Claims:
 
         self._database.transact(work)
 
+    def _claim_step_by_step(
+        self, connection: Connection, *, ids: list[UUID], mark: UUID, ahead: float, ttl: float
+    ) -> Sequence[Any]:
+        """Claim in the transaction of this connection; also return what was claimed before.
+
+        By the mark it knows what it took, so that it may be run again.
+        """
+        tables = self._tables
+        messages, attempts = tables.messages, tables.attempts
+        these = messages.c.id.in_(ids)
+        found = _wanted(tables, and_(these, self._takes), ahead)
+        wanted = self._database.backend.ids_found(connection, found)
+        connection.execute(_take(tables, mark, ttl).where(messages.c.id.in_(wanted)))
+        mine = and_(these, messages.c.claimed_by == mark)
+        is_begun = select(literal(1)).where(
+            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
+        )
+        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
+        begin = select(*columns).where(mine, ~is_begun.exists())
+        connection.execute(insert(attempts).from_select(_BEGUN, begin))
+        read = (
+            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
+            .where(mine)
+            .order_by(messages.c.next_attempt_at, messages.c.id)
+        )
+        return connection.execute(read).all()
+
     def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
         """Return those of which ``EXPIRED`` will end."""
         tables = self._tables
@@ -393,60 +423,10 @@ class _Quickly:
             return None
 
 
-class _Claiming:
-    """One claim of some messages, which may be run again: it knows by its own mark what it took."""
-
-    def __init__(
-        self,
-        database: Database,
-        message_ids: Sequence[UUID],
-        *,
-        ahead: timedelta,
-        ttl: timedelta,
-        takes: ColumnElement[bool],
-        mark: UUID | None = None,
-    ) -> None:
-        self.mark = mark or uuid4()
-        self._backend = database.backend
-        self._tables = database.tables
-        self._takes = takes
-        self._ids = list(message_ids)
-        self._ahead = ahead.total_seconds()
-        self._ttl = ttl.total_seconds()
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What :func:`claim_at_once` is given."""
-        return {"ids": self._ids, "mark": self.mark, "ahead": self._ahead, "ttl": self._ttl}
-
-    def step_by_step(self, connection: Connection) -> Sequence[Any]:
-        """Claim in the transaction of this connection; also return what was claimed before."""
-        tables = self._tables
-        messages, attempts = tables.messages, tables.attempts
-        these = messages.c.id.in_(self._ids)
-        wanted = self._backend.ids_found(
-            connection, _wanted(tables, and_(these, self._takes), self._ahead)
-        )
-        connection.execute(_take(tables, self.mark, self._ttl).where(messages.c.id.in_(wanted)))
-        mine = and_(these, messages.c.claimed_by == self.mark)
-        is_begun = select(literal(1)).where(
-            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
-        )
-        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
-        begin = select(*columns).where(mine, ~is_begun.exists())
-        connection.execute(insert(attempts).from_select(_BEGUN, begin))
-        read = (
-            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
-            .where(mine)
-            .order_by(messages.c.next_attempt_at, messages.c.id)
-        )
-        return connection.execute(read).all()
-
-
 def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
     """Return the statement that takes messages, begins their attempts and returns them.
 
-    Like :class:`_Claiming`, it takes none but those for which ``takes`` holds.
+    It takes none but those for which ``takes`` holds.
     """
     messages, attempts = tables.messages, tables.attempts
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))

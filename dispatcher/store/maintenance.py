@@ -278,24 +278,13 @@ class StoreUpkeep:
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
         """Return the promised times of those of the messages that hold a reservation."""
-        tables = self._tables
-        messages = tables.messages
-        query = select(*kept_columns(tables)).where(
-            self._database.one_of(messages.c.id, message_ids),
-            ~tables.holds_no_place,
-        )
-        rows = self._database.read(query)
+        rows = self._database.read(self._holding(kept_columns(self._tables), message_ids))
         return {row.id: Kept(row.send_at, row.move_token) for row in rows}
 
     def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
         """Return the reservations of those of the messages that hold one."""
-        tables = self._tables
-        messages = tables.messages
-        query = select(*place_columns(tables)).where(
-            self._database.one_of(messages.c.id, message_ids),
-            ~tables.holds_no_place,
-        )
-        return [Place._make(row) for row in self._database.read(query)]
+        rows = self._database.read(self._holding(place_columns(self._tables), message_ids))
+        return [Place._make(row) for row in rows]
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Let no move of these take effect that has begun by now; return of which that is so.
@@ -326,8 +315,7 @@ class StoreUpkeep:
             .order_by(messages.c.id)
             .limit(at_most)
         )
-        rows = self._database.read(query)
-        return [Place._make(row) for row in rows]
+        return [Place._make(row) for row in self._database.read(query)]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         """Note that the places of these messages are free."""
@@ -350,27 +338,13 @@ class StoreUpkeep:
         """
         tables = self._tables
         messages = tables.messages
-        query: Select[Any] = (
-            select(*place_columns(tables))
-            .where(*_holding_since(tables, memory))
-            .order_by(messages.c.id)
-            .limit(batch)
-        )
-        last = UUID(int=0)
+        by_id = messages.c.id
+        query = select(*place_columns(tables)).where(*_holding_since(tables, memory))
         if created is not None:
-            last = _first_id(created[0])
-            query = query.where(messages.c.id < _first_id(created[1]))
-
-        def pages(last: UUID) -> Iterator[list[Place]]:
-            while True:
-                rows = self._database.read(query.where(messages.c.id > last))
-                if rows:
-                    yield [Place._make(row) for row in rows]
-                if len(rows) < batch:
-                    return
-                last = rows[-1].id
-
-        return _ahead(pages(last))
+            first, end = map(_first_id, created)
+            query = query.where(by_id > first, by_id < end)
+        pages = self._pages(query.order_by(by_id), (by_id,), batch, lambda row: (row.id,))
+        return _ahead([Place._make(row) for row in page] for page in pages)
 
     def count_places(self, *, memory: timedelta) -> int:
         """Return how many reservations :meth:`places` would yield now."""
@@ -489,12 +463,20 @@ class StoreUpkeep:
                 yield rows
             if len(rows) < batch:
                 return
-            last = [
+            first, *more = last = [
                 literal(value, column.type)
                 for column, value in zip(place, place_of(rows[-1]), strict=True)
             ]
-            # Said twice: MariaDB finds no place in an index by a tuple.
-            page = query.where(place[0] >= last[0], tuple_(*place) > tuple_(*last)).limit(batch)
+            behind = [place[0] > first]
+            if more:  # said twice: MariaDB finds no place in an index by a tuple
+                behind = [place[0] >= first, tuple_(*place) > tuple_(*last)]
+            page = query.where(*behind).limit(batch)
+
+    def _holding(
+        self, columns: tuple[Column[Any], ...], message_ids: Sequence[UUID]
+    ) -> Select[Any]:
+        these = self._database.one_of(self._tables.messages.c.id, message_ids)
+        return select(*columns).where(these, ~self._tables.holds_no_place)
 
 
 def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:

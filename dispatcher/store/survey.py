@@ -25,6 +25,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.base import Durability
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.listing import overdue_since
 from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.schema import VOID
 
@@ -128,10 +129,8 @@ class StoreSurvey:
         index finds them.
         """
         messages = self._tables.messages
-        soon = later(database_now(), grace.total_seconds())
-        return self._late(
-            messages.c.next_attempt_at, Status.SCHEDULED, older_than, messages.c.enqueue_at <= soon
-        )
+        where = overdue_since(self._tables, older_than.total_seconds(), grace.total_seconds())
+        return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> Late:
         """Return the messages whose send time is longer ago and whose next try is to come.

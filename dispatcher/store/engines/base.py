@@ -94,7 +94,7 @@ class StoreEngine(ABC):
     copies: ClassVar[bool] = False
     """Whether many rows are stored by :meth:`copy`."""
     takes_arrays: ClassVar[bool] = False
-    """Whether one statement can be given many rows as arrays."""
+    """Whether one statement can be given many rows as arrays, and change several tables (WITH)."""
     has_one_writer: ClassVar[bool] = False
     """Whether a transaction that writes keeps out all others."""
     undoes_statements: ClassVar[bool] = False
