@@ -21,7 +21,7 @@ from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.message import Status
 from dispatcher.settings import Settings
-from dispatcher.store import Due, Messages, StoreUpkeep, Notifications
+from dispatcher.store import Due, Messages, Notifications, StoreUpkeep
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -43,7 +43,7 @@ _ENDS = {
 class Sweep:
     """Duties of the beat. Each works in bounded batches and returns how many messages it changed.
 
-    Any number may run side by side. ``notifications`` is None where no channel is for status messages.
+    Any number may run side by side. ``notifications`` is None without a status channel.
     """
 
     def __init__(
