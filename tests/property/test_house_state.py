@@ -269,7 +269,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         moved = self.house.parts.messages.move([new], within=timedelta(minutes=1))[message_id]
         accepted.at = asked
         if steps == 2:
-            first = self.house.parts.windows.groups(moving.terms)[0]
+            first = self.house.parts.windows.legs(moving.terms)[0]
             self.house.parts.windows.shards.take([(first, moving, moved.token)])
             self.model.ledger.take(first.scopes, message_id, as_id)
             self.model.forget_holds()

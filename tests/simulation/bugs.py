@@ -138,7 +138,7 @@ def a_refused_batch_keeps_its_places() -> AbstractContextManager[object]:
 
 def only_the_first_shard_is_given_back() -> AbstractContextManager[object]:
     def withdraw(self: Windows, booking: Booking) -> bool:
-        first, *_ = self.groups(booking.terms)
+        first, *_ = self.legs(booking.terms)
         return self.shards.release(first, booking.message_id, booking.submit)
 
     return patch.object(Windows, "withdraw", withdraw)

@@ -220,7 +220,7 @@ def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: Hous
     event.listen(house.parts.database.engine, "before_execute", note)
     sent = Between(
         house.parts.windows.shards,
-        after={"ask_moves": lambda: asked.append("move"), "take": lambda: asked.append("take")},
+        after={"hold": lambda: asked.append("move"), "take": lambda: asked.append("take")},
     )
     vars(house.parts.windows)["shards"] = sent
     house.dispatcher.reschedule_many(ids[:2], send_at=LATER + HOUR)

@@ -389,7 +389,7 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
     terms = house.parts.moves._scopes_of(message)
-    groups = house.parts.windows.groups(terms)
+    groups = house.parts.windows.legs(terms)
     assert len(groups) == 3
     windows = house.parts.windows
 
@@ -438,7 +438,7 @@ def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
     past_the_grace(house)
-    groups = house.parts.windows.groups(house.parts.moves._scopes_of(message))
+    groups = house.parts.windows.legs(house.parts.moves._scopes_of(message))
     windows = house.parts.windows
 
     def lose() -> None:

@@ -227,7 +227,7 @@ def test_a_second_look_that_one_shard_does_not_answer_frees_every_shard(
     house = build(scopes={"tenant": {"quotas": ["5/minute"]}})
     scopes = {"tenant": "acme"}
     further = next(
-        group.keys for group in house.parts.windows.groups(_terms(house, scopes))
+        group.keys for group in house.parts.windows.legs(_terms(house, scopes))
         if group.keys != house.keys("ada")
     )  # fmt: skip
     slow_store(house, lambda: house.redis.delete(further.epoch))
@@ -240,7 +240,7 @@ def test_a_second_look_that_one_shard_does_not_answer_frees_every_shard(
 def _terms(house: House, scopes: dict[str, str]) -> Terms:
     for number in range(100):
         found = terms_for(house.settings, scope="ada", channel="memory", scopes=scopes)
-        if len(house.parts.windows.groups(found)) > 1:
+        if len(house.parts.windows.legs(found)) > 1:
             return found
         scopes["tenant"] = f"acme {number}"
     raise AssertionError

@@ -11,18 +11,18 @@ import hiredis
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.places import Batch, Request
+from dispatcher.reservation.arguments import Arguments
+from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.terms import Rules, Terms
-from dispatcher.reservation.words import Words
 from dispatcher.scope import PLAIN
 
 def stop(*_):
     raise TimeoutError
 
 terms = Terms.plain("ada")
-requests = [Request(new_id(), terms, at_ms, at_ms + 1) for at_ms in range(10**12, 10**12 + 5_000)]
-batch = Batch(ShardKeys("test", 0), requests, [terms.scopes] * len(requests))
-names, words = Words(Rules({PLAIN: [Quota(1, 60_000)]}), 60_000).many(batch)
+leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
+asked = [LegRequest(leg, new_id(), at_ms, at_ms + 1) for at_ms in range(10**12, 10**12 + 5_000)]
+names, words = Arguments(Rules({PLAIN: [Quota(1, 60_000)]}), 60_000).reserve(asked)
 signal.signal(signal.SIGALRM, stop)
 for _ in range(100):
     try:

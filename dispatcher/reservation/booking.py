@@ -1,4 +1,4 @@
-"""What travels between the windows and their shards: where a message is to be, is, or cannot be."""
+"""The values of a booking: what is asked for, its legs, and the reservation or the refusal."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from dispatcher.scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One call of submit with an idempotency key. Twins are submits that share the key."""
+    """One call of submit with an idempotency key. Duplicates, or twins, share the key."""
 
     key: str
     fingerprint: str
     token: str = field(default_factory=lambda: uuid4().hex)
 
 
-class Group(NamedTuple):
-    """Those scopes of some terms that lie in one shard; their windows are judged together."""
+class Leg(NamedTuple):
+    """Those scopes of a message that lie in one shard; one script judges their windows together.
+
+    On a single server a booking has one leg.
+    """
 
     keys: ShardKeys
     terms: Terms
@@ -35,21 +38,17 @@ class Group(NamedTuple):
         return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
 
 
-def own_shard(terms: Terms, shards: Sequence[ShardKeys]) -> ShardKeys:
-    """Return the shard of a message's own scope."""
-    return shards[shard_of(terms.scopes[0].home, len(shards))]
+def legs_of(terms: Terms, shards: Sequence[ShardKeys]) -> list[Leg]:
+    """Return the legs of a booking with these terms, in the order in which they are booked.
 
-
-def grouped(terms: Terms, shards: Sequence[ShardKeys]) -> list[Group]:
-    """Return the scopes of ``terms`` by shard, in the order in which they are booked.
-
-    All messages take the windows that they share in the same order, so that of two that want the
-    same last places one gets them. So what lies in the message's own shard by chance is judged
-    with its own scope only where no other shard comes before.
+    All messages book the windows that they share in the same order, so that of two that want the
+    same last reservations one gets them. The first leg is that of the message's own scope. Other
+    scopes in the same shard join it only where no other shard comes before.
     """
-    home, own = terms.scopes[0].home, own_shard(terms, shards)
+    home = terms.scopes[0].home
+    own = shards[shard_of(home, len(shards))]
     if len(terms.scopes) == 1:
-        return [Group(own, terms, terms.scopes)]
+        return [Leg(own, terms, terms.scopes)]
     near = [scope for scope in terms.scopes if scope.home == home]
     far: dict[ShardKeys, list[Scope]] = {}
     for scope in terms.scopes:
@@ -58,14 +57,14 @@ def grouped(terms: Terms, shards: Sequence[ShardKeys]) -> list[Group]:
     ordered = sorted(far, key=lambda keys: keys.shard)
     if ordered and ordered[0] == own:
         near += far[ordered.pop(0)]
-    others = [Group(keys, terms, tuple(far[keys])) for keys in ordered]
-    return [Group(own, terms, tuple(near)), *others]
+    others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
+    return [Leg(own, terms, tuple(near)), *others]
 
 
 class Place(NamedTuple):
-    """Where a message was booked, or held. The id is a twin's when a twin booked first.
+    """A reservation, or a hold. The id is that of a duplicate submit where that booked first.
 
-    ``held_at_ms`` is when that was, for a hold, in ms by the clock of Redis.
+    ``held_at_ms`` is when the hold was made, in ms by the clock of Redis.
     """
 
     message_id: UUID
@@ -83,24 +82,29 @@ class Request(NamedTuple):
     submit: Submit | None = None
 
 
-class Batch(NamedTuple):
-    """Messages to book in one shard, one after the other.
+class LegRequest(NamedTuple):
+    """What one shard is asked for: ``asked_ms``, or the first slot up to ``latest_ms``.
 
-    ``scopes`` are, for each, those that lie in the shard.
+    ``submit`` goes to the first leg of a booking only. With ``hold`` the time is held under that
+    member and not reserved, judged as if the message's reservation, and its hold ``beside``, were
+    free.
     """
 
-    keys: ShardKeys
-    requests: Sequence[Request]
-    scopes: Sequence[tuple[Scope, ...]]
-
-    def group(self, place: int) -> Group:
-        """Return the scopes of one of the messages."""
-        return Group(self.keys, self.requests[place].terms, self.scopes[place])
+    leg: Leg
+    message_id: UUID
+    asked_ms: int
+    latest_ms: int
+    submit: Submit | None = None
+    hold: bytes = b""
+    beside: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """A place in the windows. ``message_id`` is the twin's when a twin booked first."""
+    """The reservation of a message in all its scopes.
+
+    ``message_id`` is that of a duplicate submit where that booked first.
+    """
 
     message_id: UUID
     terms: Terms
@@ -110,7 +114,7 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A place held for a message that still has another. Take it or drop it.
+    """A time held for a message that still has its reservation. Take it or drop it.
 
     ``held_at_ms`` is when it was held or seen, in ms by the clock of Redis.
     """
@@ -123,9 +127,9 @@ class Moving:
 
 
 class Blocked(NamedTuple):
-    """Why a time does not fit, and until when.
+    """Why a time is refused, and until when.
 
-    ``scope`` and ``quota`` are None where quiet hours are the reason. ``is_slot`` tells whether
+    ``scope`` and ``quota`` are None where a blackout is the reason. ``is_slot`` tells whether
     ``until_ms`` is known to fit this shard; if not, there is at least no slot before it.
     """
 
@@ -137,5 +141,5 @@ class Blocked(NamedTuple):
 
 
 def new_hold(message_id: UUID) -> bytes:
-    """Return a member for a place that is not a message's yet: its id, then a random token."""
+    """Return the member of a new hold of a message: its id, then a random token."""
     return message_id.bytes + uuid4().hex[:12].encode()

@@ -25,7 +25,7 @@ _MOST_LOOKED_AT = 1_000
 _TYPES = ("string", "list", "set", "hash", "stream")
 
 
-class Foreign:
+class ForeignKeys:
     """Finds foreign keys and renames them. Their shards are then rebuilt from the store."""
 
     def __init__(self, client: redis.Redis, fence: Fence) -> None:

@@ -1,4 +1,4 @@
-"""Many messages are booked by calls whose replies are read later; lines break in between."""
+"""Many messages are booked in one pipeline; lines break, replies are lost, scripts forgotten."""
 
 from __future__ import annotations
 
@@ -45,13 +45,11 @@ def booked(real: Reserving, wanted: list[Request]) -> bool:
     )
 
 
-def test_a_line_that_breaks_before_the_replies_are_read_books_once(
-    through: Reserving, proxy: Proxy
-) -> None:
+def test_a_line_that_broke_before_is_replaced(through: Reserving, proxy: Proxy) -> None:
     bulk, wanted = Bulk(through.windows), requests()
-    posting = bulk.post(wanted)
+    through.client.ping()
     proxy.cut_all()
-    assert bulk.collect(posting) == [NOON] * len(PEOPLE)
+    assert bulk.reserve(wanted) == [NOON] * len(PEOPLE)
     assert booked(through, wanted)
 
 
@@ -87,21 +85,13 @@ def test_closed_windows_are_reported(through: Reserving) -> None:
         Bulk(through.windows).reserve(requests())
 
 
-def test_replies_that_nobody_reads_are_not_taken_for_others(through: Reserving) -> None:
+def test_what_is_withdrawn_leaves_nothing(through: Reserving) -> None:
     bulk = Bulk(through.windows)
     abandoned, wanted = requests(NOON + 1), requests()
-    bulk.abandon(bulk.post(abandoned))
+    bulk.reserve(abandoned)
     bulk.withdraw(abandoned)
     assert not any(through.members(name) for name in PEOPLE)
     assert bulk.reserve(wanted) == [NOON] * len(PEOPLE)
-
-
-def test_replies_that_are_read_late_are_those_of_their_calls(through: Reserving) -> None:
-    bulk, later = Bulk(through.windows), NOON + 7_200_000
-    postings = [bulk.post(requests(at)) for at in (NOON, later)]
-    through.client.ping()
-    assert bulk.collect(postings[1]) == [later] * len(PEOPLE)
-    assert bulk.collect(postings[0]) == [NOON] * len(PEOPLE)
 
 
 def test_no_messages_need_no_answer(through: Reserving) -> None:
@@ -115,7 +105,7 @@ def test_no_connection_is_lost_whatever_happens_to_the_replies(
     bulk.reserve(requests())
     before = proxy.accepted
     for _ in range(10):
-        bulk.abandon(bulk.post(requests()))
+        bulk.reserve(requests())
     assert proxy.accepted == before
     for _ in range(10):
         through.client.script_flush()
