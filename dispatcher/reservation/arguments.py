@@ -10,13 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dispatcher.errors import ReservationsUnavailable
+from dispatcher.redis.scripts import Call
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.terms import Block, Rules, joined
 
 ENDLESS = "no slot was found in a bounded search"
-
-Call = tuple[list[str], list[bytes | str]]
-"""Keys and arguments of one call of a script."""
 
 
 class Arguments:

@@ -23,7 +23,7 @@ from dispatcher.reservation.booking import Blocked, Booking, Leg, LegRequest, Pl
 from dispatcher.reservation.shards import Answer
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
-from dispatcher.times.send_time import from_ms, to_ms
+from dispatcher.times.send_time import from_ms
 
 Booked = int | Place
 """When a message is booked, in ms since 1970; or the reservation of a duplicate submit."""
@@ -342,17 +342,7 @@ class _Batch:
         """Book messages one by one, each in all its legs."""
         for each in alone:
             if each.number not in self._found:
-                self._found[each.number] = self._booked_alone(each.request)
-
-    def _booked_alone(self, request: Request) -> _Found:
-        try:
-            booking = self._windows.reserve(
-                request.message_id,
-                terms=request.terms,
-                send_at=from_ms(request.asked_ms),
-                latest=from_ms(request.latest_ms),
-                submit=request.submit,
-            )
-        except (NoPlace, IdempotencyConflict, TwinUnderWay) as error:
-            return error
-        return Place(booking.message_id, to_ms(booking.send_at))
+                try:
+                    self._found[each.number] = self._windows.book(each.request)
+                except (NoPlace, IdempotencyConflict, TwinUnderWay) as error:
+                    self._found[each.number] = error

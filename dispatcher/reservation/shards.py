@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import redis
@@ -18,8 +18,8 @@ import redis
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.redis.scripts import source
-from dispatcher.reservation.arguments import ENDLESS, Arguments, Call, encoded
+from dispatcher.redis.scripts import Call, replies_of, source
+from dispatcher.reservation.arguments import ENDLESS, Arguments, encoded
 from dispatcher.reservation.booking import (
     Blocked,
     Leg,
@@ -99,11 +99,12 @@ class Shards:
                     del waiting[keys]
         return [answers[number] for number in range(len(asked))]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Answer]:
+    def hold(self, asked: Sequence[LegRequest]) -> list[Place | Blocked]:
         """Hold times for messages that keep their reservations, one after the other."""
         calls = [self._arguments.move(request) for request in asked]
         replies = self._run(self._move, calls)
-        return [self._searched(*each) for each in zip(asked, replies, strict=True)]
+        found = [self._searched(*each) for each in zip(asked, replies, strict=True)]
+        return cast("list[Place | Blocked]", found)
 
     def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing.
@@ -261,17 +262,8 @@ class Shards:
 
     def _run(self, script: Any, calls: Sequence[Call]) -> list[Any]:
         """Return the replies of a script to these calls, which are sent together."""
-        if not calls:
-            return []
         with translated(ReservationsUnavailable):
-            if len(calls) == 1:
-                names, words = calls[0]
-                replies = [script(keys=names, args=words)]
-            else:
-                pipeline = self._client.pipeline(transaction=False)
-                for names, words in calls:
-                    script(keys=names, args=words, client=pipeline)
-                replies = pipeline.execute()
+            replies = replies_of(self._client, script, calls)
         if any(each in ([b"closed"], [[b"closed"]]) for each in replies):
             raise closed()
         return replies

@@ -28,7 +28,7 @@ from dispatcher.redis.keys import (
     start_of,
     tag_of,
 )
-from dispatcher.redis.scripts import source
+from dispatcher.redis.scripts import Call, replies_of, source
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.scope import Scope
@@ -46,9 +46,6 @@ _MOST_SCANNED = 5_000
 _FOR_EVER = -1
 _PLAN_LIFE_MS = 600_000
 _MILLISECOND = timedelta(milliseconds=1)
-
-_Call = tuple[Sequence[bytes | str], Sequence[Any]]
-"""Keys and arguments of one call of a script."""
 
 
 class Reserved(NamedTuple):
@@ -179,7 +176,9 @@ class Upkeep:
     def _begun(self, script: Any, server: str, parts: Sequence[Part]) -> Rebuild | None:
         marker = f"{server}:{uuid4().hex}"
         words = [marker, self._marker_life_ms]
-        replies = self._run(script, [([part.epoch, part.rebuild], words) for part in parts])
+        replies = replies_of(
+            self._client, script, [([part.epoch, part.rebuild], words) for part in parts]
+        )
         ours = tuple(part for part, begun in zip(parts, replies, strict=True) if begun)
         return Rebuild(marker, server, ours) if ours else None
 
@@ -207,7 +206,8 @@ class Upkeep:
 
     def _delete(self, rebuild: Rebuild, found: Mapping[Part, Sequence[bytes | str]]) -> None:
         words = [rebuild.marker, self._marker_life_ms]
-        self._run(
+        replies_of(
+            self._client,
             self._wipe,
             [
                 ([part.rebuild, *names[start : start + _MOST_DELETED]], words)
@@ -238,7 +238,7 @@ class Upkeep:
         Keeps the marker alive in all parts.
         """
         start = [rebuild.marker, self._marker_life_ms]
-        calls: list[_Call] = [
+        calls: list[Call] = [
             (
                 [keys.rebuild, keys.pending, *(self._window(keys, scope) for scope in entries)],
                 [*start, *(b"".join(each) for each in entries.values())],
@@ -248,7 +248,7 @@ class Upkeep:
         told = {names[0] for names, _ in calls}
         calls += [([part.rebuild], start) for part in rebuild.parts if part.rebuild not in told]
         with translated(ReservationsUnavailable):
-            self._run(self._restore, calls)
+            replies_of(self._client, self._restore, calls)
 
     def _restored(
         self, rebuild: Rebuild, rows: Sequence[Reserved]
@@ -279,7 +279,8 @@ class Upkeep:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
         facts = [rebuild.marker, rebuild.server]
         with translated(ReservationsUnavailable):
-            replies = self._run(
+            replies = replies_of(
+                self._client,
                 self._open,
                 [
                     ([part.epoch, part.rebuild], [*facts, *self._fence.layout(part)])
@@ -311,7 +312,8 @@ class Upkeep:
         A shard that was opened anew since :meth:`unchecked` returned it has other stragglers.
         """
         with translated(ReservationsUnavailable):
-            self._run(
+            replies_of(
+                self._client,
                 self._mark_checked,
                 [([keys.epoch], [to_ms(opened_at)]) for keys, opened_at in shards.items()],
             )
@@ -461,10 +463,3 @@ class Upkeep:
     @staticmethod
     def _window(keys: ShardKeys, scope: Scope) -> str:
         return keys.window(scope.name, scope.kind)
-
-    def _run(self, script: Any, calls: Sequence[_Call]) -> list[Any]:
-        """Return the replies of a script to these calls, which are sent together."""
-        pipeline = self._client.pipeline(transaction=False)
-        for names, words in calls:
-            script(keys=names, args=words, client=pipeline)
-        return pipeline.execute() if calls else []

@@ -63,6 +63,11 @@ class _Wish:
         """The message whose present reservation counts as free."""
         return self.request.message_id if self.hold else None
 
+    def moving(self, place: Place) -> Moving:
+        """Return the hold at ``place`` as a value."""
+        message_id, terms, *_ = self.request
+        return Moving(message_id, terms, from_ms(place.at_ms), self.hold, place.held_at_ms)
+
 
 class Windows:
     """The windows of all scopes.
@@ -168,7 +173,11 @@ class Windows:
         held.
         """
         request = _request(message_id, terms, send_at, latest)
-        return self._move(_Wish(request, new_hold(message_id), beside.hold if beside else b""))
+        wish = _Wish(request, new_hold(message_id), beside.hold if beside else b"")
+        [found] = self._held([wish])
+        if isinstance(found, NoPlace):
+            raise found
+        return found
 
     def move_many(self, requests: Sequence[Request]) -> list[Moving | NoPlace]:
         """Hold another time for each of these messages, or return why it has none.
@@ -178,39 +187,7 @@ class Windows:
         their reservations, which count for the others. Raises ReservationsUnavailable; then
         nothing is held.
         """
-        holds = [new_hold(each.message_id) for each in requests]
-        near: dict[int, LegRequest] = {}
-        far: set[Scope] = set()
-        for number, each in enumerate(requests):
-            legs = self.legs(each.terms)
-            if len(legs) == 1 and far.isdisjoint(each.terms.scopes):
-                near[number] = _leg_request(_Wish(each, holds[number]), legs[0])
-            else:
-                far.update(each.terms.scopes)
-        found: dict[int, Moving | NoPlace] = {}
-        try:
-            answers = self.shards.hold([*near.values()]) if near else []
-            for number, answer in zip(near, answers, strict=True):
-                each = requests[number]
-                if isinstance(answer, Place):
-                    found[number] = _moving(each, holds[number], answer)
-                elif isinstance(answer, Blocked):
-                    found[number] = self.refusal(each.terms, each.asked_ms, answer, each.message_id)
-            for number, each in enumerate(requests):
-                if number not in near:
-                    try:
-                        found[number] = self._move(_Wish(each, holds[number]))
-                    except NoPlace as refused:
-                        found[number] = refused
-        except ReservationsUnavailable:
-            begun = [each for each in found.values() if isinstance(each, Moving)]
-            begun += [
-                _moving(requests[number], holds[number], Place(requests[number].message_id, 0))
-                for number in near
-            ]
-            self._drop_if_possible(*begun)
-            raise
-        return [found[number] for number in range(len(requests))]
+        return self._held([_Wish(each, new_hold(each.message_id)) for each in requests])
 
     def hold_again(self, moving: Moving) -> Moving | Blocked:
         """Hold the same time once more where a window has lost it, and be it too old.
@@ -280,15 +257,48 @@ class Windows:
             next_slot=from_ms(slot_ms),
         )
 
-    def _move(self, wish: _Wish) -> Moving:
+    def _held(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
         try:
-            place = self._in_all(wish)
+            return self._held_or_refused(wishes)
         except ReservationsUnavailable:
-            # Only the reply may have been lost.
-            request = wish.request
-            self._drop_if_possible(_moving(request, wish.hold, Place(request.message_id, 0)))
+            # Only the reply may have been lost. To drop a hold that is not there is harmless.
+            try:
+                self.drop(*(each.moving(Place(each.request.message_id, 0)) for each in wishes))
+            except ReservationsUnavailable as error:
+                _tell_that_reconcile_releases(error)
             raise
-        return _moving(wish.request, wish.hold, place)
+
+    def _held_or_refused(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
+        near: dict[int, LegRequest] = {}
+        far: set[Scope] = set()
+        for number, wish in enumerate(wishes):
+            terms = wish.request.terms
+            legs = self.legs(terms)
+            if len(legs) == 1 and far.isdisjoint(terms.scopes):
+                near[number] = _leg_request(wish, legs[0])
+            else:
+                far.update(terms.scopes)
+        answers = self.shards.hold([*near.values()]) if near else []
+        found = {
+            number: self._judged(wishes[number], answer)
+            for number, answer in zip(near, answers, strict=True)
+        }
+        for number, wish in enumerate(wishes):
+            if number not in near:
+                found[number] = self._held_alone(wish)
+        return [found[number] for number in range(len(wishes))]
+
+    def _judged(self, wish: _Wish, answer: Place | Blocked) -> Moving | NoPlace:
+        message_id, terms, asked_ms, *_ = wish.request
+        if isinstance(answer, Blocked):
+            return self.refusal(terms, asked_ms, answer, message_id)
+        return wish.moving(answer)
+
+    def _held_alone(self, wish: _Wish) -> Moving | NoPlace:
+        try:
+            return wish.moving(self._in_all(wish))
+        except NoPlace as refused:
+            return refused
 
     def _in_all(self, wish: _Wish) -> Place:
         """Book the same time in every leg, or nothing in any."""
@@ -347,9 +357,8 @@ class Windows:
             message_id=place.message_id, asked_ms=place.at_ms, latest_ms=latest_ms
         )
         if wish.hold:
-            [found] = self.shards.hold([asked])
-        else:
-            [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
+            return self.shards.hold([asked])[0]
+        [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
         return Place(place.message_id, found) if isinstance(found, int) else found
@@ -358,7 +367,7 @@ class Windows:
         """Release what the legs have. Raises TwinUnderWay where a duplicate submit relies on it."""
         request = wish.request
         if wish.hold:
-            held = _moving(request, wish.hold, place)
+            held = wish.moving(place)
             wish.hold = new_hold(request.message_id)  # a late copy of this call drops no later one
             self.drop(held)
         elif not wish.is_stored:
@@ -375,12 +384,6 @@ class Windows:
             if start_ms == before_ms or len(legs) == 1:
                 return start_ms
         raise ReservationsUnavailable(ENDLESS)
-
-    def _drop_if_possible(self, *held: Moving) -> None:
-        try:
-            self.drop(*held)
-        except ReservationsUnavailable as error:
-            _tell_that_reconcile_releases(error)
 
 
 def _request(
@@ -401,10 +404,6 @@ def _leg_request(wish: _Wish, leg: Leg) -> LegRequest:
     return LegRequest(
         leg, message_id, asked_ms, latest_ms, submit if is_first else None, wish.hold, wish.beside
     )
-
-
-def _moving(request: Request, hold: bytes, place: Place) -> Moving:
-    return Moving(request.message_id, request.terms, from_ms(place.at_ms), hold, place.held_at_ms)
 
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:

@@ -93,7 +93,7 @@ class MemoryShards:
     def release_many(self, places: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
         return [self.release(*each) for each in places]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Answer]:
+    def hold(self, asked: Sequence[LegRequest]) -> list[Place | Blocked]:
         self._opened(asked)
         return [self._held(each) for each in asked]
 
