@@ -12,6 +12,7 @@ import redis
 from redis.exceptions import RedisClusterException
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
+from dispatcher.quota import Limit
 from dispatcher.redis.errors import cause, reason
 
 MOST_KEPT_AT_ONCE = 10_000
@@ -117,3 +118,9 @@ def length_ms(value: object, field: str, *, least: int, most: int) -> int:
     if not least <= ms <= most:
         raise InvalidValue(field, quoted(value), accepted)
     return ms
+
+
+def check_count(count: int) -> None:
+    """Raise InvalidValue unless a limit can have that count."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
+        raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")

@@ -8,9 +8,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from dispatcher.limiters.addresses import check_name
-from dispatcher.limiters.base import length_ms
-from dispatcher.limiters.binding import Algorithm
-from dispatcher.limiters.counted import check_count
+from dispatcher.limiters.algorithm import Algorithm
+from dispatcher.limiters.base import check_count, length_ms
 
 _LONGEST_MS = 86_400_000
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dispatcher.limiters.addresses import check_name
-from dispatcher.limiters.binding import Algorithm
+from dispatcher.limiters.algorithm import Algorithm
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import redis
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.base import translated
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.redis.direct import Direct
 from dispatcher.redis.keys import line_of
 from dispatcher.redis.scripts import source
 from dispatcher.times.clock import Clock
@@ -81,7 +80,6 @@ class PermitLog:
 
     def __init__(self, client: redis.Redis, *, epoch_key: str, room_key: str, clock: Clock) -> None:
         self._client = client
-        self._direct = Direct(client)
         self._clock = clock
         self._ahead_ms = 0  # by how much Redis is ahead of the clock, as far as that is known
         self._epoch_key = epoch_key
@@ -133,7 +131,7 @@ class PermitLog:
             said = [kinds, [part for log in logs for part in of_log[log]]]
             words: _Words = [hold // _MILLISECOND, json.dumps(said), json.dumps(wanted), *ids]
             with translated():
-                reply = self._direct.run(self._acquire, names, words)
+                reply = self._acquire(keys=names, args=words)
             if reply and reply[0] == b"closed":
                 raise LimitersUnavailable(CLOSED)
             if not reply or reply[0] != b"elsewhere":
@@ -164,7 +162,7 @@ class PermitLog:
         ]
         words: _Words = [json.dumps(told), *[request.permit_id for request, _ in used]]
         with translated():
-            self._direct.run(self._settle, logs, words)
+            self._settle(keys=logs, args=words)
 
     def give_back(self, unused: Sequence[PermitRequest]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -181,7 +179,7 @@ class PermitLog:
             *[request.permit_id for request in unused],
         ]
         with translated():
-            self._direct.run(self._give_back, [self._room_key, *logs, *map(line_of, logs)], words)
+            self._give_back(keys=[self._room_key, *logs, *map(line_of, logs)], args=words)
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[bytes]]:
         """Return the messages that room was made for: the first in line of each such log.

@@ -53,7 +53,7 @@ Steps: TypeAlias = Generator[Call | Pause, Reply, T]
 Words: TypeAlias = Sequence[str | int | bytes]
 
 
-class Asking:
+class LimitSet:
     """A set of limits on one Redis: what is common to everything that they are asked."""
 
     def __init__(
