@@ -161,7 +161,7 @@ class CountPerLength(Algorithm):
         return label
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
-        """Return what its part of the scripts is told."""
+        """Return the arguments of its part of the scripts."""
         words: Sequence[int] = self.__dict__["_words"]
         return words
 

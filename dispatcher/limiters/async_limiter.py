@@ -120,7 +120,7 @@ class AsyncLimiter:
         try:
             decision = await self._run(steps)
         except asyncio.CancelledError:
-            # The script may have run. Whoever cancels does not wait for Redis.
+            # The script may have run. A cancelled caller does not wait for Redis.
             self._apart(self._never_used(keys, permit))
             raise
         if not operations.has_holds(self._limit_set) or not decision.granted:

@@ -55,7 +55,7 @@ class Concurrency(Algorithm):
         return f"{self.kind}-{self.count}" if self.name is None else f"{self.kind}={self.name}"
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return what its part of the scripts is told."""
+        """Return the arguments of its part of the scripts."""
         return (self.count, self.hold_ms)
 
     def __str__(self) -> str:

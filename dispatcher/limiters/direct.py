@@ -190,7 +190,7 @@ class Commands:
 
 
 def _packed(*words: str | int | bytes) -> bytes:
-    """Return words of a command as they are sent, but for the line that tells how many they are."""
+    """Return words of a command as they are sent, but for the line with their number."""
     encoded = [each if isinstance(each, bytes) else str(each).encode() for each in words]
     return b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded])
 

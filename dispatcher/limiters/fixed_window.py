@@ -68,7 +68,7 @@ class FixedWindow(CountPerLength):
         return cls(count, multiple * UNIT_MS[unit] * _MILLISECOND, align=zone)
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
-        """Return what its part of the scripts is told: with a zone, the windows around then.
+        """Return the arguments of its part of the scripts: with a zone, the windows around then.
 
         Those are the present one, the one before and two after, and as many more as turns need.
         """

@@ -1,4 +1,4 @@
-"""What a set of limits is asked for a group of requests, in one script or a few."""
+"""Permits for a group of requests, in one script or a few."""
 
 from __future__ import annotations
 

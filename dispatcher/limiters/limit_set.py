@@ -54,7 +54,7 @@ Words: TypeAlias = Sequence[str | int | bytes]
 
 
 class LimitSet:
-    """A set of limits on one Redis: what is common to everything that they are asked."""
+    """A set of limits on one Redis: their arguments and keys, and how replies are read."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LimitSet:
         return to_ms(self.clock.now()) + self._shift_ms if self.aligned else 0
 
     def words(self, now_ms: int) -> Words:
-        """Return what the scripts are told of all limits, at about that time (ms since 1970)."""
+        """Return the arguments of all limits, at about that time (ms since 1970)."""
         if not self.aligned:
             return self._fixed_words
         # The words tell of windows to come, so they may be as old as the shortest is long.
@@ -119,7 +119,7 @@ class LimitSet:
     def words_of(self, now_ms: int, parts: Sequence[Part], turns: Sequence[int] = ()) -> Words:
         """Return the arguments by which the scripts know some limits.
 
-        ``turns`` says for each how many windows behind the next one may be told as a turn.
+        ``turns`` says for each how many windows after the next one may be given as a turn.
         """
         words: list[str | int | bytes] = []
         for part, further in zip(parts, turns or [0] * len(parts), strict=True):
@@ -210,7 +210,7 @@ def _texts(parts: Sequence[Part]) -> list[str]:
 
 
 def new_id() -> str:
-    """Return a permit id that nobody else has."""
+    """Return a new permit id."""
     return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit keeps one
 
 

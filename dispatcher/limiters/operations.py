@@ -132,7 +132,7 @@ def _acquire(
         if left is not None and pause > left:
             return decision
         if waited:
-            # Somebody was quicker. Those who were told one time must not all come at it again.
+            # Another caller took the room. Callers that were given the same time must spread.
             pause += random.uniform(0, limit_set.spacing(decision))  # noqa: S311 - no secret
             pause = pause if left is None else min(pause, left)
         waited = True

@@ -37,17 +37,17 @@ class Transport(Protocol):
         provider whether it is there and knows us, sends nothing, returns within some seconds, and
         raises TemporaryFailure or PermanentFailure, whose text says why not.
     ``close()``
-        Called once no message is handed over any more, when a worker ends. May be called twice.
+        Called when a worker ends, after its last message was sent. May be called twice.
 
     A class whose parameters have a ``timeout`` is given ``settings.transport_timeout``, in seconds.
     """
 
     def send(self, message: Message) -> str | None:
-        """Hand ``message`` over and return the provider's receipt, if it gives one.
+        """Send ``message`` and return the provider's receipt, if it gives one.
 
         Must return within ``settings.transport_timeout``. ``message.id`` is the same on every
         try: pass it to the provider as idempotency key. Raises TemporaryFailure, PermanentFailure,
-        or PerhapsSent where nobody can tell whether the provider has it.
+        or PerhapsSent where it is unknown whether the provider has it.
         """
         ...
 

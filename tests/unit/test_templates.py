@@ -118,8 +118,8 @@ ATTACKS = {
     "replacements of nothing": ("{{ a | replace('', a) }}", TOO_MUCH),
     "a text that is not put out": ("{{ (a ~ a ~ a) | upper | length }}", TOO_MUCH),
     "large numbers that are not put out": (
-        "{% set n = namespace(l=[10 ** 1000]) %}{% for a in range(12) %}"
-        "{% set n.l = n.l + n.l %}{% endfor %}{{ n.l | string | length }}",
+        ("{% set n = namespace(l=[10 ** 1000]) %}{% for a in range(12) %}"
+        "{% set n.l = n.l + n.l %}{% endfor %}{{ n.l | string | length }}"),
         TOO_MUCH,
     ),
     "escapes": (GROWING.format("{% set n.s = (n.s ~ '<') | forceescape | urlencode %}"), TOO_MUCH),

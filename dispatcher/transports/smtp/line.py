@@ -76,11 +76,11 @@ class Line:
             raise TemporaryFailure(f"{self._server}: {self._wire.deadline.why(error)}") from None
 
     def deliver(self, mail: Mail, deadline: Deadline) -> Reply:
-        """Hand the mail over; return what the server said to it.
+        """Send the mail; return the server's reply to it.
 
         Raises Broke where the line failed before a byte of the mail was written, so that another
         one may be tried; TemporaryFailure and PermanentFailure where the server does not have it;
-        PerhapsSent where nobody knows.
+        PerhapsSent where that is unknown.
         """
         self._wire.deadline = deadline
         try:

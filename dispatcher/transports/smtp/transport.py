@@ -27,14 +27,14 @@ _PROBE_SECONDS = 5.0
 
 
 class SmtpTransport:
-    """Hands messages to the mail server ``url``; see docs/transports.md.
+    """Sends messages to the mail server ``url``; see docs/transports.md.
 
     The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
     or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
     ``url`` and ``from``; ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we
     call ourselves); ``idle_seconds`` (how long a line is kept for the next message);
     ``allow_headers`` (names that bodies may set though they steer a provider). ``timeout`` bounds a
-    hand-over from the first look for a line to the answer, in seconds; looking the server's name up
+    send, from the first look for a line to the answer, in seconds; looking the server's name up
     is bounded by the resolver alone.
 
     Nothing connects before the first message. Raises InvalidSettings.
@@ -88,7 +88,7 @@ class SmtpTransport:
         return message.recipient.rpartition("@")[2].lower() or None
 
     def send(self, message: Message) -> str | None:
-        """Hand ``message`` over; return the server's answer.
+        """Send ``message``; return the server's answer.
 
         Raises TemporaryFailure and PermanentFailure where the server does not have it, PerhapsSent
         where its answer to the whole message was lost.
@@ -113,7 +113,7 @@ class SmtpTransport:
             raise TemporaryFailure(f"{self._server}: {broke}") from None
 
     def probe(self) -> None:
-        """Connect, log in, and ask whether all is well; nothing is handed over.
+        """Connect, log in, and ask whether all is well; nothing is sent.
 
         Within five seconds, beside looking the server's name up. Raises TemporaryFailure, which
         says why no message would get through.

@@ -25,7 +25,7 @@ LINE_ERRORS = (Broke, OSError, smtplib.SMTPException)
 
 
 class Deadline:
-    """The end of one hand-over, by a monotonic clock. ``seconds`` is its whole length."""
+    """The end of one send, by a monotonic clock. ``seconds`` is its whole length."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.seconds = seconds

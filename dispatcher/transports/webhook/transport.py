@@ -53,7 +53,7 @@ class WebhookTransport:
     ``allow``: networks, addresses and names that may be reached although they are not public.
     ``http``: whether URLs without TLS are taken. ``ports``: those taken beside the scheme's own.
     ``ca_file``: authorities to trust instead of the known ones. ``timeout``: seconds for all of a
-    hand-over. Raises InvalidSettings.
+    send. Raises InvalidSettings.
     """
 
     def __init__(
