@@ -1,8 +1,8 @@
-"""How Redis is asked for a set of limits, and how its answers are read. Sends nothing.
+"""A set of limits on one Redis: what its scripts are sent, and how replies are read. Sends nothing.
 
 Every operation is a generator of steps: it yields a :class:`Call` or a :class:`Pause`, is sent the
 reply, and returns the answer. The limiters for ``redis`` and for ``redis.asyncio`` run the same
-steps. ``calls.py``, ``groups.py`` and ``holds.py`` have the operations.
+steps. ``operations.py`` has the operations for one key, ``groups.py`` that for a group.
 """
 
 from __future__ import annotations
