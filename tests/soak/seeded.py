@@ -269,7 +269,7 @@ BUGS = (
     Bug(
         name="an e-mail without an answer counts as sent",
         changes=_one(
-            "transports/smtp/line.py",
+            "transports/smtp/connection.py",
             'raise PerhapsSent(f"{self._server}: {why}") from None',
             "return Reply(_OK, why)",
         ),

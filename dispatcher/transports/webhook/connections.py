@@ -12,7 +12,7 @@ import certifi
 import httpcore
 
 from dispatcher.times.clock import Clock
-from dispatcher.transports.quiet import quiet, silence
+from dispatcher.transports.library_logs import quiet, silence
 from dispatcher.transports.webhook.addresses import Addresses
 from dispatcher.transports.webhook.target import Target
 from dispatcher.transports.webhook.wire import Resolve, Wire, resolve
@@ -38,14 +38,14 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Connection:
     key: tuple[str, str, int]
     wire: Wire
-    connection: httpcore.HTTPConnection
+    http: httpcore.HTTPConnection
     idle_since: float = 0.0
 
 
-class Lines:
+class Connections:
     """Posts to any number of hosts, from any number of threads.
 
     A connection has one request at a time: requests that share one would share its end, and leave
@@ -65,7 +65,7 @@ class Lines:
         self._tls = tls
         self._resolver = resolver
         self._lock = Lock()
-        self._idle: list[_Line] = []
+        self._idle: list[_Connection] = []
         silence(_TALKATIVE)
 
     def post(
@@ -76,11 +76,11 @@ class Lines:
         Raises what :mod:`httpcore` and :mod:`dispatcher.transports.webhook.wire` raise, inside
         :class:`Broken` where something was written by then.
         """
-        line = self._take(target)
+        connection = self._take(target)
         started = self._clock.monotonic()
-        line.wire.deadline = started + seconds
-        line.wire.is_used = False
-        line.wire.most = _HEAD_BYTES
+        connection.wire.deadline = started + seconds
+        connection.wire.is_used = False
+        connection.wire.most = _HEAD_BYTES
         request = httpcore.Request(
             "POST",
             httpcore.URL(
@@ -92,14 +92,14 @@ class Lines:
         is_kept = False
         try:
             with quiet():
-                with _told(line.wire):
-                    response = line.connection.handle_request(request)
-                is_kept = self._finish(line, response)
+                with _told(connection.wire):
+                    response = connection.http.handle_request(request)
+                is_kept = self._finish(connection, response)
         finally:
             if is_kept:
-                self._keep(line)
+                self._keep(connection)
             else:
-                _end(line)
+                _end(connection)
         named = {name.decode("latin-1").lower(): value for name, value in response.headers}
         return Answer(
             response.status, {name: value.decode("latin-1") for name, value in named.items()}
@@ -109,55 +109,55 @@ class Lines:
         """End the connections that nobody uses."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for line in idle:
-            _end(line)
+        for connection in idle:
+            _end(connection)
 
-    def _take(self, target: Target) -> _Line:
+    def _take(self, target: Target) -> _Connection:
         """Return a connection that the caller has to itself: a kept one or a new one."""
         key = (target.scheme, target.host, target.port)
         while True:
             with self._lock:
-                line = next((each for each in reversed(self._idle) if each.key == key), None)
-                if line is None:
+                connection = next((each for each in reversed(self._idle) if each.key == key), None)
+                if connection is None:
                     break
-                self._idle.remove(line)
-            is_fresh = self._clock.monotonic() - line.idle_since < _KEEP_SECONDS
-            if is_fresh and line.connection.is_idle() and not line.wire.is_readable():
-                return line
-            _end(line)
+                self._idle.remove(connection)
+            is_fresh = self._clock.monotonic() - connection.idle_since < _KEEP_SECONDS
+            if is_fresh and connection.http.is_idle() and not connection.wire.is_readable():
+                return connection
+            _end(connection)
         wire = Wire(self._addresses, self._clock, self._resolver)
-        connection = httpcore.HTTPConnection(
+        http = httpcore.HTTPConnection(
             httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port),
             ssl_context=self._tls,
             network_backend=wire,
         )
-        return _Line(key, wire, connection)
+        return _Connection(key, wire, http)
 
-    def _keep(self, line: _Line) -> None:
-        now = line.idle_since = self._clock.monotonic()
+    def _keep(self, connection: _Connection) -> None:
+        now = connection.idle_since = self._clock.monotonic()
         with self._lock:
-            self._idle.append(line)  # so the oldest are first
+            self._idle.append(connection)  # so the oldest are first
             expired = sum(now - each.idle_since >= _KEEP_SECONDS for each in self._idle)
             cut = max(expired, len(self._idle) - _KEEP)
             old, self._idle = self._idle[:cut], self._idle[cut:]
         for each in old:
             _end(each)
 
-    def _finish(self, line: _Line, response: httpcore.Response) -> bool:
+    def _finish(self, connection: _Connection, response: httpcore.Response) -> bool:
         """Read the rest of a short answer; tell whether its connection can be used again.
 
         The answer's status has decided by now, so whatever goes wrong here changes nothing.
         """
         soon = self._clock.monotonic() + _ANSWER_SECONDS
-        line.wire.deadline = min(line.wire.deadline, soon)
-        line.wire.most = _ANSWER_BYTES
+        connection.wire.deadline = min(connection.wire.deadline, soon)
+        connection.wire.most = _ANSWER_BYTES
         try:
             for _ in response.iter_stream():
                 pass
             response.close()
         except Exception:  # noqa: BLE001 - h11 raises errors of its own for odd bytes
             return False
-        return line.connection.is_idle()
+        return connection.http.is_idle()
 
 
 class Broken(Exception):
@@ -175,11 +175,11 @@ def _told(wire: Wire) -> Iterator[None]:
         raise
 
 
-def _end(line: _Line) -> None:
+def _end(connection: _Connection) -> None:
     with suppress(Exception):  # it is gone in any case
-        line.connection.close()
-    if line.wire.socket is not None:
-        line.wire.socket.close()
+        connection.http.close()
+    if connection.wire.socket is not None:
+        connection.wire.socket.close()
 
 
 class _Tls(ssl.SSLContext):

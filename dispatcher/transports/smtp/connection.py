@@ -27,11 +27,11 @@ _CREDENTIALS = frozenset({530, 534, 535, 538})
 """They are missing or wrong (RFC 4954)."""
 
 
-class Line:
+class Connection:
     """Carries one message after the other. For one thread at a time.
 
-    ``is_open`` tells whether it can carry another one, ``carried`` how many it has; whoever keeps
-    it notes ``idle_since``.
+    ``is_open``: whether it can carry another one. ``carried``: how many it has. ``idle_since`` is
+    set by the pool.
     """
 
     def __init__(self, server: Server, wire: Wire) -> None:
@@ -43,29 +43,31 @@ class Line:
         self._is_begun = False
 
     @classmethod
-    def open(cls, server: Server, deadline: Deadline) -> Line:
+    def open(cls, server: Server, deadline: Deadline) -> Connection:
         """Connect, greet, secure and log in. Raises TemporaryFailure: no message is to blame."""
         try:
             wire = Wire(connected(server.host, server.port, deadline), server.name, deadline)
         except OSError as error:
             raise TemporaryFailure(f"{server}: {deadline.why(error)}") from None
-        line = cls(server, wire)
+        connection = cls(server, wire)
         try:
-            line._greet()
+            connection._greet()
         except ssl.SSLEOFError:
-            line.break_off()
+            connection.break_off()
             raise TemporaryFailure(f"{server}: it closed the connection") from None
         except ssl.SSLError as error:
-            line.break_off()
+            connection.break_off()
             why = getattr(error, "verify_message", None) or getattr(error, "reason", None)
-            raise line._misconfigured(f"TLS with it failed: {why or 'no reason given'}") from None
+            raise connection._misconfigured(
+                f"TLS with it failed: {why or 'no reason given'}"
+            ) from None
         except LINE_ERRORS as error:
-            line.break_off()
+            connection.break_off()
             raise TemporaryFailure(f"{server}: {deadline.why(error)}") from None
         except BaseException:
-            line.break_off()
+            connection.break_off()
             raise
-        return line
+        return connection
 
     def ask(self) -> None:
         """Ask whether all is well (NOOP). Raises TemporaryFailure."""
@@ -78,9 +80,9 @@ class Line:
     def deliver(self, mail: Mail, deadline: Deadline) -> Reply:
         """Send the mail; return the server's reply to it.
 
-        Raises Broke where the line failed before a byte of the mail was written, so that another
-        one may be tried; TemporaryFailure and PermanentFailure where the server does not have it;
-        PerhapsSent where that is unknown.
+        Raises Broke where the connection failed before a byte of the mail was written, so that
+        another one may be tried; TemporaryFailure and PermanentFailure where the server does not
+        have it; PerhapsSent where that is unknown.
         """
         self._wire.deadline = deadline
         try:
@@ -124,7 +126,7 @@ class Line:
         self.break_off()
 
     def _greet(self) -> None:
-        """Take the greeting, secure the line where it is to be, and say who we are."""
+        """Take the greeting, secure the connection where it is to be, and say who we are."""
         server, wire = self._server, self._wire
         if server.security == "tls" and server.context is not None:
             wire.secure(server.context, server.host)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from dispatcher.transports.quiet import quiet, silence
+from dispatcher.transports.library_logs import quiet, silence
 
 LOGGERS = """
 import importlib, logging

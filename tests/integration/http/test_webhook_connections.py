@@ -62,7 +62,7 @@ def test_a_line_that_ends_without_an_answer_leaves_the_outcome_unknown(
     receiver: Receiver, answer: Callable[[Handler], None]
 ) -> None:
     receiver.answer = answer
-    with pytest.raises(PerhapsSent, match="the line broke before an answer") as caught:
+    with pytest.raises(PerhapsSent, match="the connection broke before an answer") as caught:
         to(receiver).send(a_message(body={"text": "hunter2"}))
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -128,7 +128,7 @@ def test_informational_answers_are_read_up_to_a_bound(receiver: Receiver) -> Non
             handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1_000)
 
     receiver.answer = inform
-    with pytest.raises(PerhapsSent, match="the line broke before an answer"):
+    with pytest.raises(PerhapsSent, match="the connection broke before an answer"):
         to(receiver, timeout=60).send(a_message())
 
 
@@ -197,7 +197,7 @@ def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
     transport = to(receiver)
     for _ in range(20):
         transport.send(a_message())
-        for line in transport._lines._idle:
+        for line in transport._connections._idle:
             wait_until(line.wire.is_readable)
     assert len({each.connection for each in receiver.received}) == 20
 
@@ -220,19 +220,19 @@ def test_a_kept_connection_ends_soon_after_its_moment_whoever_sends_next() -> No
         transport.send(a_message(recipient=one.url))
         clock.ahead = 4.5
         transport.send(a_message(recipient=two.url))
-        assert [each.key[2] for each in transport._lines._idle] == [two.port]
+        assert [each.key[2] for each in transport._connections._idle] == [two.port]
 
 
 def test_not_more_connections_are_kept_than_a_process_can_bear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dispatcher.transports.webhook.lines._KEEP", 2)
+    monkeypatch.setattr("dispatcher.transports.webhook.connections._KEEP", 2)
     with receiving() as one, receiving() as two, receiving() as three:
         receivers = (one, two, three)
         transport = open_to(*(each.port for each in receivers))
         for each in receivers * 2:
             transport.send(a_message(recipient=each.url))
-        assert len(transport._lines._idle) == 2
+        assert len(transport._connections._idle) == 2
         assert [len({got.connection for got in each.received}) for each in receivers] == [2, 2, 2]
 
 
