@@ -239,7 +239,7 @@ def test_a_filter_that_makes_much_of_little_is_not_there(name: str) -> None:
 
 def test_the_page_names_the_filters_that_are_there() -> None:
     page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
-    [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. Of methods", page)
+    [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. The methods", page)
     assert re.findall(r"`(\w+)`", named) == sorted(sandbox.READERS | sandbox.LOOKS)
 
 
