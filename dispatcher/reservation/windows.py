@@ -24,7 +24,6 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import new_id
-from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.arguments import ENDLESS
 from dispatcher.reservation.booking import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from uuid import UUID
 
@@ -278,6 +279,32 @@ def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed
     assert len(house.members()) == 1
     other.parts.reconciler.reconcile()
     assert house.members() == {}
+
+
+def test_what_was_taken_back_and_not_freed_yet_is_no_orphan(build: Build) -> None:
+    """Though the sweep has confirmed its place by then; it releases that with those of others."""
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall)
+    house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
+    lost = raising(ReservationsUnavailable("Redis does not answer"))
+    house.swap("windows", Between(house.parts.windows, before={"release": lost}))
+    with pytest.raises(ReservationsUnavailable):
+        house.submit(send_at=SOON)
+    house.redis.delete(house.keys("ada").pending)
+    assert len(house.members()) == 1
+    assert other.dispatcher.verify_windows().equal
+    other.parts.sweep.reconcile()
+    assert house.members() == {}
+
+
+def test_the_key_of_what_was_taken_back_is_free_for_other_content_at_once(build: Build) -> None:
+    house, other = build(), build()
+    lose = partial(house.redis.delete, house.keys("ada").window("ada"))
+    slow_store(house, lose, lambda: other.submit(send_at=SOON))
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SOON, idempotency_key="key")
+    later = SOON + timedelta(minutes=5)
+    assert house.submit(send_at=later, idempotency_key="key").send_at == later
 
 
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
