@@ -143,7 +143,7 @@ def only_the_first_shard_is_given_back() -> AbstractContextManager[object]:
 
     def withdraw_many(self: Bulk, requests: Sequence[Request]) -> None:
         self._shards.release_many(
-            (self._windows.groups(each.terms)[0], each.message_id, each.submit) for each in requests
+            (self._windows.legs(each.terms)[0], each.message_id, each.submit) for each in requests
         )
 
     return _both(

@@ -225,7 +225,7 @@ def test_a_slow_twin_of_a_message_that_was_taken_back_is_not_told_of_it(build: B
 
     def cancel() -> None:
         twin.moved.advance(twin.settings.settle + timedelta(milliseconds=1))
-        (message,) = house.dispatcher.find()
+        (message,) = [*house.dispatcher.select()]
         found.append(message.id)
         assert house.parts.messages.take_back(message)
         house.parts.windows.release(message.id, _terms_of(house))
@@ -293,7 +293,7 @@ def test_what_was_taken_back_and_not_freed_yet_is_no_orphan(build: Build) -> Non
     house.redis.delete(house.keys("ada").pending)
     assert len(house.members()) == 1
     assert other.dispatcher.verify_windows().equal
-    other.parts.sweep.reconcile()
+    other.parts.reconciler.reconcile()
     assert house.members() == {}
 
 
