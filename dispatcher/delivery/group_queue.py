@@ -74,7 +74,9 @@ class GroupQueue:
                     log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
                     failure = failure or error
                 with self._lock:
-                    group = self._next(queue)
+                    waiting = queue.again or queue.first
+                    is_next = waiting and not self._delivery.is_stopping
+                    group = waiting.popleft() if is_next else None
                     queue.under_way -= group is None
         except BaseException:
             with self._lock:
@@ -86,12 +88,6 @@ class GroupQueue:
             raise
         if failure:
             raise failure
-
-    def _next(self, queue: _Channel) -> Sequence[UUID] | None:
-        if self._delivery.is_stopping:
-            return None
-        waiting = queue.again or queue.first
-        return waiting.popleft() if waiting else None
 
     def stop(self) -> None:
         """Begin no further send. What waits here is enqueued again after its grace.
