@@ -33,10 +33,10 @@ class GroupQueue:
     """Begins so many groups of each channel at a time.
 
     A channel whose provider is slow fills its own queue and leaves the worker's threads to others:
-    the thread that brings one group too many leaves it here, and who has begun a group takes the
-    next. So no more is claimed than what the senders send and what these groups wait with. Groups
-    that come again, perhaps at their turn under a limit, go before those that come for the first
-    time: a herd must not keep the messages that it had snoozed from coming back.
+    the thread that brings one group too many leaves it here, and a thread that has begun a group
+    takes the next. So no more is claimed than what the senders send and what these groups wait
+    with. Groups that come again, perhaps at their turn under a limit, go before those that come for
+    the first time: new messages must not keep snoozed ones from coming back.
     """
 
     def __init__(self, delivery: Delivery, *, at_once: int) -> None:

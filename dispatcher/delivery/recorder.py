@@ -230,7 +230,7 @@ class Recorder:
             ours = self._parts.claims.renew(held)
             fault("renew.after_claims")
         except (LimitersUnavailable, StoreUnavailable) as error:
-            log.warning("%d claims are not renewed: %s", len(held), error)
+            log.warning("could not renew %d claims, tried again in a second: %s", len(held), error)
             self._renew_at = now + _RENEW_AGAIN_SECONDS
             return
         group.lost |= {claim.message.id for claim in held} - ours
@@ -296,7 +296,9 @@ class Recorder:
         try:
             self._parts.permits.settle(used)
         except LimitersUnavailable as error:
-            log.warning("%d permits stay counted at their latest time: %s", len(used), error)
+            log.warning(
+                "could not settle %d permits, they stay counted for longer: %s", len(used), error
+            )
 
     def _tell_snoozed(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
         for claim, wait in snoozed:
@@ -311,7 +313,7 @@ class Recorder:
         try:
             self._parts.queue.enqueue(tickets)
         except QueueUnavailable as error:
-            log.warning("%d messages are enqueued after their grace: %s", len(snoozed), error)
+            log.warning("could not enqueue %d messages, maintenance will: %s", len(snoozed), error)
 
 
 class LateRecorders:
@@ -392,7 +394,7 @@ def _store_unsent(
     try:
         parts.claims.put_back(unsent, enqueue_in=enqueue_in)
     except StoreUnavailable as error:
-        log.warning("%d messages wait for their rescue: %s", len(unsent), error)
+        log.warning("could not put back %d messages, they will be rescued: %s", len(unsent), error)
         send_log.keep()
         return False
     return True
@@ -402,7 +404,11 @@ def _give_back(parts: Parts, unused: Sequence[Claim]) -> None:
     try:
         parts.permits.give_back([permit_of(claim) for claim in unused])
     except LimitersUnavailable as error:
-        log.warning("%d unused permits are given back later: %s", len(unused), error)
+        log.warning(
+            "could not give back %d unused permits, they stay counted for longer: %s",
+            len(unused),
+            error,
+        )
 
 
 def _goes_on(recorder: Recorder) -> bool:
@@ -419,4 +425,4 @@ def _goes_on(recorder: Recorder) -> bool:
 
 
 def _lost(error: StoreUnavailable) -> None:
-    log.error("outcomes are lost, their messages will be rescued: %s", error)
+    log.error("could not record outcomes, their messages will be rescued: %s", error)

@@ -124,7 +124,9 @@ class Sender:
         try:
             self._parts.permits.close(self._channel, wait)
         except LimitersUnavailable as unavailable:
-            log.warning("channel %s is not closed for others: %s", self._channel, unavailable)
+            log.warning(
+                "could not close channel %s to other workers: %s", self._channel, unavailable
+            )
 
     def _failure(
         self,

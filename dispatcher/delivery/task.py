@@ -151,7 +151,9 @@ class Delivery:
                 [permit_of(each) for each in claims], hold=recorder.hold
             )
         except LimitersUnavailable as error:
-            log.warning("%d messages wait for the limiters: %s", len(claims), error)
+            log.warning(
+                "no permits for %d messages, tried again in a second: %s", len(claims), error
+            )
             recorder.waiting = []
             recorder.put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
             return
@@ -199,7 +201,10 @@ class Delivery:
 
         While settings are being rolled out another worker may know the channel.
         """
-        log.error("%d messages wait for a worker with channel %s", len(claims), [channel])
+        log.error(
+            "channel %s is not in this worker's settings: %d messages put back for another one",
+            [channel], len(claims),
+        )  # fmt: skip
         wait = self.parts.settings.claim_ttl
         put_back(self.parts, send_log, [(claim, wait) for claim in claims])
 

@@ -62,7 +62,7 @@ class Transition(StrEnum):
     """Put back by a limiter; no attempt counts."""
     FAILED = "failed"
     HELD = "held"
-    """Nobody knows what came of it, and a person decides."""
+    """The outcome is unknown, and a person decides."""
     RELEASED = "released"
     """Held, and to be tried once more."""
     EXPIRED = "expired"
@@ -70,7 +70,7 @@ class Transition(StrEnum):
     RESCUED = "rescued"
     """Taken back from a worker that died or froze."""
     RESCHEDULED = "rescheduled"
-    """Given another time by who asked for it."""
+    """Given another time by its caller."""
     RESLOTTED = "reslotted"
     """Overdue after an outage, and booked again by a sweep."""
 
