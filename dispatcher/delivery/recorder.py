@@ -1,4 +1,4 @@
-"""Records what came of a group's sends, for as long as it has claims: that is the recorder."""
+"""The recorder of a group: it records outcomes, renews claims and puts back what was not sent."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ LONGEST_HOLD_SECONDS = 600.0
 
 
 class Recorder:
-    """Sees the claims of a group to their end.
+    """Lives as long as the claims of its group.
 
-    It records outcomes, renews the claims while sends last, and puts back what was not sent. One
-    thread at a time calls it: the task's, then :class:`LateRecorders`'. ``waiting`` are the claims
-    without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the successes, ``error``
-    is what broke the group off. Times are of the monotonic clock.
+    One thread at a time calls it: the task's, then that of :class:`LateRecorders`. ``waiting`` are
+    the claims without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the
+    successes, ``error`` is what broke the group off. Times are of the monotonic clock.
     """
 
     def __init__(
