@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerSurvey, check_url
-from dispatcher.built_once import built_once
 from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
 from dispatcher.delivery import Delivery, Lanes
 from dispatcher.delivery.send_log import SendLogs
@@ -21,6 +20,7 @@ from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
 from dispatcher.delivery.ticks import Ticks
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
+from dispatcher.lazy import built_once
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews

@@ -60,7 +60,7 @@ def options(
         "task_default_queue": settings.queue,
         "task_queues": queues(settings),
         "task_create_missing_queues": False,
-        "worker_consumer": "dispatcher.broker.reconnecting:Consumer",
+        "worker_consumer": "dispatcher.broker.reconnection:Consumer",
         "worker_prefetch_multiplier": _HELD_PER_THREAD if _is_quorum(settings) else 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
@@ -69,7 +69,7 @@ def options(
         "timezone": "UTC",
         "enable_utc": True,
         "beat_schedule": beat_schedule(settings),
-        "beat_scheduler": "dispatcher.broker.reconnecting:Scheduler",
+        "beat_scheduler": "dispatcher.broker.reconnection:Scheduler",
         "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
     }
 

@@ -59,40 +59,40 @@ _COMMANDS = {
         "messages", "Submit", "Tell the first time that fits every quota. Books nothing."
     ),
     "cancel": _Command(
-        "changing",
+        "changes",
         "Change",
         "Cancel scheduled messages, by id or by filter; their quotas are free again at once.",
     ),
     "reschedule": _Command(
-        "changing",
+        "changes",
         "Change",
         "Move scheduled messages to another time, by id or by filter; old places are free at once.",
     ),
     "retry": _Command(
-        "changing",
+        "changes",
         "Change",
         "Give failed messages another round of tries, by id or by filter. They are due at once.",
     ),
     "release": _Command(
-        "changing", "Change", "Let held messages be sent, perhaps once more, by id or by filter."
+        "changes", "Change", "Let held messages be sent, perhaps once more, by id or by filter."
     ),
     "drop": _Command(
-        "changing",
+        "changes",
         "Change",
         "Give held messages up, by id or by filter: they end as failed and keep their places.",
     ),
     "suppress": _Command(
-        "suppressing",
+        "suppressions",
         "Change",
         "Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.",
     ),
     "unsuppress": _Command(
-        "suppressing",
+        "suppressions",
         "Change",
         "Take a suppression back, as it was made: with its channel, or without one.",
     ),
     "suppressed": _Command(
-        "suppressing", "Look", "List who gets nothing, or what holds for one recipient."
+        "suppressions", "Look", "List who gets nothing, or what holds for one recipient."
     ),
     "status": _Command(
         "status",
@@ -105,7 +105,7 @@ _COMMANDS = {
         "Rank the busiest scopes, recipients or channels by what is due, with their fullest quota.",
     ),
     "import": _Command(
-        "bulk", "Submit", "Accept the messages of a file; say which rows were refused and why."
+        "imports", "Submit", "Accept the messages of a file; say which rows were refused and why."
     ),
     "export": _Command(
         "export",

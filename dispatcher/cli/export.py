@@ -14,8 +14,8 @@ import typer
 
 from dispatcher.cli import show
 from dispatcher.cli.app import examples, exit_code, say_error
-from dispatcher.cli.bars import INTERRUPTED, bar, terminated_like_interrupted
 from dispatcher.cli.filters import NOTHING, filtered
+from dispatcher.cli.progress import INTERRUPTED, bar, terminated_like_interrupted
 from dispatcher.cli.rows import Format
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable

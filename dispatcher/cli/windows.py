@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from dispatcher.cli import show
 from dispatcher.cli.app import OptionNames, confirm, examples
-from dispatcher.cli.bars import bar
+from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.operations.verification import Difference, Verified
 

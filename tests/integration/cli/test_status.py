@@ -15,7 +15,7 @@ import pytest
 
 from dispatcher import Message, Settings
 from dispatcher.app import App
-from dispatcher.cli.glance import sparkline
+from dispatcher.cli.status import sparkline
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
