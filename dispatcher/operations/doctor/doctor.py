@@ -203,7 +203,7 @@ class Doctor:
             _judged(of_settings.files, self._open_files()),
             _judged(of_settings.hooks, self._hooks()),
             _judged(of_settings.templates, self._templates.judged()),
-            _judged(of_settings.recipients, self._settings.spellings.judged()),
+            _judged(of_settings.recipients, self._settings.spellings.problems()),
         ]
 
     def _open_files(self) -> tuple[Path, ...]:
