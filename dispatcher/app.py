@@ -125,7 +125,7 @@ class App:
 
         A call whose reply is lost is repeated once: every script is idempotent.
         """
-        return connect_redis(self.settings.redis_url, greet=self.fence)
+        return connect_redis(self.settings.redis_url, on_connect=self.fence)
 
     @built_once
     def _plain_redis(self) -> Redis:

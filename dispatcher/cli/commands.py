@@ -1,7 +1,7 @@
-"""The commands by name, and the modules they are in: one is imported when it is run.
+"""The names, modules and help of the commands. Running a command imports its module.
 
-To import them all takes a second, most of it for SQLAlchemy, Celery and Pydantic. What the list of
-commands shows is therefore written here, too.
+To import them all takes a second, most of it for SQLAlchemy, Celery and Pydantic. So the help of
+each command is repeated here, for the list of commands.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ _COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The group of all commands. It lists them without their modules."""
+    """The group of all commands. It lists them without importing their modules."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -142,7 +142,7 @@ class Commands(TyperGroup):
             self.commands[name] = TyperCommand(name, help=said, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is to be run."""
+        """Return the command that the arguments name."""
         if args and args[0] in _COMMANDS:
             self.load(args[0])
         return super().resolve_command(ctx, args)

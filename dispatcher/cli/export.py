@@ -25,7 +25,7 @@ from dispatcher.selection import Wanted
 _SHOW_EVERY = 500
 _BODY = "body"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a cell begins with that a spreadsheet computes, or drops to look at the next character."""
+"""First characters that make a spreadsheet compute a cell, or that it skips before it looks."""
 
 
 def register(app: typer.Typer) -> None:
@@ -121,7 +121,7 @@ def _line(value: Any) -> str:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
-    """Yield the stream to write to. Raises InvalidValue where the file is there, or cannot be."""
+    """Yield the stream to write to. Raises InvalidValue if the file exists or cannot be created."""
     if path is None:
         yield sys.stdout
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Commands for those who submit and look: submit, show, list, held, update, next-slot."""
+"""Commands for messages: submit, show, list, held, update, next-slot."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _BAR = 16
 _LATE_DUTY = timedelta(seconds=30)
 _NEARLY = 0.8
 _PAUSE = 9
-"""A look is followed by a pause of so many times its length: it costs a tenth at most."""
+"""How many times the length of a look the pause after it has: looking takes a tenth at most."""
 _LEAST = timedelta(milliseconds=100)
 
 
@@ -130,7 +130,7 @@ def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> Non
 
 
 def overview_picture(found: Overview, *, width: int) -> RenderableType:
-    """Return an overview for a terminal that many columns wide."""
+    """Return an overview for a terminal with ``width`` columns."""
     lines: list[RenderableType] = [
         Text.assemble(("dispatcher status", "bold"), f"  {_second(found.now)}"),
         "",
@@ -146,12 +146,12 @@ def overview_picture(found: Overview, *, width: int) -> RenderableType:
     if found.silence is not None:
         lines.append(Text(f"not known, because Redis does not tell: {found.silence}", style="red"))
     else:
-        lines += [*_people("worker", found.workers), *_people("beat", found.beats), _duties(found)]
+        lines += [*_signs("worker", found.workers), *_signs("beat", found.beats), _duties(found)]
     return Group(*lines)
 
 
 def sparkline(numbers: Sequence[int]) -> str:
-    """Return a row of bars as high as the numbers; a dot stands for 0."""
+    """Return a row of bars, one a number; a dot stands for 0."""
     most = max(numbers, default=0)
     return "".join(
         _LEVELS[(number * len(_LEVELS) - 1) // most] if number else "·" for number in numbers
@@ -230,7 +230,7 @@ def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
     return show.listed(("limits", "", "", ""), rows)
 
 
-def _people(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
+def _signs(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
     alive = [each for each in signs or () if each.is_alive]
     line = Text(f"{what}s".ljust(9), style="bold")
     if alive:

@@ -1,4 +1,4 @@
-"""Commands of those who opt out: suppress, unsuppress, suppressed."""
+"""Commands for opt-outs: suppress, unsuppress, suppressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dispatcher windows``: compare Redis with the store, and fill it again."""
+"""``dispatcher windows``: compare Redis with the store, and rebuild it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def rebuild(
 
 
 def verified_data(verified: Verified) -> dict[str, Any]:
-    """Return what a comparison found as plain JSON values."""
+    """Return the result of a verification as plain JSON values."""
     return {
         "equal": verified.equal,
         "messages": verified.messages,

@@ -12,19 +12,19 @@ from dispatcher.reservation import RedisFacts
 from dispatcher.settings import Settings
 
 _CONSUMER_TIMEOUT = timedelta(minutes=30)
-"""How long RabbitMQ lets a task be unacknowledged by default."""
+"""RabbitMQ's default: how long a task may stay unacknowledged."""
 
 
-class Neighbours(NamedTuple):
-    """The two that may be one."""
+class Servers(NamedTuple):
+    """The facts of broker and windows, which may be one server."""
 
     broker: BrokerFacts
     redis: RedisFacts
 
 
 @check("broker.separate")
-def separate(facts: Neighbours) -> Verdict:
-    """Tell whether a flooded or emptied broker takes the reservations along."""
+def separate(facts: Servers) -> Verdict:
+    """Warn of a broker in the database of the windows: to empty it is to empty them."""
     broker, redis = facts
     if broker.run_id is None or broker.run_id != redis.run_id:
         return ok("not the server of the windows")
@@ -38,9 +38,9 @@ def separate(facts: Neighbours) -> Verdict:
 
 
 def queues(settings: Settings) -> Check[BrokerFacts]:
-    """Return the check that the queues are what the settings want them to be.
+    """Return the check that existing queues have the arguments of the settings.
 
-    A worker cannot take tasks from others, and would only connect again and again.
+    A worker cannot consume from others, and would reconnect again and again.
     """
 
     def judge(broker: BrokerFacts) -> Verdict:
@@ -60,7 +60,7 @@ def queues(settings: Settings) -> Check[BrokerFacts]:
 
 @check("app.serializer")
 def serializer(app: AppFacts) -> Verdict:
-    """Tell whether somebody who writes to the broker can run code in a worker."""
+    """Warn of content types by which a forged task can run code in a worker."""
     if app.accepts == ("json",) and app.serializer == "json":
         return ok("JSON only")
     return error(
@@ -103,7 +103,7 @@ def _held_by_a_consumer(horizon: timedelta) -> Verdict:
 
 @check("app.attached")
 def attached(app: AppFacts) -> Verdict:
-    """Tell whether the app carries our tasks, as it does once they were installed."""
+    """Check that the dispatcher is installed in the app."""
     wrong = []
     if not app.has_our_broker:
         wrong.append("its broker is not broker_url")

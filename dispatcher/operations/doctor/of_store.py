@@ -18,7 +18,7 @@ _MIGRATE = "run `dispatcher migrate`"
 
 
 class StoreFacts(NamedTuple):
-    """What the database says of itself. ``missing_indexes`` is None while it has no tables."""
+    """Facts of the database. ``missing_indexes`` is None while it has no tables."""
 
     kind: str
     standing: SchemaStanding
@@ -53,7 +53,7 @@ def migrations(facts: StoreFacts) -> Verdict:
 
 @check("store.indexes")
 def indexes(facts: StoreFacts) -> Verdict:
-    """Look for the indexes without which each turn of the sweep reads all messages."""
+    """Find missing indexes, without which each sweep reads all messages."""
     missing = facts.missing_indexes
     if missing is None:
         return Verdict(Level.SKIPPED, "the database has no tables")
@@ -75,7 +75,7 @@ def indexes(facts: StoreFacts) -> Verdict:
 
 @check("store.durability")
 def durability(facts: StoreFacts) -> Verdict:
-    """Tell whether what is stored is stored when the power fails."""
+    """Check that committed messages survive a power failure."""
     expected = _DURABLE[facts.kind]
     wrong = [
         f"{name} is {facts.durability[name]}"
@@ -98,7 +98,7 @@ def durability(facts: StoreFacts) -> Verdict:
 
 @check("store.writes")
 def writes(refusal: str | None) -> Verdict:
-    """Tell whether a row can be stored."""
+    """Check that a row can be stored."""
     if refusal is None:
         return ok("a row was stored, and taken back")
     return error(

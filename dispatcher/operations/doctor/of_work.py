@@ -1,4 +1,4 @@
-"""Checks of what should have been done by now."""
+"""Checks of work that is late."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dispatcher.store import Late
 
 
 class UntoldFacts(NamedTuple):
-    """Messages of which somebody is yet to be told, and the setting ``status_channel``."""
+    """Messages whose status webhook is due, and the setting ``status_channel``."""
 
     late: Late
     status_channel: str
 
 
 class ProcessFacts(NamedTuple):
-    """How many workers and beats are alive, and what should have been done by now."""
+    """The number of living workers and beats, and the late work."""
 
     workers: int
     beats: int
@@ -27,7 +27,7 @@ class ProcessFacts(NamedTuple):
 
 @check("work.processes")
 def processes(facts: ProcessFacts) -> Verdict:
-    """Tell whether anybody is at work."""
+    """Check that a worker and a beat are alive."""
     workers, beats, late = facts
     if workers and beats:
         return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
@@ -49,7 +49,7 @@ def processes(facts: ProcessFacts) -> Verdict:
 
 @check("work.sweep")
 def sweep(late: Late) -> Verdict:
-    """Tell of messages that the sweep should have handed over."""
+    """Find messages that the sweep should have enqueued."""
     if not late.many:
         return ok("nothing waits for the sweep")
     return warning(
@@ -62,7 +62,7 @@ def sweep(late: Late) -> Verdict:
 
 @check("work.overdue")
 def overdue(late: Late) -> Verdict:
-    """Tell of messages that a worker should have claimed."""
+    """Find messages that a worker should have claimed."""
     if not late.many:
         return ok("nothing is overdue")
     return warning(
@@ -74,7 +74,7 @@ def overdue(late: Late) -> Verdict:
 
 @check("work.waiting")
 def waiting(late: Late) -> Verdict:
-    """Tell of messages that are kept back more than an hour after their send time."""
+    """Find messages that wait more than an hour after their send time."""
     if not late.many:
         return ok("no message is kept back more than an hour after its send time")
     return warning(
@@ -88,7 +88,7 @@ def waiting(late: Late) -> Verdict:
 
 @check("work.claims")
 def claims(late: Late) -> Verdict:
-    """Tell of messages that dead workers left."""
+    """Find messages whose claim has expired."""
     if not late.many:
         return ok("no claim has run out")
     return warning(
@@ -100,7 +100,7 @@ def claims(late: Late) -> Verdict:
 
 @check("work.orphans")
 def orphans(many: int) -> Verdict:
-    """Tell of reservations that the store has not confirmed."""
+    """Find reservations that the store has not confirmed."""
     if not many:
         return ok("every reservation is confirmed, or young")
     return warning(
@@ -113,7 +113,7 @@ def orphans(many: int) -> Verdict:
 
 @check("work.channels")
 def channels(strange: Mapping[str, int]) -> Verdict:
-    """Tell of messages that no worker with these settings can send."""
+    """Find messages that no worker with these settings can send."""
     if not strange:
         return ok("every channel of scheduled messages is known")
     named = ", ".join(f"{name} ({many})" for name, many in strange.items())
@@ -126,7 +126,7 @@ def channels(strange: Mapping[str, int]) -> Verdict:
 
 @check("work.untold")
 def untold(facts: UntoldFacts) -> Verdict:
-    """Tell of messages whose ``status_url`` nobody tells."""
+    """Find messages whose status webhook is late."""
     late, channel = facts
     if not late.many:
         return ok("every status_url has been told, or is about to be")
