@@ -129,7 +129,7 @@ app = typer.Typer(
         "Scheduled messages: exact quotas at submit, exact limits at delivery, "
         "nothing accepted is lost.\n\n"
         "Exit codes: 0 done, 1 a step failed, 2 bad input, 3 refused by a quota, "
-        "4 no such message, 5 too late or key in use, 6 something outside is unavailable, "
+        "4 no such message, 5 too late or key in use, 6 a server is unavailable, "
         "130 interrupted."
     ),
 )

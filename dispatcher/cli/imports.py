@@ -70,8 +70,8 @@ def import_file(
     in.rejected.jsonl, to be mended and imported again. After an interruption run it again: rows
     with an idempotency_key are accepted once.
 
-    Exit codes: 0 all accepted, 2 bad rows, 3 rows refused by quotas or quiet hours, 6 something
-    outside is unavailable, 130 interrupted.
+    Exit codes: 0 all accepted, 2 bad rows, 3 rows refused by quotas or quiet hours, 6 a server
+    is unavailable, 130 interrupted.
     """
     if plan and atomic:
         raise InvalidValue("--atomic", "given with --plan", "one of them")
