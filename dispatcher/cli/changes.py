@@ -39,7 +39,7 @@ _ChangeMany = Callable[[Sequence[Message]], Sequence[Message | DispatcherError]]
 
 MessageIds = Annotated[list[str] | None, typer.Argument(metavar="ID")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Every = Annotated[bool, typer.Option("--all", help="Where no filter is given: every message.")]
+Every = Annotated[bool, typer.Option("--all", help="Without a filter: every message.")]
 
 _ONE_TIME = "one of --send-at, --send-in and --later"
 _EXAMPLES = {
@@ -90,13 +90,13 @@ def reschedule(
     send_at: SendAt = None,
     send_in: SendIn = None,
     later: Annotated[
-        str | None, typer.Option(help='Later than now promised, by: "2 hours".')
+        str | None, typer.Option(help='A length to add to the promised time: "2 hours".')
     ] = None,
     zone: Annotated[
         str | None, typer.Option(help="Zone of local times given here; default: each message's.")
     ] = None,
     set_zone: Annotated[
-        str | None, typer.Option(help="Another zone for the messages: quiet hours go by it.")
+        str | None, typer.Option(help="Another zone for the messages, also for quiet hours.")
     ] = None,
     fold: Fold = None,
     on_conflict: Shift = "reject",
@@ -107,9 +107,10 @@ def reschedule(
     every: Every = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move scheduled messages to another time, by id or by filter; old places are free at once.
+    """Move scheduled messages to another time, by id or by filter; frees the old times at once.
 
-    Each is judged as if it had no place yet. It keeps its zone unless --set-zone gives it another.
+    The new time must fit every quota without the message's old reservation. A message keeps its
+    zone unless --set-zone gives it another.
     """
     if set_zone is not None:
         send_time.check_zone(set_zone)
@@ -154,15 +155,17 @@ def retry(
     wanted: Wanted = NOTHING,
     perhaps_sent: Annotated[
         bool,
-        typer.Option("--perhaps-sent", help="Also what may have been sent, and holds for that."),
+        typer.Option(
+            "--perhaps-sent", help="Also those with on_unknown=hold that may have been sent."
+        ),
     ] = False,
     yes: Yes = False,
     every: Every = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give failed messages another round of tries, by id or by filter. They are due at once.
+    """Give failed messages further attempts, by id or by filter. They are due at once.
 
-    They have kept their places, so no quota refuses them; the limits guard them as ever.
+    They still have their reservations, so no quota refuses them; the limits apply.
     """
     with Dispatcher() as dispatcher:
 
@@ -187,9 +190,9 @@ def release(
     every: Every = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let held messages be sent, perhaps once more, by id or by filter.
+    """Release held messages to be sent, perhaps for the second time, by id or by filter.
 
-    They are due at once; what is past its expiry ends as expired.
+    They are due at once; a message past its expiry ends as expired.
     """
     with Dispatcher() as dispatcher:
         _Change(dispatcher, "release", Status.HELD, dispatcher.release).do(
@@ -204,9 +207,9 @@ def drop(
     every: Every = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give held messages up, by id or by filter: they end as failed and keep their places.
+    """End held messages as failed, by id or by filter. They keep their reservations.
 
-    To be used where the provider says that it has them, or nobody is to wait for them.
+    Use it where the provider has them, or they are of no use any more.
     """
     with Dispatcher() as dispatcher:
         _Change(dispatcher, "drop", Status.HELD, dispatcher.drop).do(

@@ -42,13 +42,13 @@ _COMMANDS = {
     "show": _Command(
         "messages",
         "Look",
-        "Tell the whole story of one message: its times, its places, each try, what comes next.",
+        "Show one message: its fields, its reservations, each attempt, the next step.",
     ),
     "list": _Command("messages", "Look", "List messages, newest first."),
     "held": _Command(
         "messages",
         "Look",
-        "List messages that are held, oldest first: nobody knows whether they were sent.",
+        "List held messages, oldest first: the outcome of their last attempt is unknown.",
     ),
     "update": _Command(
         "messages",
@@ -56,7 +56,7 @@ _COMMANDS = {
         "Give a scheduled message another body, or that of a template, rendered now.",
     ),
     "next-slot": _Command(
-        "messages", "Submit", "Tell the first time that fits every quota. Books nothing."
+        "messages", "Submit", "Print the first time that fits every quota. Books nothing."
     ),
     "cancel": _Command(
         "changes",
@@ -66,38 +66,40 @@ _COMMANDS = {
     "reschedule": _Command(
         "changes",
         "Change",
-        "Move scheduled messages to another time, by id or by filter; old places are free at once.",
+        "Move scheduled messages to another time, by id or by filter; frees the old times at once.",
     ),
     "retry": _Command(
         "changes",
         "Change",
-        "Give failed messages another round of tries, by id or by filter. They are due at once.",
+        "Give failed messages further attempts, by id or by filter. They are due at once.",
     ),
     "release": _Command(
-        "changes", "Change", "Let held messages be sent, perhaps once more, by id or by filter."
+        "changes",
+        "Change",
+        "Release held messages to be sent, perhaps for the second time, by id or by filter.",
     ),
     "drop": _Command(
         "changes",
         "Change",
-        "Give held messages up, by id or by filter: they end as failed and keep their places.",
+        "End held messages as failed, by id or by filter. They keep their reservations.",
     ),
     "suppress": _Command(
         "suppressions",
         "Change",
-        "Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.",
+        "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
     ),
     "unsuppress": _Command(
         "suppressions",
         "Change",
-        "Take a suppression back, as it was made: with its channel, or without one.",
+        "Revoke a suppression, with its channel or without one, as it was made.",
     ),
     "suppressed": _Command(
-        "suppressions", "Look", "List who gets nothing, or what holds for one recipient."
+        "suppressions", "Look", "List all suppressions, or those of one recipient."
     ),
     "status": _Command(
         "status",
         "Look",
-        "Show what waits, what is late, the next hour, how full limits are, and who is at work.",
+        "Show counts, overdue messages, the load of the next hour, limits, workers and beats.",
     ),
     "top": _Command(
         "status",
@@ -105,12 +107,14 @@ _COMMANDS = {
         "Rank the busiest scopes, recipients or channels by what is due, with their fullest quota.",
     ),
     "import": _Command(
-        "imports", "Submit", "Accept the messages of a file; say which rows were refused and why."
+        "imports",
+        "Submit",
+        "Submit the messages of a file; report the refused rows and the reasons.",
     ),
     "export": _Command(
         "export",
         "Look",
-        "Write messages, oldest first, a row each; with bodies only where that is asked for.",
+        "Write messages, oldest first, one row each; with --bodies also their bodies.",
     ),
     "timeline": _Command(
         "timeline",
@@ -123,7 +127,7 @@ _COMMANDS = {
     "doctor": _Command(
         "doctor",
         "Look",
-        "Examine the servers, the clocks, what is overdue, and what the settings name.",
+        "Examine the servers, the clocks, overdue work, and what the settings name.",
     ),
     "demo": _Command(
         "demo",

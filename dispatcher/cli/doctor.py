@@ -35,7 +35,7 @@ def doctor(
         typer.Option("--app", "-A", help="A Celery app of yours, as celery -A names it."),
     ] = None,
 ) -> None:
-    """Examine the servers, the clocks, what is overdue, and what the settings name.
+    """Examine the servers, the clocks, overdue work, and what the settings name.
 
     Changes nothing and sends nothing; mail servers are asked whether they take the log-in.
     Exit code 1 if something is wrong, with a remedy for each finding.

@@ -52,15 +52,15 @@ def export(
         bool, typer.Option("--formulas", help="In CSV, leave what a spreadsheet would compute.")
     ] = False,
 ) -> None:
-    """Write messages, oldest first, a row each; with bodies only where that is asked for.
+    """Write messages, oldest first, one row each; with --bodies also their bodies.
 
     In CSV a text that begins as a formula does (=, +, -, @) gets a ' in front, phone numbers too:
     spreadsheets compute nothing then. With --formulas all is written as it is.
 
-    They are read and written some hundreds at a time. What changes meanwhile is written as it is
-    when its turn comes.
+    They are read and written some hundreds at a time. A message that changes meanwhile is written
+    as it is when it is read.
 
-    Exit codes: 0 all were written, 6 the database did not answer on the way, 130 interrupted.
+    Exit codes: 0 all were written, 6 the database did not answer, 130 interrupted.
     """
     if form is None:
         is_table = to_file is not None and to_file.suffix.lower() == ".csv"

@@ -75,7 +75,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     ),
     "overdue": (
         "overdue",
-        Annotated[bool, _option("--overdue", help="Due, and nobody has taken it.")],
+        Annotated[bool, _option("--overdue", help="Due, and claimed by no worker.")],
     ),
 }
 """By parameter of a command: its name in :class:`Wanted`, and its type."""

@@ -47,28 +47,29 @@ def import_file(
         str, typer.Argument(metavar="FILE", help="FILE.csv or FILE.jsonl; - is standard input.")
     ],
     plan: Annotated[
-        bool, typer.Option("--plan", help="Book nothing, tell what would come of it.")
+        bool, typer.Option("--plan", help="Book nothing; show the result an import would have.")
     ] = False,
     on_conflict: Annotated[
-        OnConflict | None, typer.Option(help="For all rows, instead of their own.")
+        OnConflict | None, typer.Option(help="Replaces that of every row.")
     ] = None,
     rejected: Annotated[
         Path | None,
-        typer.Option(help="Takes the refused rows; of in.csv by default: in.rejected.jsonl."),
+        typer.Option(help="File of the refused rows; for in.csv by default in.rejected.jsonl."),
     ] = None,
     atomic: Annotated[bool, typer.Option("--atomic", help="Accept all rows or none.")] = False,
     channel: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Where the name of FILE does not tell.")
+        Format | None,
+        typer.Option("--format", help="Needed where the name of FILE does not show it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Accept the messages of a file; say which rows were refused and why.
+    """Submit the messages of a file; report the refused rows and the reasons.
 
-    The columns are channel, recipient, text or body, send_at or send_in, and whatever else a
-    submit takes. Refused rows do not stop the rest; those of in.csv are written to
-    in.rejected.jsonl, to be mended and imported again. After an interruption run it again: rows
-    with an idempotency_key are accepted once.
+    The columns are channel, recipient, text or body, send_at or send_in, and any other
+    parameter of a submit. Refused rows do not stop the others; those of in.csv are written to
+    in.rejected.jsonl, to be corrected and imported again. After an interruption run it again:
+    rows with an idempotency_key are accepted once.
 
     Exit codes: 0 all accepted, 2 bad rows, 3 rows refused by quotas or quiet hours, 6 a server
     is unavailable, 130 interrupted.

@@ -61,9 +61,9 @@ def status(
     since: Annotated[str, typer.Option(help="Count what has ended since so long ago.")] = "1 day",
     as_json: AsJson = False,
 ) -> None:
-    """Show what waits, what is late, the next hour, how full limits are, and who is at work.
+    """Show counts, overdue messages, the load of the next hour, limits, workers and beats.
 
-    Takes nothing and changes nothing. With --watch and --json, a line of JSON for each look.
+    Changes nothing. With --watch and --json, it prints a line of JSON each time.
     """
     length = parse_length(since, "since")
     interval = parse_length(every, "every")
