@@ -144,7 +144,9 @@ def overview_picture(found: Overview, *, width: int) -> RenderableType:
     if found.limits:
         lines += [_limits(found.limits), ""]
     if found.silence is not None:
-        lines.append(Text(f"not known, because Redis does not tell: {found.silence}", style="red"))
+        lines.append(
+            Text(f"not known, because Redis does not answer: {found.silence}", style="red")
+        )
     else:
         lines += [*_signs("worker", found.workers), *_signs("beat", found.beats), _duties(found)]
     return Group(*lines)

@@ -73,16 +73,19 @@ def coming(story: Story) -> tuple[str, datetime | None]:
     message = story.message
     match message.status:
         case Status.SCHEDULED if story.is_enqueued:
-            return "Celery has it; it is due at", message.next_attempt_at
+            return "it is enqueued; it is due at", message.next_attempt_at
         case Status.SCHEDULED:
-            return "the sweep gives it to Celery at", story.enqueue_at
+            return "the sweep enqueues it at", story.enqueue_at
         case Status.SENDING:
             then = "is held" if message.on_unknown == "hold" else "is tried again"
-            return f"a worker has it; it {then} if nobody tells until", story.claim_expires_at
+            return (
+                f"a worker is sending it; without a recorded outcome it {then} at",
+                story.claim_expires_at,
+            )
         case Status.HELD:
             return "a person decides: dispatcher release or dispatcher drop", None
         case Status.FAILED:
-            return "dispatcher retry gives it another round; else it is deleted after", (
+            return "dispatcher retry gives it further attempts; else it is deleted after", (
                 story.deleted_at
             )
         case _:
@@ -102,12 +105,12 @@ def _events(story: Story) -> list[_Entry]:
             _Entry(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
         )
     if story.reservations is None:
-        events.append(_Entry(None, "[yellow]reserved[/]", "Redis does not tell"))
+        events.append(_Entry(None, "[yellow]reserved[/]", "Redis does not answer"))
     for each in story.reservations or ():
         if each.at is not None:
             events.append(_Entry(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
-            events.append(_Entry(None, "[dim]no place[/]", f"of {each.scope} any more"))
+            events.append(_Entry(None, "[dim]no reservation[/]", f"of {each.scope} any more"))
     enqueued_at = message.enqueued_at
     for number, attempt in enumerate(story.attempts, start=1):
         if enqueued_at is not None and enqueued_at <= attempt.started_at:
@@ -123,11 +126,11 @@ def _events(story: Story) -> list[_Entry]:
 
 
 def _enqueued(at: datetime) -> _Entry:
-    return _Entry(at, "enqueued", "given to Celery")
+    return _Entry(at, "enqueued", "to Celery")
 
 
 def _of_attempt(number: int, attempt: Attempt) -> list[_Entry]:
-    began = _Entry(attempt.started_at, f"try {number}", "handed to a worker")
+    began = _Entry(attempt.started_at, f"attempt {number}", "claimed by a worker")
     if attempt.outcome is None:
         return [began, _Entry(None, "[blue]under way[/]")]
     word = f"[{_OUTCOMES[attempt.outcome]}]{attempt.outcome.value}[/]"

@@ -45,13 +45,13 @@ def queues(settings: Settings) -> Check[BrokerFacts]:
 
     def judge(broker: BrokerFacts) -> Verdict:
         if not broker.other_queues:
-            return ok("each of ours can be used, or is not there yet")
+            return ok("each queue can be used, or does not exist yet")
         named = ", ".join(broker.other_queues)
         other = "classic" if settings.queue_type == "quorum" else "quorum"
         return error(
             f"there but not as queue_type = {settings.queue_type!r} makes them: {named}",
             "stop the workers and delete these queues (rabbitmqctl delete_queue …): what was in "
-            f"them is handed over again; or set queue_type = {other!r}",
+            f"them is enqueued again; or set queue_type = {other!r}",
             stops_worker=True,
         )
 
@@ -84,7 +84,7 @@ def redelivery(settings: Settings) -> Check[AppFacts]:
             return error(
                 f"visibility_timeout is {app.redelivery}: {refused.problem}",
                 "set broker_transport_options['visibility_timeout'] to more than twice the horizon "
-                f"of {settings.horizon}, or tasks that wait for their time are given out again",
+                f"of {settings.horizon}, or tasks that wait for their ETA are redelivered",
             )
         return ok(f"visibility_timeout {app.redelivery}, horizon {settings.horizon}")
 
@@ -95,8 +95,8 @@ def _held_by_a_consumer(horizon: timedelta) -> Verdict:
     if horizon < _CONSUMER_TIMEOUT:
         return ok(f"horizon {horizon}, below the consumer_timeout of RabbitMQ")
     return warning(
-        f"the horizon is {horizon}: RabbitMQ closes the line to a worker that holds a task longer "
-        f"than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
+        f"the horizon is {horizon}: RabbitMQ closes the connection to a worker that has a task "
+        f"unacknowledged for longer than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
         "shorten horizon, or raise consumer_timeout",
     )
 

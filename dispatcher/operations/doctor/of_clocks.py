@@ -76,7 +76,7 @@ def agreement(name: str, whose: str, *, stops_worker: bool) -> Check[Offset]:
             return warning(
                 f"answers took too long to tell: the clock of {whose} is at most "
                 f"{offset.at_most.total_seconds():.3f} s off",
-                f"look again when the line to {whose} is less busy",
+                f"look again when the connection to {whose} is less busy",
             )
         return ok(f"at most {offset.at_most.total_seconds():.3f} s off")
 

@@ -50,7 +50,7 @@ def vulnerabilities(facts: RedisFacts) -> Verdict:
     return warning(
         f"{told}: a client that may run scripts on it may run any code as its user",
         f"run {name} {versions} or newer. Distributions mend older versions: look whether the "
-        "changelog of your package names them. Until then let nobody reach it but the dispatcher",
+        "changelog of your package names them. Until then let only the dispatcher reach it",
     )
 
 

@@ -31,7 +31,7 @@ def processes(facts: ProcessFacts) -> Verdict:
     workers, beats, late = facts
     if workers and beats:
         return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
-    nobody = " and ".join(
+    missing = " and ".join(
         f"no {name}" for name, many in (("worker", workers), ("beat", beats)) if not many
     )
     remedy = (
@@ -40,11 +40,11 @@ def processes(facts: ProcessFacts) -> Verdict:
     )
     if late.many:
         return error(
-            f"{nobody} is at work, and {_messages(late)}, the first one for "
+            f"{missing} is alive, and {_messages(late)}, the first one for "
             f"{_rounded(late.longest)}",
             remedy,
         )
-    return warning(f"{nobody} is at work: nothing that comes due is sent", remedy)
+    return warning(f"{missing} is alive: due messages are not sent", remedy)
 
 
 @check("work.sweep")
@@ -56,7 +56,7 @@ def sweep(late: Late) -> Verdict:
         f"{_messages(late)} for the sweep, the first one for {_rounded(late.longest)}: no sweep "
         "runs, or it is too slow",
         "start `dispatcher beat` and `dispatcher worker`. Where both run: are all threads of the "
-        "workers busy, does their clock agree with beat's, do their logs tell of errors?",
+        "workers busy, does their clock agree with beat's, are there errors in their logs?",
     )
 
 
@@ -76,13 +76,13 @@ def overdue(late: Late) -> Verdict:
 def waiting(late: Late) -> Verdict:
     """Find messages that wait more than an hour after their send time."""
     if not late.many:
-        return ok("no message is kept back more than an hour after its send time")
+        return ok("no message waits more than an hour after its send time")
     return warning(
-        f"{_messages(late)} for a turn long after the send time, the first one for "
+        f"{_messages(late)} more than an hour after the send time, the first one for "
         f"{_rounded(late.longest)}: put back by a limit or for a destination that does not "
         "answer, or tried again and again",
-        "`dispatcher list --status scheduled` finds them and `dispatcher show` tells of one. Raise "
-        "the limit or correct the address; expire_after ends what is too late to be of use",
+        "`dispatcher list --status scheduled` finds them and `dispatcher show` shows one. Raise "
+        "the limit or correct the address; expire_after ends messages that are too late",
     )
 
 
@@ -90,10 +90,10 @@ def waiting(late: Late) -> Verdict:
 def claims(late: Late) -> Verdict:
     """Find messages whose claim has expired."""
     if not late.many:
-        return ok("no claim has run out")
+        return ok("no claim has expired")
     return warning(
-        f"{_messages(late)} for a worker whose claim has run out, the first one for "
-        f"{_rounded(late.longest)}, and nobody rescues them",
+        f"{_messages(late)} with an expired claim, the first one for "
+        f"{_rounded(late.longest)}, and `rescue` does not run",
         "see work.processes and work.sweep: the same beat starts `rescue`",
     )
 
@@ -104,8 +104,8 @@ def orphans(many: int) -> Verdict:
     if not many:
         return ok("every reservation is confirmed, or young")
     return warning(
-        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which take "
-        "places that may belong to nobody",
+        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which "
+        "count against quotas, perhaps without a message",
         "see work.processes and work.sweep: the same beat starts `reconcile`; a database that does "
         "not answer stops it, too",
     )
@@ -129,16 +129,16 @@ def untold(facts: UntoldFacts) -> Verdict:
     """Find messages whose status webhook is late."""
     late, channel = facts
     if not late.many:
-        return ok("every status_url has been told, or is about to be")
-    waits = f"{_messages(late)} to be told of at a status_url, the first one for"
+        return ok("no status webhook is late")
+    waits = f"{_messages(late)} for a status webhook, the first one for"
     if not channel:
         return warning(
-            f"{waits} {_rounded(late.longest)}, and there is no status_channel: nobody tells, and "
-            "they are kept for ever",
+            f"{waits} {_rounded(late.longest)}, and there is no status_channel: none is sent, "
+            "and the messages are never deleted",
             "set status_channel for beat and workers to a webhook channel with payload = 'body'",
         )
     return warning(
-        f"{waits} {_rounded(late.longest)}: nobody makes their status messages",
+        f"{waits} {_rounded(late.longest)}: the duty `tell` does not run",
         "see work.processes and work.sweep: the same beat starts `tell`, where its settings have "
         "the status_channel",
     )
