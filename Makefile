@@ -1,4 +1,4 @@
-# Set-up is included in every target: a fresh clone needs Python 3.11+ and make.
+# Targets do the set-up themselves. A fresh clone needs Python 3.11+ and make.
 
 PYTHON ?= python3
 SEED ?= 1
@@ -14,7 +14,7 @@ PLAYABLE := $(VENV)/.playable
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
-# Two stages: what a demo needs, and what development needs, which has all of the first.
+# Two stages: the packages of the demo, and those of development, which include the first.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	@echo "installing dispatcher[$(1)] into $(VENV), once; it takes a minute or two ..."
@@ -33,8 +33,8 @@ $(PLAYABLE): pyproject.toml constraints.txt
 demo: $(PLAYABLE) ## Play a short scenario on real servers
 	$(BIN)/dispatcher demo
 
-# Most tests wait for servers and processes, so three processes are no more than two cores carry.
-# The tests start hundreds of processes: without bytecode each would compile the package again.
+# Most tests wait for servers and processes, so two cores carry three processes. The tests start
+# hundreds of processes; without bytecode files each would compile the package again.
 test: $(READY) ## Run the tests of every promise, on servers they start: under 4 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
 
@@ -44,23 +44,23 @@ test-all: $(READY) ## Run all tests, each on every database: about 8 minutes
 test-fast: $(READY) ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit
 
-test-slow: $(READY) ## Run all tests with half of the processor: no verdict may depend on speed
+test-slow: $(READY) ## Run all tests with half of the processor: no result may depend on speed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
-test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: none may tell a secret
+test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line may have a secret
 	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \
 		tests/unit tests/integration -k "not postgresql and not mariadb"
 
-soak: $(READY) ## Strike real servers and processes by SEED for MINUTES, and judge what came of it
+soak: $(READY) ## Break real servers and processes by SEED for MINUTES, and check the promises
 	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
-soak-bugs: $(READY) ## Put known bugs into copies, one at a time: the soak must catch each
+soak-bugs: $(READY) ## Put known bugs into copies, one at a time: each must be caught
 	$(BIN)/python -m tests.soak.bugs
 
-simulate: $(READY) ## Break everything 200,000 times in simulated time
+simulate: $(READY) ## Run the use cases in simulated time until 200,000 faults have happened
 	$(BIN)/python -m tests.simulation --faults 200000
 
-check: $(READY) ## Lint, types, architecture, migrations, compose file
+check: $(READY) ## Lint, types, import layers, migrations, Compose file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -70,7 +70,7 @@ check: $(READY) ## Lint, types, architecture, migrations, compose file
 	export DISPATCHER_DATABASE_URL="sqlite:///$$folder/check.db" && \
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check
 
-docs: $(READY) ## Build the documentation into site/; a link that leads nowhere fails it
+docs: $(READY) ## Build the documentation into site/; a broken link fails the build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY) ## Format the code

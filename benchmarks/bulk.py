@@ -43,7 +43,7 @@ def compare(settings: Settings) -> None:
     with Dispatcher(settings) as dispatcher, peer(settings.database_url) as batch_defer:
         parts = App(settings)
         migrate(parts.database)
-        parts.sweep.reconcile(settle=timedelta(0))
+        parts.reconciler.reconcile(settle=timedelta(0))
         at = datetime.now(UTC) + timedelta(days=2)
         turns = count()
 

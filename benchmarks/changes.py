@@ -35,7 +35,7 @@ def main() -> None:
 def compare(name: str, settings: Settings) -> None:
     parts = App(settings)
     migrate(parts.database)
-    parts.sweep.reconcile(settle=timedelta(0))
+    parts.reconciler.reconcile(settle=timedelta(0))
     at = datetime.now(UTC) + timedelta(days=2)
     with Dispatcher(settings) as dispatcher:
         drafts = [

@@ -98,7 +98,7 @@ def prepare(settings: Settings) -> None:
     """Build the tables, and let the sweep declare Redis complete."""
     parts = App(settings)
     migrate(parts.database)
-    parts.sweep.reconcile(settle=timedelta(0))
+    parts.reconciler.reconcile(settle=timedelta(0))
     parts.close()
 
 

@@ -61,7 +61,7 @@ def compare(settings: Settings) -> None:
     with Dispatcher(settings) as dispatcher:
         parts = App(settings)
         migrate(parts.database)
-        parts.sweep.reconcile(settle=timedelta(0))
+        parts.reconciler.reconcile(settle=timedelta(0))
         fill(dispatcher)
         store = StoreUpkeep(parts.database)
         memory = parts.upkeep.memory
@@ -71,12 +71,12 @@ def compare(settings: Settings) -> None:
             assert rows == RECIPIENTS * EACH
 
         def lost() -> None:
-            parts.sweep.reconcile(settle=timedelta(0))
+            parts.reconciler.reconcile(settle=timedelta(0))
 
         def one() -> None:
             rebuild = parts.upkeep.close({3})
             assert rebuild is not None
-            assert parts.sweep._rebuild(rebuild, timedelta(0)) == 1
+            assert parts.reconciler._rebuild(rebuild, timedelta(0)) == 1
 
         def verify() -> None:
             assert dispatcher.verify_windows().equal
@@ -140,7 +140,7 @@ def one_of_several(parts: App, shards: int) -> tuple[float, float, float]:
     rebuild = parts.upkeep.close(range(shards))
     assert rebuild is not None
     began, own, server = time.perf_counter(), time.process_time(), redis_cpu(parts)
-    assert parts.sweep._rebuild(rebuild, timedelta(0)) == shards
+    assert parts.reconciler._rebuild(rebuild, timedelta(0)) == shards
     took, own = time.perf_counter() - began, time.process_time() - own
     return took, own, redis_cpu(parts) - server
 
@@ -173,7 +173,7 @@ def script_calls(parts: App) -> None:
     parts.redis.config_set("slowlog-log-slower-than", 100)
     parts.redis.slowlog_reset()
     parts.redis.delete(*(keys.epoch for keys in parts.fence.keys))
-    parts.sweep.reconcile(settle=timedelta(0))
+    parts.reconciler.reconcile(settle=timedelta(0))
     calls = sorted(
         each["duration"] / 1_000
         for each in parts.redis.slowlog_get(10_000)

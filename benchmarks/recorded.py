@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 from redis.commands.core import Script
 
-from dispatcher.redis.direct import Direct
 from dispatcher.redis.scripts import source
 
 
@@ -22,7 +21,6 @@ def call_of(name: str, action: Callable[[], object]) -> tuple[list[Any], list[An
             calls.append((list(keys), list(args)))
         return call(script, keys, args, client)
 
-    ordinary = patch.object(Direct, "open", new=False)
-    with ordinary, patch.object(Script, "__call__", record):
+    with patch.object(Script, "__call__", record):
         action()
     return calls[-1]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerSurvey, check_url
 from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
-from dispatcher.delivery import Delivery, Lanes
+from dispatcher.delivery import Delivery, GroupQueue
+from dispatcher.delivery.duties import Ticks
+from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
-from dispatcher.delivery.status_messages import StatusMessages
-from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
-from dispatcher.delivery.ticks import Ticks
+from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
 from dispatcher.lazy import built_once
@@ -50,27 +50,29 @@ from dispatcher.store import (
     JoinedMessages,
     Listing,
     Messages,
+    Notifications,
     Overdue,
     Standings,
     StoreSurvey,
     StoreUpkeep,
     Suppressions,
-    Untold,
     overdue,
 )
 from dispatcher.submission import (
-    BulkSubmission,
+    Batches,
+    CallersTransactions,
     Cancelling,
     CatchUp,
     Changes,
+    DryRun,
+    Enqueuer,
     Failed,
-    Handover,
     Held,
-    JoinedSubmission,
     Moves,
     Outlook,
-    Planning,
-    Submission,
+    OwnTransaction,
+    Reserver,
+    Submitter,
     Suppressing,
     Telling,
 )
@@ -171,8 +173,8 @@ class App:
     def journal(self) -> Journal:
         """The log, the metrics and the hooks of each transition."""
         meter = None if self.settings.metrics_port is None else prometheus_meter()
-        listen = None if self.hooks is None else self.hooks.told
-        return Journal(log_key=self.settings.log_key, meter=meter, listen=listen)
+        listeners = [] if self.hooks is None else [self.hooks.told]
+        return Journal(log_key=self.settings.log_key, meter=meter, listeners=listeners)
 
     @built_once
     def tracing(self) -> Tracing | None:
@@ -272,22 +274,34 @@ class App:
         )
 
     @built_once
-    def handover(self) -> Handover:
+    def enqueuer(self) -> Enqueuer:
         """The immediate enqueueing of stored messages inside the horizon."""
-        return Handover(
-            settings=self.settings, clock=self.clock, messages=self.messages, queue=self.queue
+        return Enqueuer(
+            settings=self.settings,
+            clock=self.clock,
+            messages=self.messages,
+            queue=self.queue,
+            journal=self.journal,
         )
 
     @built_once
-    def submission(self) -> Submission:
-        """The use case of ``submit``."""
-        return Submission(
-            settings=self.settings,
+    def reserver(self) -> Reserver:
+        """The reservations of messages that are submitted."""
+        return Reserver(
             clock=self.clock,
             windows=self.windows,
+            bulk=Bulk(self.windows),
+            upkeep=self.upkeep,
             messages=self.messages,
-            suppressions=self.suppressions,
-            handover=self.handover,
+        )
+
+    @built_once
+    def submitter(self) -> Submitter:
+        """The pipeline of ``submit``, ``submit_many`` and ``plan``."""
+        return Submitter(
+            settings=self.settings,
+            clock=self.clock,
+            enqueuer=self.enqueuer,
             check=self.checks,
             fill=self.templates.fill,
             journal=self.journal,
@@ -295,55 +309,49 @@ class App:
         )
 
     @built_once
-    def joined(self) -> JoinedSubmission:
-        """The use case of ``submit`` in the caller's transaction."""
-        return JoinedSubmission(
+    def own_transaction(self) -> OwnTransaction:
+        """Where ``submit`` and ``submit_many`` store."""
+        return OwnTransaction(
             settings=self.settings,
             clock=self.clock,
-            windows=self.windows,
-            upkeep=self.upkeep,
-            store=JoinedMessages(self.database),
-            handover=self.handover,
-            submission=self.submission,
-            journal=self.journal,
-            tracing=self.tracing,
-        )
-
-    @built_once
-    def bulk(self) -> BulkSubmission:
-        """The use case of ``submit_many``."""
-        return BulkSubmission(
-            settings=self.settings,
-            clock=self.clock,
-            bulk=Bulk(self.windows),
-            store=BulkMessages(self.database),
+            messages=self.messages,
+            bulk=BulkMessages(self.database),
             suppressions=self.suppressions,
-            handover=self.handover,
-            submission=self.submission,
-            journal=self.journal,
-            tracing=self.tracing,
+            reserver=self.reserver,
+            enqueuer=self.enqueuer,
         )
 
     @built_once
-    def planning(self) -> Planning:
-        """The use case of ``plan``."""
+    def callers_transactions(self) -> CallersTransactions:
+        """Where ``submit`` stores with a session of the caller's."""
+        return CallersTransactions(
+            settings=self.settings,
+            clock=self.clock,
+            store=JoinedMessages(self.database),
+            reserver=self.reserver,
+            enqueuer=self.enqueuer,
+        )
 
-        def copies() -> Copies:
-            return Copies(
+    @built_once
+    def batches(self) -> Batches:
+        """The use cases of ``submit_many`` and ``plan``."""
+
+        def dry_run() -> DryRun:
+            copies = Copies(
                 self.redis,
                 self.rules,
                 keys=self.fence.keys,
                 under_way=self.settings.reconcile_grace * 2,
                 clock=self.clock,
             )
+            return DryRun(copies, BulkMessages(self.database), self.suppressions)
 
-        return Planning(
-            settings=self.settings,
-            clock=self.clock,
-            copies=copies,
-            store=BulkMessages(self.database),
-            suppressions=self.suppressions,
-            submission=self.submission,
+        return Batches(
+            submitter=self.submitter,
+            own=self.own_transaction,
+            dry_run=dry_run,
+            journal=self.journal,
+            tracing=self.tracing,
         )
 
     @built_once
@@ -360,7 +368,7 @@ class App:
             clock=self.clock,
             windows=self.windows,
             messages=self.messages,
-            handover=self.handover,
+            enqueuer=self.enqueuer,
         )
 
     @built_once
@@ -372,7 +380,7 @@ class App:
             messages=self.messages,
             suppressions=self.suppressions,
             moves=self.moves,
-            handover=self.handover,
+            enqueuer=self.enqueuer,
             check=self.checks,
             fill=self.templates.fill,
             journal=self.journal,
@@ -446,9 +454,9 @@ class App:
         )
 
     @built_once
-    def lanes(self) -> Lanes:
-        """The separate capacity of each channel in a worker."""
-        return Lanes(self.delivery, at_once=self.settings.groups_at_once)
+    def group_queue(self) -> GroupQueue:
+        """The groups that wait in a worker, by channel."""
+        return GroupQueue(self.delivery, at_once=self.settings.groups_at_once)
 
     @built_once
     def ticks(self) -> Ticks:
@@ -457,17 +465,41 @@ class App:
 
     @built_once
     def sweep(self) -> Sweep:
-        """The duties of the sweep."""
+        """The duties ``enqueue_due``, ``rescue``, ``notify`` and ``prune``."""
         return Sweep(
             settings=self.settings,
             clock=self.clock,
             store=StoreUpkeep(self.database, leaves=self._left),
             messages=self.messages,
-            windows=self.upkeep,
             permits=self.permits,
             queue=self.queue,
             journal=self.journal,
             send_logs=self.send_logs,
+            notifications=self._notifications,
+        )
+
+    @property
+    def _notifications(self) -> Notifications | None:
+        """The messages whose callers are to be told their status; None without a channel for it."""
+        name = self.settings.status_channel
+        if not name:
+            return None
+        return Notifications(
+            self.database,
+            channel=name,
+            max_attempts=self.settings.channels[name].max_attempts,
+            tells_errors=self.settings.status_errors,
+        )
+
+    @built_once
+    def reconciler(self) -> Reconciler:
+        """The duty that makes Redis agree with SQL."""
+        return Reconciler(
+            settings=self.settings,
+            clock=self.clock,
+            store=StoreUpkeep(self.database, leaves=self._left),
+            windows=self.upkeep,
+            permits=self.permits,
         )
 
     @built_once
@@ -483,24 +515,9 @@ class App:
             settings=self.settings,
             store=store,
             moves=self.moves,
-            handover=self.handover,
+            enqueuer=self.enqueuer,
             journal=self.journal,
         )
-
-    @built_once
-    def status_messages(self) -> StatusMessages:
-        """The duty that makes the messages for status webhooks."""
-        name = self.settings.status_channel
-        untold = None
-        if name:
-            tries = self.settings.channels[name].max_attempts
-            untold = Untold(
-                self.database,
-                channel=name,
-                max_attempts=tries,
-                tells_errors=self.settings.status_errors,
-            )
-        return StatusMessages(untold=untold, channel=name, journal=self.journal)
 
     @property
     def _left(self) -> ColumnElement[bool] | None:
@@ -600,12 +617,12 @@ class App:
 
     def stop_sending(self) -> None:
         """Begin no further send. May be called in a signal handler."""
-        if "lanes" in vars(self):
-            self.lanes.stop()
+        if "group_queue" in vars(self):
+            self.group_queue.stop()
 
     def finish_sending(self) -> bool:
         """Wait for the sends that no task waits for; return whether all ended."""
-        return self.lanes.finish() if "lanes" in vars(self) else True
+        return self.group_queue.finish() if "group_queue" in vars(self) else True
 
     def close_sending(self) -> None:
         """Close the connections to the providers, once no send is under way.

@@ -19,8 +19,8 @@ from kombu import Queue
 from dispatcher.settings import Settings
 
 DELIVER = "dispatcher.deliver"
-SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up", "tell")
-ON_REQUEST = frozenset({"catch_up", "tell"})
+SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up", "notify")
+ON_REQUEST = frozenset({"catch_up", "notify"})
 """Duties that beat does not start where the settings do not need them."""
 TASKS_MODULE = "dispatcher.worker.tasks"
 
@@ -88,14 +88,14 @@ def sweeps_every(settings: Settings) -> dict[str, timedelta]:
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the sweep as entries of a beat schedule. Each tick expires after ten intervals.
 
-    Without ``catch_up`` where every channel sends overdue messages, without ``tell`` where there is
-    no ``status_channel``.
+    Without ``catch_up`` where every channel sends overdue messages, without ``notify`` where there
+    is no ``status_channel``.
     """
     every = sweeps_every(settings)
     if len(settings.caught_up_by("send")) == len(settings.channels):
         del every["catch_up"]
     if not settings.status_channel:
-        del every["tell"]
+        del every["notify"]
     return {
         f"dispatcher.{duty}": {
             "task": f"dispatcher.{duty}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
 
 from dispatcher.app import App
-from dispatcher.delivery.sweep import OnRows
+from dispatcher.delivery.reconciler import OnRows
 from dispatcher.errors import DispatcherError, InvalidDraft, InvalidValue, kind_of, quoted
 from dispatcher.message import (
     Attempt,
@@ -20,7 +20,6 @@ from dispatcher.message import (
     OnConflict,
     OnUnknown,
     Plan,
-    Status,
     check_text,
     new_id,
 )
@@ -179,8 +178,8 @@ class Dispatcher:
             status_url=status_url,
         )
         if session is not None:
-            return self._app.joined.submit(draft, session)
-        return self._app.submission.submit(draft)
+            return self._app.submitter.submit(draft, self._app.callers_transactions.of(session))
+        return self._app.submitter.submit(draft, self._app.own_transaction)
 
     @overload
     def submit_many(
@@ -222,13 +221,13 @@ class Dispatcher:
         first one.
         """
         every = _overridden(drafts, on_conflict)
-        bulk = self._app.bulk
+        batches = self._app.batches
         if atomic:
-            return bulk.submit_all(list(every), progress=progress)
+            return batches.submit_all(list(every), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
-            return list(bulk.submit_each(every, total=total, progress=progress, ahead=True))
-        return Unread(bulk.submit_each(every, total=total, progress=progress))
+            return list(batches.submit_each(every, total=total, progress=progress, ahead=True))
+        return Unread(batches.submit_each(every, total=total, progress=progress))
 
     def plan(
         self,
@@ -247,7 +246,7 @@ class Dispatcher:
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         every = _overridden(drafts, on_conflict)
-        return self._app.planning.plan(every, total=total, progress=progress)
+        return self._app.batches.plan(every, total=total, progress=progress)
 
     # Change accepted messages. The row decides every race.
 
@@ -449,7 +448,7 @@ class Dispatcher:
         the rebuilt shards; another process is rebuilding the others. Raises InvalidValue,
         ReservationsUnavailable and StoreUnavailable; then the sweep rebuilds the closed shards.
         """
-        return self._app.sweep.rebuild(shards, progress=progress)
+        return self._app.reconciler.rebuild(shards, progress=progress)
 
     # Read. Nothing here books, stores or sends.
 
@@ -468,30 +467,13 @@ class Dispatcher:
         """
         return self._app.telling.story(id_of(message_id))
 
-    def find(
-        self,
-        *,
-        status: Status | str | None = None,
-        recipient: str | None = None,
-        channel: str | None = None,
-        at_most: int = 100,
-    ) -> list[Message]:
-        """Return the messages that match every given filter, newest first.
-
-        :meth:`list` has more filters, and pages.
-        """
-        _check_at_most(at_most)
-        wanted = Wanted(status=status, recipient=recipient, channel=channel)
-        page = self._app.listing.page(self._chosen(wanted), after=None, at_most=at_most)
-        return [*page.messages]
-
-    def held(self, *, at_most: int = 100) -> list[Message]:
+    def held(self, *, limit: int = 100) -> list[Message]:
         """Return the held messages, oldest first: the outcome of their last attempt is unknown.
 
         ``next_attempt_at`` is the instant since which they are held.
         """
-        _check_at_most(at_most)
-        return self._app.held.find(at_most=at_most)
+        _check_limit(limit)
+        return self._app.held.find(at_most=limit)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all filters (:class:`~dispatcher.Wanted`).
@@ -601,14 +583,14 @@ class Dispatcher:
         *,
         by: By = "messages",
         within: timedelta = timedelta(days=1),
-        at_most: int = 10,
+        limit: int = 10,
     ) -> Tops:
         """Return the busiest scopes, recipients or channels by messages due ``within`` that time.
 
         Each has the quota that is nearest to full; ``by="fill"`` sorts the 50 with most messages by
         that. Raises InvalidValue and StoreUnavailable.
         """
-        return self._app.overviews.tops(of, within=within, at_most=at_most, by=by)
+        return self._app.overviews.tops(of, within=within, limit=limit, by=by)
 
     # Below this method `list` is no longer the built-in, so methods that return one are above.
     def list(
@@ -619,7 +601,7 @@ class Dispatcher:
         See :class:`~dispatcher.Wanted` for the filters. ``limit`` is at most 10,000. The page's
         ``after`` gets the next page. Raises InvalidDraft and StoreUnavailable.
         """
-        _check_at_most(limit, "limit")
+        _check_limit(limit)
         place = None if after is None else id_of(after, "after")
         return self._app.listing.page(self._chosen(wanted), after=place, at_most=limit)
 
@@ -676,7 +658,7 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
     )
 
 
-def _check_at_most(at_most: object, field: str = "at_most") -> None:
-    """Raise InvalidDraft unless ``at_most`` is a number of messages that one call may return."""
-    if not isinstance(at_most, int) or not 1 <= at_most <= _MOST_FOUND:
-        raise InvalidDraft(field, quoted(at_most), f"1 to {_MOST_FOUND}")
+def _check_limit(limit: object) -> None:
+    """Raise InvalidDraft unless ``limit`` is a number of messages that one call may return."""
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
+        raise InvalidDraft("limit", quoted(limit), f"1 to {_MOST_FOUND}")

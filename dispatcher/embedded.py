@@ -323,7 +323,7 @@ def _prepare(settings: Settings) -> None:
     try:
         migrate(app.database)
         # No submit is under way yet, because the Redis has just started: no need to wait for one.
-        app.sweep.reconcile(settle=timedelta(0))
+        app.reconciler.reconcile(settle=timedelta(0))
     finally:
         app.close()
 

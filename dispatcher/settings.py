@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
     )
-    """SQLAlchemy URL of the store (SQLite, PostgreSQL, MariaDB or MySQL)."""
+    """SQLAlchemy URL of the store (SQLite, PostgreSQL or MariaDB)."""
     table_prefix: str = TABLE_PREFIX
     """First part of the name of every table, constraint and index: a-z, 0-9 and _, at most 20.
 
@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     """
     table_schema: str = ""
     """PostgreSQL: the schema that holds the tables; ``dispatcher migrate`` makes it. Empty: the
-    first one of the connection's ``search_path``. SQLite, MariaDB and MySQL have none.
+    first one of the connection's ``search_path``. SQLite and MariaDB have none.
     """
     broker_url: str = Field(
         default_factory=lambda data: _default_broker_url(data["redis_url"], data["data_dir"]),
@@ -359,7 +359,7 @@ class Settings(BaseSettings):
         _require(
             re.match(r"postgres(ql)?[+:]", self.database_url) is not None,
             "table_schema", "set, but database_url is not PostgreSQL's",
-            "none: SQLite, MariaDB and MySQL have no schemas; table_prefix tells tables apart",
+            "none: SQLite and MariaDB have no schemas; table_prefix tells tables apart",
         )  # fmt: skip
 
     def _check_status_channel(self) -> None:

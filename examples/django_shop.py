@@ -1,16 +1,15 @@
-"""A Django project in one file: it takes orders, and reminds whoever ordered an hour before.
+"""A Django project in one file: it takes orders, and reminds customers an hour before the pickup.
 
-Settings and tables are Django's: the dispatcher lives in the database of ``DATABASES``, and
-``migrate`` makes its tables, too::
+The dispatcher uses the database of ``DATABASES``, and Django's ``migrate`` creates its tables::
 
     pip install django
     python -m examples.django_shop migrate --run-syncdb
     python -m examples.django_shop runserver
     celery -A examples.django_shop worker    # and another one with: beat
 
-A submit cannot join a transaction of Django's (docs/existing-project.md tells why). It comes after
-the commit, under the order's own idempotency key, and what a dead process or a Redis that was away
-left out is made good by :func:`remind_the_rest`, as often as you like.
+A submit cannot join a transaction of Django's (docs/existing-project.md explains why). It comes
+after the commit, under the order's own idempotency key. :func:`remind_the_rest` submits reminders
+that are missing because a process died or Redis was unavailable; it is safe to repeat.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ HOUR = timedelta(hours=1)
 
 
 def database_url(database: Mapping[str, Any]) -> str:
-    """Return what of ``DATABASES`` the dispatcher needs, as it wants it."""
+    """Return the ``database_url`` for an entry of ``DATABASES``."""
     kind = database["ENGINE"].rpartition(".")[2].replace("sqlite3", "sqlite")
     return URL.create(
         kind,
@@ -57,25 +56,25 @@ def database_url(database: Mapping[str, Any]) -> str:
 
 
 class ShopConfig(AppConfig):
-    """Gives the project its dispatcher. Nothing connects before it is used."""
+    """Creates the project's dispatcher, which connects when it is first used."""
 
     name = __name__
     label = "shop"
 
     def import_models(self) -> None:
-        """Let Django find the models: in a project of many files they are in ``models.py``."""
+        """Let Django find the models, which a larger project has in ``models.py``."""
         super().import_models()
         self.models_module = sys.modules[__name__]
 
     def ready(self) -> None:
-        """Read the settings that Django has by now."""
+        """Create the dispatcher from Django's settings."""
         url = database_url(settings.DATABASES["default"])
         self.settings = Settings.load(database_url=url)
         self.dispatcher = Dispatcher(self.settings)
         post_migrate.connect(self.make_tables, sender=self)
 
     def make_tables(self, **_: object) -> None:
-        """Bring the dispatcher's tables along with Django's."""
+        """Migrate the dispatcher's tables after Django's."""
         database = Database.of(self.settings)
         migrate(database)
         database.close()
@@ -102,7 +101,7 @@ install(celery, shop.settings)
 
 
 class Order(models.Model):
-    """Something that somebody will pick up. ``message_id`` is None until they will be reminded."""
+    """An order. ``message_id`` is None until its reminder is submitted."""
 
     email: models.TextField[str, str] = models.TextField()
     pickup_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
@@ -110,7 +109,7 @@ class Order(models.Model):
 
 
 def remind(order: Order) -> None:
-    """Submit the reminder of an order that is committed. Again is fine: the key is the same."""
+    """Submit the reminder of a committed order. Safe to repeat: the key is the same."""
     message = shop.dispatcher.submit(
         channel="email",
         recipient=order.email,
@@ -123,7 +122,7 @@ def remind(order: Order) -> None:
 
 
 def remind_the_rest() -> int:
-    """Submit the reminders that are missing, as a task of the beat does; return how many."""
+    """Submit the missing reminders, as a periodic task would; return how many."""
     missing = Order.objects.filter(message_id=None, pickup_at__gt=timezone.now() + HOUR)
     for order in missing:
         remind(order)
@@ -131,7 +130,7 @@ def remind_the_rest() -> int:
 
 
 def take_order(request: HttpRequest) -> JsonResponse:
-    """Store an order; once it is committed, submit its reminder."""
+    """Store an order and submit its reminder after the commit."""
     asked = json.loads(request.body)
     pickup_at = datetime.fromisoformat(asked["pickup_at"])
     answer: dict[str, Any] = {}
@@ -139,7 +138,7 @@ def take_order(request: HttpRequest) -> JsonResponse:
         with transaction.atomic():
             order = Order.objects.create(email=asked["email"], pickup_at=pickup_at)
             transaction.on_commit(partial(remind, order))
-    except DispatcherError as error:  # the order stands; remind_the_rest() comes back to it
+    except DispatcherError as error:  # the order is stored; remind_the_rest() submits later
         answer["no_reminder_yet"] = str(error)
     return JsonResponse({"order": order.pk, **answer}, status=201)
 

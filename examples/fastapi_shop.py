@@ -5,8 +5,8 @@
     pip install fastapi uvicorn
     uvicorn examples.fastapi_shop:app
 
-Its loop never waits for Redis or the database: it awaits a thread that does. Each request brings an
-idempotency key, so one that was cancelled is simply sent again.
+Its event loop does not block: threads call Redis and the database. Each request has an idempotency
+key, so a request that was cancelled can be sent again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dispatcher import (
 
 
 class Reminder(BaseModel):
-    """What a customer asks for."""
+    """The request for a reminder."""
 
     email: str
     text: str
@@ -43,7 +43,7 @@ class Reminder(BaseModel):
 
 
 class Accepted(BaseModel):
-    """What they get."""
+    """The answer to an accepted request."""
 
     id: UUID
     send_at: datetime
@@ -51,7 +51,7 @@ class Accepted(BaseModel):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Make the program."""
+    """Create the app."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

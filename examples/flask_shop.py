@@ -5,7 +5,7 @@
     pip install flask
     flask --app examples.flask_shop run
 
-``dispatcher up`` sends what it submits.
+``dispatcher up`` sends the reminders.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dispatcher import (
 )
 
 STATUS = ((InvalidValue, 422), (MessageNotFound, 404), (Unavailable, 503))
-"""What an error says over HTTP; all others: 409, it does not fit what is there."""
+"""HTTP status of an error; all others are 409, a conflict."""
 
 
 def create_app(settings: Settings | None = None) -> Flask:
-    """Make the program. Nothing connects before the first request, so a server may fork first."""
+    """Create the app. Nothing connects before the first request, so a server may fork first."""
     app = Flask(__name__)
     dispatcher = app.extensions["dispatcher"] = Dispatcher(settings)
 

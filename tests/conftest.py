@@ -112,7 +112,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
-    """Give the MariaDB or MySQL of this machine, or skip."""
+    """Give the MariaDB of this machine, or skip."""
     with MariaDBServer.found() as server:
         yield server
 

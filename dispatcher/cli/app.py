@@ -36,7 +36,6 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
 _PARAMETERS_OF = {
     "until_at": ("to_at",),
     "idempotency_key": ("key",),
-    "at_most": ("limit",),
     "scopes": ("counts",),
     "id": ("message_ids", "message_id"),
     "body": ("body", "text"),

@@ -194,7 +194,7 @@ def held(
 ) -> None:
     """List held messages, oldest first: the outcome of their last attempt is unknown."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.held(at_most=limit)
+        found = dispatcher.held(limit=limit)
     if as_json:
         for message in found:
             show.as_line(show.message_data(message))

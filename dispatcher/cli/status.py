@@ -90,7 +90,7 @@ def top(
 ) -> None:
     """Rank the busiest scopes, recipients or channels by what is due, with their fullest quota."""
     with Dispatcher() as dispatcher:
-        found = dispatcher.top(of, by=by, within=parse_length(within, "within"), at_most=limit)
+        found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
     if as_json:
         show.as_json(tops_data(found))
     else:

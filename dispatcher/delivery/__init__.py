@@ -1,12 +1,11 @@
 """Deliver a group of messages: claim, permit, send, record.
 
-``delivery`` claims, a ``round`` leads one group from its permits to its records, ``senders`` hand
-over side by side, ``hand_overs`` calls the transport, ``outcomes`` writes down what came of it and
-``returns`` puts back what did not go. ``stragglers`` are rounds whose last hand-overs take their
-time. ``lanes`` keep the channels of one worker apart.
+``task`` is what Celery calls: it claims, asks for permits and gives what has one to the
+``sender_pool`` of its channel. A ``recorder`` writes down what came of each send and puts back what
+was not sent. ``group_queue`` keeps the channels of one worker apart.
 """
 
-from dispatcher.delivery.delivery import Delivery
-from dispatcher.delivery.lanes import Lanes
+from dispatcher.delivery.group_queue import GroupQueue
+from dispatcher.delivery.task import Delivery
 
-__all__ = ["Delivery", "Lanes"]
+__all__ = ["Delivery", "GroupQueue"]

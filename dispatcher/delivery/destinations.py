@@ -9,11 +9,12 @@ import logging
 import random
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
+from dispatcher.delivery.group import NO_WAIT, Group
 from dispatcher.message import Message
 from dispatcher.store import Claim
 from dispatcher.times.clock import Clock
@@ -26,18 +27,12 @@ _APART = 1.25
 """How far apart messages for a silent destination come back, in transport timeouts."""
 _MOST_REMEMBERED = 10_000
 """Silent destinations that a process remembers of a channel; the oldest is forgotten first."""
-_NO_WAIT = timedelta(0)
 
 
-class Owner(Protocol):
-    """A group of which a message may be parked."""
+class Parked(NamedTuple):
+    """A message that waits until its destination may have one more sender."""
 
-    def resume(self, due_at: float, claim: Claim, *, by: Owner) -> None:
-        """Take a parked message back: a sender may have it now. A sender of ``by`` is free."""
-
-
-class _Parked(NamedTuple):
-    owner: Owner
+    group: Group
     due_at: float
     claim: Claim
 
@@ -69,31 +64,31 @@ class Destinations:
         self._lock = threading.Lock()
         self._busy: Counter[str | None] = Counter()
         self._names: dict[tuple[UUID, int], str | None] = {}
-        self._parked: defaultdict[str | None, deque[_Parked]] = defaultdict(deque)
+        self._parked: defaultdict[str | None, deque[Parked]] = defaultdict(deque)
         self._timeouts: dict[str, int] = {}
         self._turns: dict[str, float] = {}
 
-    def admit(self, owner: Owner, due_at: float, claim: Claim) -> bool:
-        """Give a message to the sender that asks, or park it until ``owner`` is to resume it."""
+    def admit(self, group: Group, due_at: float, claim: Claim) -> bool:
+        """Let a sender have this message of a group; or park it and return False."""
         if self._name_of is None:
             return True
         name = self._name(claim.message)
         with self._lock:
             if self._busy[name] >= self._most(name):
-                self._parked[name].append(_Parked(owner, due_at, claim))
+                self._parked[name].append(Parked(group, due_at, claim))
                 return False
             self._busy[name] += 1
             self._names[_key(claim)] = name
         return True
 
-    def leave(self, owner: Owner, claim: Claim, *, answered: bool | None) -> None:
-        """Note that a sender of ``owner`` is free again, and resume parked messages in its place.
+    def leave(self, claim: Claim, *, answered: bool | None) -> Sequence[Parked]:
+        """Note that a sender is free again; return the parked messages that may be sent instead.
 
         ``answered`` is False where the destination did not answer in time, and None where the
         message was not sent.
         """
         if self._name_of is None:
-            return
+            return ()
         with self._lock:
             name = self._names.pop(_key(claim))
             self._busy[name] -= 1
@@ -103,17 +98,16 @@ class Destinations:
             room = min(len(parked), self._most(name) - self._busy[name])
             resumed = [self._parked[name].popleft() for _ in range(room)]
             self._forget_if_idle(name)
-        for other, due_at, each in resumed:
-            other.resume(due_at, each, by=owner)
+        return resumed
 
-    def has(self, owner: Owner) -> bool:
+    def has(self, group: Group) -> bool:
         """Whether anything of this group is parked."""
         if not self._parked:  # without the lock, which all senders share: mostly none is parked
             return False
         with self._lock:
-            return any(each.owner is owner for some in self._parked.values() for each in some)
+            return any(each.group is group for some in self._parked.values() for each in some)
 
-    def withdraw(self, owner: Owner, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
+    def withdraw(self, group: Group, *, only_silent: bool) -> list[tuple[Claim, timedelta]]:
         """Return the parked messages of a group, each with a wait, and forget them.
 
         A message for a silent destination waits for a turn of its own, so that it is not claimed
@@ -127,8 +121,8 @@ class Destinations:
                 if only_silent and not self._is_silent(name):
                     continue
                 some = self._parked[name]
-                found += [(each.claim, self._turn(name)) for each in some if each.owner is owner]
-                self._parked[name] = deque(each for each in some if each.owner is not owner)
+                found += [(each.claim, self._turn(name)) for each in some if each.group is group]
+                self._parked[name] = deque(each for each in some if each.group is not group)
                 self._forget_if_idle(name)
         return found
 
@@ -166,7 +160,7 @@ class Destinations:
     def _turn(self, name: str | None) -> timedelta:
         """Return how long the next message is to wait; no time for one that is not silent."""
         if name is None or not self._is_silent(name):
-            return _NO_WAIT
+            return NO_WAIT
         now = self._clock.monotonic()
         turn = max(now, self._turns.get(name, now)) + self._timeout * _APART
         self._turns[name] = min(turn, now + self._longest)

@@ -16,17 +16,17 @@ A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIM
 """
 
 from dispatcher.errors import LimitersUnavailable, LimitReached
+from dispatcher.limiters.algorithm import Algorithm
 from dispatcher.limiters.async_limiter import AsyncLimiter
-from dispatcher.limiters.binding import Algorithm, Limits
 from dispatcher.limiters.concurrency import Concurrency
 from dispatcher.limiters.cool_down import CoolDown
-from dispatcher.limiters.counter_per_key import CounterPerKey
 from dispatcher.limiters.decision import Decision, Refusal, State
 from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
-from dispatcher.limiters.fixed_window import FixedWindow
+from dispatcher.limiters.fixed_window import CounterPerKey, FixedWindow
 from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.groups import Request
 from dispatcher.limiters.limiter import Limiter
+from dispatcher.limiters.limits import Limits, parse
 from dispatcher.limiters.permit_log import (
     InHand,
     LogLimit,
@@ -36,9 +36,7 @@ from dispatcher.limiters.permit_log import (
 )
 from dispatcher.limiters.permits import Permit, Permits, reaches_ms
 from dispatcher.limiters.sliding_counter import SlidingCounter
-from dispatcher.limiters.sliding_list import SlidingList
-from dispatcher.limiters.sliding_log import SlidingLog
-from dispatcher.limiters.text import parse
+from dispatcher.limiters.sliding_log import SlidingList, SlidingLog
 
 __all__ = [
     "GCRA",

@@ -21,15 +21,14 @@ from typing import Any, ParamSpec, TypeVar, cast
 from redis.commands.core import AsyncScript
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
-from dispatcher.limiters import calls, holds
-from dispatcher.limiters.acquisitions import Acquisitions
+from dispatcher.limiters import operations
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
 from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
+from dispatcher.limiters.direct import AsyncClient, AsyncDirect, Commands
 from dispatcher.limiters.groups import Request, acquire_each
+from dispatcher.limiters.limit_set import Call, LimitSet, Pause, Reply, Steps, checked, new_id
 from dispatcher.limiters.limiter import as_reply, is_called_as
-from dispatcher.redis.direct import AsyncClient, AsyncDirect
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -40,12 +39,12 @@ log = logging.getLogger(__name__)
 class AsyncLimiter:
     """:class:`Limiter` for ``redis.asyncio``: the same methods, steps and scripts, awaited."""
 
-    def __init__(self, client: AsyncClient, asking: Asking) -> None:
+    def __init__(self, client: AsyncClient, limit_set: LimitSet) -> None:
         self._client = client
-        self._asking = asking
+        self._limit_set = limit_set
         self._scripts: dict[str, AsyncScript] = {}
         self._direct = AsyncDirect(client)
-        self._acquisitions = Acquisitions(asking, self._registered("limits_acquire").sha)
+        self._commands = Commands(limit_set, self._registered("limits_acquire").sha)
         self._unfinished: set[asyncio.Task[None]] = set()
 
     async def acquire(
@@ -64,42 +63,44 @@ class AsyncLimiter:
             decision = await self._at_once(keys, n, permit, new=new)
             if decision is not None:
                 return decision
-        steps = calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
+        steps = operations.acquire(
+            self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout
+        )
         return await self._run(steps)
 
     async def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
-        return await self._run(calls.acquire_up_to(self._asking, keys, n, permit=permit))
+        return await self._run(operations.acquire_up_to(self._limit_set, keys, n, permit=permit))
 
     async def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
         """Take permits for a group, in order. See :meth:`Limiter.acquire_each`."""
-        return await self._run(acquire_each(self._asking, requests))
+        return await self._run(acquire_each(self._limit_set, requests))
 
     async def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Tell what ``acquire`` would answer now, without taking anything."""
-        return await self._run(calls.peek(self._asking, keys, n))
+        return await self._run(operations.peek(self._limit_set, keys, n))
 
     async def give_back(self, keys: Keys, permit: str) -> int:
         """Give the permits of one id back. See :meth:`Limiter.give_back`."""
-        return await self._run(calls.give_back(self._asking, keys, permit))
+        return await self._run(operations.give_back(self._limit_set, keys, permit))
 
     async def reset(self, keys: Keys) -> None:
         """Forget all that was taken for ``keys``, and open what was closed."""
-        await self._run(calls.reset(self._asking, keys))
+        await self._run(operations.reset(self._limit_set, keys))
 
     async def renew(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of one id; False when one has ended, and then none was renewed."""
-        return await self._run(holds.renew(self._asking, keys, permit))
+        return await self._run(operations.renew(self._limit_set, keys, permit))
 
     async def end_holds(self, keys: Keys, permit: str) -> int:
         """End the holds of one id; what other limits gave stays taken. Return how many ended."""
-        return await self._run(holds.end_holds(self._asking, keys, permit))
+        return await self._run(operations.end_holds(self._limit_set, keys, permit))
 
     async def close(
         self, keys: Keys, length: timedelta | None = None, *, until: datetime | None = None
     ) -> datetime:
         """Close for a length from now or until an instant. See :meth:`Limiter.close`."""
-        return await self._run(holds.close(self._asking, keys, length=length, until=until))
+        return await self._run(operations.close(self._limit_set, keys, length=length, until=until))
 
     @asynccontextmanager
     async def permit(
@@ -115,14 +116,14 @@ class AsyncLimiter:
         Cancelled, it gives holds back, and also what it took for a block that has not begun.
         """
         permit = new_id()
-        steps = calls.enter(self._asking, keys, n, permit, wait=wait, timeout=timeout)
+        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
         try:
             decision = await self._run(steps)
         except asyncio.CancelledError:
-            # The script may have run. Whoever cancels does not wait for Redis.
+            # The script may have run. A cancelled caller does not wait for Redis.
             self._apart(self._never_used(keys, permit))
             raise
-        if not holds.has_holds(self._asking) or not decision.granted:
+        if not operations.has_holds(self._limit_set) or not decision.granted:
             yield decision
             return
         renewing = asyncio.create_task(self._keep_renewing(keys, permit))
@@ -186,25 +187,25 @@ class AsyncLimiter:
         """Take permits by one packed command; None: it must be done by steps."""
         if not self._direct.open:
             return None
-        asked = self._acquisitions.asked(keys, n, permit, new=new)
-        if asked is None:
+        command = self._commands.of(keys, n, permit, new=new)
+        if command is None:
             return None
         try:
             with translated():
-                reply = await self._direct.call(*asked)
+                reply = await self._direct.call(*command)
         except LimitersUnavailable as error:
-            return self._asking.unknown(error, permit)
-        return self._acquisitions.answer(reply, permit)
+            return self._limit_set.unknown(error, permit)
+        return self._commands.decision(reply, permit)
 
     async def _send(self, call: Call) -> Reply:
         with translated():
             script = self._registered(call.script)
-            return as_reply(await self._direct.run(script, call.keys, call.args))
+            return as_reply(await script(keys=call.keys, args=call.args))
 
     def _registered(self, script: str) -> AsyncScript:
         found = self._scripts.get(script)
         if found is None:
-            found = self._client.register_script(self._asking.text(script))
+            found = self._client.register_script(self._limit_set.text(script))
             self._scripts[script] = found
         return found
 
@@ -230,7 +231,7 @@ class AsyncLimiter:
 
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         while True:
-            await asyncio.sleep(holds.renew_every(self._asking))
+            await asyncio.sleep(operations.renew_every(self._limit_set))
             try:
                 if not await self.renew(keys, permit):
                     log.warning("a hold has ended before its block: others may have its place")

@@ -12,6 +12,7 @@ import redis
 from redis.exceptions import RedisClusterException
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
+from dispatcher.quota import Limit
 from dispatcher.redis.errors import cause, reason
 
 MOST_KEPT_AT_ONCE = 10_000
@@ -38,7 +39,7 @@ class Part(ABC):
 
     @property
     def aligned(self) -> bool:
-        """Whether its words depend on the time."""
+        """Whether its arguments depend on the time."""
         return False
 
     @property
@@ -53,7 +54,7 @@ class Part(ABC):
 
     @property
     def spacing_ms(self) -> float:
-        """How far apart its permits are on average, in ms; 0 where no length tells."""
+        """How far apart its permits are on average, in ms; 0 where it has no period."""
         return 0.0
 
     @property
@@ -68,9 +69,9 @@ class Part(ABC):
 
     @abstractmethod
     def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
-        """Return what its part of the scripts is told, at about that time (ms since 1970).
+        """Return the arguments of its part of the scripts, at about that time (ms since 1970).
 
-        ``further`` is how many windows behind the next one the script may tell as a turn.
+        ``further`` is how many windows after the next one the script may give as a turn.
         """
 
 
@@ -96,7 +97,7 @@ def translated() -> AbstractContextManager[None]:
 def check_permits(n: int, parts: Sequence[Part], *, whole: bool = True) -> None:
     """Raise InvalidValue unless ``n`` permits can be asked for at once.
 
-    More than a limit ever gives can, and is refused: ``whole`` says that nothing less is of use.
+    More than a limit ever gives can be asked for, and is refused. ``whole``: all or none.
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MOST:
         raise InvalidValue("n", f"{quoted(n)} permits", f"a whole number from 0 to {_MOST}")
@@ -117,3 +118,9 @@ def length_ms(value: object, field: str, *, least: int, most: int) -> int:
     if not least <= ms <= most:
         raise InvalidValue(field, quoted(value), accepted)
     return ms
+
+
+def check_count(count: int) -> None:
+    """Raise InvalidValue unless a limit can have that count."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
+        raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")

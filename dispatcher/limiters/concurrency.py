@@ -8,9 +8,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from dispatcher.limiters.addresses import check_name
-from dispatcher.limiters.base import length_ms
-from dispatcher.limiters.binding import Algorithm
-from dispatcher.limiters.counted import check_count
+from dispatcher.limiters.algorithm import Algorithm
+from dispatcher.limiters.base import check_count, length_ms
 
 _LONGEST_MS = 86_400_000
 
@@ -56,7 +55,7 @@ class Concurrency(Algorithm):
         return f"{self.kind}-{self.count}" if self.name is None else f"{self.kind}={self.name}"
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return what its part of the scripts is told."""
+        """Return the arguments of its part of the scripts."""
         return (self.count, self.hold_ms)
 
     def __str__(self) -> str:

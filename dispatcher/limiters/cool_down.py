@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dispatcher.limiters.addresses import check_name
-from dispatcher.limiters.binding import Algorithm
+from dispatcher.limiters.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CoolDown(Algorithm):
         return self.kind if self.name is None else f"{self.kind}={self.name}"
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return what its part of the scripts is told."""
+        """Return the arguments of its part of the scripts."""
         return ()
 
     def __str__(self) -> str:

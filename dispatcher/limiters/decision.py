@@ -1,4 +1,4 @@
-"""What limiters answer."""
+"""The answer of a limiter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How full the limits of the channels are, to be looked at. Takes nothing, changes nothing."""
+"""How full the limits of the channels are. Reads only."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Fills:
 
 
 def _since(limit: LogLimit, now_ms: int) -> str:
-    """Return from when on permits count against a limit, as ZCOUNT is told."""
+    """Return from when on permits count against a limit, in the form of ZCOUNT."""
     if isinstance(limit, Limit):
         return f"({now_ms - limit.length_ms}"
     if isinstance(limit, CalendarLimit):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import ClassVar, Self, cast
 
 from dispatcher.errors import InvalidValue, quoted
-from dispatcher.limiters.counted import CountPerLength
+from dispatcher.limiters.algorithm import CountPerLength
 from dispatcher.quota import Limit, read_count, split_zone
 from dispatcher.times import zones
 from dispatcher.times.periods import LONGEST_MS, UNIT_MS, Period, bounds, longest_ms
@@ -68,7 +68,7 @@ class FixedWindow(CountPerLength):
         return cls(count, multiple * UNIT_MS[unit] * _MILLISECOND, align=zone)
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
-        """Return what its part of the scripts is told: with a zone, the windows around then.
+        """Return the arguments of its part of the scripts: with a zone, the windows around then.
 
         Those are the present one, the one before and two after, and as many more as turns need.
         """
@@ -115,6 +115,18 @@ class FixedWindow(CountPerLength):
         if self.length_ms == UNIT_MS["year"]:
             return f"{self.count}/365 day in {self.align}"
         return f"{Limit(self.count, self.length_ms)} in {self.align}"
+
+
+@dataclass(frozen=True)
+class CounterPerKey(CountPerLength):
+    """At most ``count`` permits per window; the key's expiry is the window.
+
+    Opens with the first permit, as :class:`FixedWindow` does, and like it lets up to twice
+    ``count`` through around the end of a window. What it keeps is a number that ``GET`` shows, in
+    one key and as little memory as Redis can use. Its time is that of Redis's expiry.
+    """
+
+    kind: ClassVar[str] = "counter_per_key"
 
 
 @lru_cache(maxsize=1 << 10)

@@ -9,7 +9,7 @@ from math import gcd
 from typing import ClassVar, Self
 
 from dispatcher.errors import InvalidValue, quoted
-from dispatcher.limiters.counted import CountPerLength
+from dispatcher.limiters.algorithm import CountPerLength
 from dispatcher.quota import LONGEST_TEXT, Limit
 
 _WHOLE = 1 << 53

@@ -1,4 +1,4 @@
-"""What a set of limits is asked for a group of requests, in one script or a few."""
+"""Permits for a group of requests, in one script or a few."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Call, Steps, checked, new_id
 from dispatcher.limiters.base import check_permits
 from dispatcher.limiters.decision import Decision, State
+from dispatcher.limiters.limit_set import Call, LimitSet, Steps, checked, new_id
 
 _MOST_IN_A_SCRIPT = 500
 """So much work one script does at most, but for a single request: requests, and kept permits."""
@@ -60,23 +60,23 @@ class _State:
 class _Group:
     """A group that is asked for part by part."""
 
-    asking: Asking
+    limit_set: LimitSet
     states: dict[str, _State] = field(default_factory=dict)
 
     def acquire(self, wanted: Sequence[_Wanted]) -> Steps[list[Decision]]:
         """Take permits for some requests, in one script."""
-        asking, some = self.asking, dict[str, int]()
+        limit_set, some = self.limit_set, dict[str, int]()
         requests: list[str | int] = []
         asked = dict[str, list[int]]()
         for each in wanted:
             requests += (each.permit, 0, each.n, each.n, len(each.chosen))
-            names = asking.addresses.states(each.keys, each.chosen)
+            names = limit_set.addresses.states(each.keys, each.chosen)
             for place, name in zip(each.chosen, names, strict=True):
                 self.states.setdefault(name, _State(place))
                 requests.append(some.setdefault(name, len(some) + 1))
                 asked.setdefault(name, []).append(each.n)
         states = [self.states[name] for name in some]
-        parts = [asking.parts[state.place] for state in states]
+        parts = [limit_set.parts[state.place] for state in states]
         turns = [
             ceil((state.ahead + sum(n for n in asked[name] if n <= part.most)) / part.most)
             if part.aligned
@@ -84,13 +84,13 @@ class _Group:
             for name, state, part in zip(some, states, parts, strict=True)
         ]
         so_far = [word for state in states for word in (state.ahead, state.left)]
-        names = [*asking.addresses.permits(wanted[0].keys), *some]
+        names = [*limit_set.addresses.permits(wanted[0].keys), *some]
 
         def call(now_ms: int) -> Call:
-            words = asking.words_of(now_ms, parts, turns)
-            return Call("limits_acquire", names, (asking.span, *words, *so_far, *requests))
+            words = limit_set.words_of(now_ms, parts, turns)
+            return Call("limits_acquire", names, (limit_set.span, *words, *so_far, *requests))
 
-        now, *flat = yield from asking.ask(call)
+        now, *flat = yield from limit_set.ask(call)
         decisions = [self._decision(now, each, flat) for each in wanted]
         for state, left in zip(states, flat, strict=True):
             state.left = left
@@ -101,36 +101,36 @@ class _Group:
         many = _FIXED + 2 * flat[_FIXED - 1]
         reply = flat[:many]
         del flat[:many]
-        decision = self.asking.decision(now, reply, wanted.chosen, wanted.permit)
-        names = self.asking.addresses.states(wanted.keys, wanted.chosen)
+        decision = self.limit_set.decision(now, reply, wanted.chosen, wanted.permit)
+        names = self.limit_set.addresses.states(wanted.keys, wanted.chosen)
         for place, wait in zip(reply[_FIXED::2], reply[_FIXED + 1 :: 2], strict=True):
             if wait > 0 and decision.state is not State.OVERSIZED:
                 self.states[names[place - 1]].ahead += wanted.n
         return decision
 
 
-def acquire_each(asking: Asking, requests: Sequence[Request]) -> Steps[list[Decision]]:
+def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list[Decision]]:
     """Take permits for each of a group, in order."""
-    wanted = [_wanted(asking, each) for each in requests]
-    asking.addresses.check_group([each.keys for each in wanted])
-    group, decisions = _Group(asking), list[Decision]()
+    wanted = [_wanted(limit_set, each) for each in requests]
+    limit_set.addresses.check_group([each.keys for each in wanted])
+    group, decisions = _Group(limit_set), list[Decision]()
     for some in _parts(wanted):
         try:
             decisions += yield from group.acquire(some)
         except LimitersUnavailable as error:
             rest = wanted[len(decisions) :]
-            return decisions + [asking.unknown(error, each.permit) for each in rest]
+            return decisions + [limit_set.unknown(error, each.permit) for each in rest]
     return decisions
 
 
-def _wanted(asking: Asking, request: Request) -> _Wanted:
-    chosen = _chosen(asking, request.limits)
-    parts = [asking.parts[place] for place in chosen]
+def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
+    chosen = _chosen(limit_set, request.limits)
+    parts = [limit_set.parts[place] for place in chosen]
     check_permits(request.n, parts)
     return _Wanted(
         n=request.n,
         permit=new_id() if request.permit is None else checked(request.permit),
-        keys=asking.addresses.each(request.keys, chosen),
+        keys=limit_set.addresses.each(request.keys, chosen),
         chosen=chosen,
         work=max(1, request.n if any(each.keeps_each for each in parts) else 1),
     )
@@ -148,8 +148,8 @@ def _parts(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
         yield wanted[start:]
 
 
-def _chosen(asking: Asking, limits: tuple[int, ...] | None) -> tuple[int, ...]:
-    many = len(asking.parts)
+def _chosen(limit_set: LimitSet, limits: tuple[int, ...] | None) -> tuple[int, ...]:
+    many = len(limit_set.parts)
     if limits is None:
         return tuple(range(many))
     if len(set(limits)) < len(limits) or not all(0 <= each < many for each in limits):

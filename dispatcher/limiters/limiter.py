@@ -14,14 +14,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 from redis.commands.core import Script
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
-from dispatcher.limiters import calls, holds
-from dispatcher.limiters.acquisitions import Acquisitions
+from dispatcher.limiters import operations
 from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.asking import Asking, Call, Pause, Reply, Steps, checked, new_id
 from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
+from dispatcher.limiters.direct import Client, Commands, Direct
 from dispatcher.limiters.groups import Request, acquire_each
-from dispatcher.redis.direct import Client, Direct
+from dispatcher.limiters.limit_set import Call, LimitSet, Pause, Reply, Steps, checked, new_id
 from dispatcher.times.clock import Clock
 
 T = TypeVar("T")
@@ -40,13 +39,13 @@ class Limiter:
     ``redis.asyncio``.
     """
 
-    def __init__(self, client: Client, asking: Asking, clock: Clock) -> None:
+    def __init__(self, client: Client, limit_set: LimitSet, clock: Clock) -> None:
         self._client = client
-        self._asking = asking
+        self._limit_set = limit_set
         self._clock = clock
         self._scripts: dict[str, Script] = {}
         self._direct = Direct(client)
-        self._acquisitions = Acquisitions(asking, self._registered("limits_acquire").sha)
+        self._commands = Commands(limit_set, self._registered("limits_acquire").sha)
 
     def acquire(
         self,
@@ -73,12 +72,14 @@ class Limiter:
             decision = self._at_once(keys, n, permit, new=new)
             if decision is not None:
                 return decision
-        steps = calls.acquire(self._asking, keys, n, permit=permit, wait=wait, timeout=timeout)
+        steps = operations.acquire(
+            self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout
+        )
         return self._run(steps)
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
-        return self._run(calls.acquire_up_to(self._asking, keys, n, permit=permit))
+        return self._run(operations.acquire_up_to(self._limit_set, keys, n, permit=permit))
 
     def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
         """Take permits for a group of requests, in order, each all or none.
@@ -88,11 +89,11 @@ class Limiter:
         against later ones. Those refused go before later refused ones: each is told to come back
         when its own turn comes. Limiters need a ``tag`` for requests with several keys.
         """
-        return self._run(acquire_each(self._asking, requests))
+        return self._run(acquire_each(self._limit_set, requests))
 
     def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Tell what ``acquire`` would answer now, without taking anything."""
-        return self._run(calls.peek(self._asking, keys, n))
+        return self._run(operations.peek(self._limit_set, keys, n))
 
     def give_back(self, keys: Keys, permit: str) -> int:
         """Give the permits of one id back to all limits that can; return how many they were.
@@ -100,19 +101,19 @@ class Limiter:
         0 when the id is not known (any more), was given back before, or belongs to a window that
         has ended. In each case it is not known afterwards: asked for again, it is taken anew.
         """
-        return self._run(calls.give_back(self._asking, keys, permit))
+        return self._run(operations.give_back(self._limit_set, keys, permit))
 
     def reset(self, keys: Keys) -> None:
         """Forget all that was taken for ``keys``, and open what was closed."""
-        self._run(calls.reset(self._asking, keys))
+        self._run(operations.reset(self._limit_set, keys))
 
     def renew(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of one id; False when one has ended, and then none was renewed."""
-        return self._run(holds.renew(self._asking, keys, permit))
+        return self._run(operations.renew(self._limit_set, keys, permit))
 
     def end_holds(self, keys: Keys, permit: str) -> int:
         """End the holds of one id; what other limits gave stays taken. Return how many ended."""
-        return self._run(holds.end_holds(self._asking, keys, permit))
+        return self._run(operations.end_holds(self._limit_set, keys, permit))
 
     def close(
         self, keys: Keys, length: timedelta | None = None, *, until: datetime | None = None
@@ -121,7 +122,7 @@ class Limiter:
 
         Closed before for longer, it stays so.
         """
-        return self._run(holds.close(self._asking, keys, length=length, until=until))
+        return self._run(operations.close(self._limit_set, keys, length=length, until=until))
 
     @contextmanager
     def permit(
@@ -141,9 +142,9 @@ class Limiter:
         taken, whatever the block raises.
         """
         permit = new_id()
-        steps = calls.enter(self._asking, keys, n, permit, wait=wait, timeout=timeout)
+        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
         decision = self._run(steps)
-        if not holds.has_holds(self._asking) or not decision.granted:
+        if not operations.has_holds(self._limit_set) or not decision.granted:
             yield decision
             return
         ended = threading.Event()
@@ -221,29 +222,29 @@ class Limiter:
         """Take permits by one packed command; None: it must be done by steps."""
         if not self._direct.open:
             return None
-        asked = self._acquisitions.asked(keys, n, permit, new=new)
-        if asked is None:
+        command = self._commands.of(keys, n, permit, new=new)
+        if command is None:
             return None
         try:
             with translated():
-                reply = self._direct.call(*asked)
+                reply = self._direct.call(*command)
         except LimitersUnavailable as error:
-            return self._asking.unknown(error, permit)
-        return self._acquisitions.answer(reply, permit)
+            return self._limit_set.unknown(error, permit)
+        return self._commands.decision(reply, permit)
 
     def _send(self, call: Call) -> Reply:
         with translated():
-            return as_reply(self._direct.run(self._registered(call.script), call.keys, call.args))
+            return as_reply(self._registered(call.script)(keys=call.keys, args=call.args))
 
     def _registered(self, script: str) -> Script:
         found = self._scripts.get(script)
         if found is None:
-            found = self._client.register_script(self._asking.text(script))
+            found = self._client.register_script(self._limit_set.text(script))
             self._scripts[script] = found
         return found
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
-        while not ended.wait(holds.renew_every(self._asking)):
+        while not ended.wait(operations.renew_every(self._limit_set)):
             try:
                 if not self.renew(keys, permit):
                     log.warning("a hold has ended before its block: others may have its place")

@@ -1,8 +1,8 @@
-"""The log that guards hand-overs: exact, in a ZSET, also when a permit is used late.
+"""The log of the permits of deliveries: exact, in a ZSET, also when a permit is used late.
 
-Allowed is what leaves at most N hand-overs within any span shorter than the period, wherever the
-span begins. The price is memory: one member per hand-over of the longest period. A refused request
-takes nothing. Where it is told so, it gets a turn, so that a herd comes back one after the other.
+At most N messages are sent within any span shorter than the period, wherever the span begins. The
+price is memory: one member per message of the longest period. A refused request takes nothing. In
+a log with a line it gets a turn, so that a herd comes back one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import redis
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.base import translated
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.redis.direct import Direct
 from dispatcher.redis.keys import line_of
 from dispatcher.redis.scripts import source
 from dispatcher.times.clock import Clock
@@ -81,7 +80,6 @@ class PermitLog:
 
     def __init__(self, client: redis.Redis, *, epoch_key: str, room_key: str, clock: Clock) -> None:
         self._client = client
-        self._direct = Direct(client)
         self._clock = clock
         self._ahead_ms = 0  # by how much Redis is ahead of the clock, as far as that is known
         self._epoch_key = epoch_key
@@ -107,7 +105,7 @@ class PermitLog:
         how far back it is kept, where that is further than these limits need. A permit granted
         must be used within ``hold`` from now or given back, and settled once it is used. One that
         is refused by a log that is ``lined`` has its turn after ``retry_after``, behind all that
-        were refused before. Its message should come back then; whoever does not keeps others
+        were refused before. Its message should come back then; one that does not keeps others
         waiting, until a minute after its turn at most.
         """
         logs = sorted({log for request in requests for log in request.logs})
@@ -129,11 +127,11 @@ class PermitLog:
         for _ in range(_TRIES):
             local_ms = to_ms(self._clock.now())
             now_ms = local_ms + self._ahead_ms
-            kinds = [[*_said(some, now_ms), name] for some, name in kind_of]
-            said = [kinds, [part for log in logs for part in of_log[log]]]
-            words: _Words = [hold // _MILLISECOND, json.dumps(said), json.dumps(wanted), *ids]
+            kinds = [[*_arguments(some, now_ms), name] for some, name in kind_of]
+            described = [kinds, [part for log in logs for part in of_log[log]]]
+            words: _Words = [hold // _MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
             with translated():
-                reply = self._direct.run(self._acquire, names, words)
+                reply = self._acquire(keys=names, args=words)
             if reply and reply[0] == b"closed":
                 raise LimitersUnavailable(CLOSED)
             if not reply or reply[0] != b"elsewhere":
@@ -152,19 +150,19 @@ class PermitLog:
             self._close(keys=[closing], args=[length // _MILLISECOND, 0])
 
     def settle(self, used: Sequence[tuple[PermitRequest, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its hand-over ended.
+        """Note when permits were used: each with the time since its send ended.
 
         Negative: how long it may still take until it is used.
         """
         logs = sorted({log for request, _ in used for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
-        told = [
+        uses = [
             [since // _MILLISECOND, *[place[log] for log in request.logs]]
             for request, since in used
         ]
-        words: _Words = [json.dumps(told), *[request.permit_id for request, _ in used]]
+        words: _Words = [json.dumps(uses), *[request.permit_id for request, _ in used]]
         with translated():
-            self._direct.run(self._settle, logs, words)
+            self._settle(keys=logs, args=words)
 
     def give_back(self, unused: Sequence[PermitRequest]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -173,15 +171,15 @@ class PermitLog:
         """
         logs = sorted({log for request in unused for log in request.logs})
         place = {log: position for position, log in enumerate(logs, start=1)}
-        told = [[place[log] for log in request.logs] for request in unused]
+        places = [[place[log] for log in request.logs] for request in unused]
         words: _Words = [
             _ROOM_KEPT_MS,
             len(logs),
-            json.dumps(told),
+            json.dumps(places),
             *[request.permit_id for request in unused],
         ]
         with translated():
-            self._direct.run(self._give_back, [self._room_key, *logs, *map(line_of, logs)], words)
+            self._give_back(keys=[self._room_key, *logs, *map(line_of, logs)], args=words)
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[bytes]]:
         """Return the messages that room was made for: the first in line of each such log.
@@ -267,8 +265,8 @@ def _appended(names: list[str], more: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def _said(limits: Sequence[LogLimit], now_ms: int) -> list[object]:
-    """Return what the script is told of limits, at about that time."""
+def _arguments(limits: Sequence[LogLimit], now_ms: int) -> list[object]:
+    """Return the arguments for some limits, at about that time (ms since 1970)."""
     lengths = [part for each in limits if isinstance(each, Limit)
                for part in (each.count, each.length_ms)]  # fmt: skip
     calendars = []

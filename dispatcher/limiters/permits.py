@@ -1,4 +1,4 @@
-"""The permits of deliveries: which limits guard a hand-over, and under which names they count."""
+"""The permits of deliveries: which limits a message meets when it is sent, and in which logs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reaches_ms(
 
 
 class Permit(NamedTuple):
-    """The leave of one attempt to hand one message over."""
+    """One leave to send: for one attempt of one message."""
 
     message_id: UUID
     token: int
@@ -49,7 +49,7 @@ class Permit(NamedTuple):
 
 
 class Permits:
-    """Guards each hand-over by the limits of its scope and of its channel.
+    """Takes a permit for each send from the limits of its scope and of its channel.
 
     Those of its channel alone where its scope is ``NOBODY``. Raises LimitersUnavailable whenever
     Redis cannot be trusted to answer.
@@ -74,7 +74,7 @@ class Permits:
         self._owed: deque[PermitRequest] = deque(maxlen=_MOST_OWED)
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
-        """How far back hand-overs still matter."""
+        """How far back sends still count against a limit."""
 
     def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
         """Ask for permits in order; one granted must be used within ``hold`` or given back.
@@ -100,15 +100,15 @@ class Permits:
         return answers
 
     def close(self, channel: str, length: timedelta) -> None:
-        """Let nobody hand over anything on a channel for so long, because its provider asked."""
+        """Grant nothing on a channel for ``length``: its provider asked for a pause."""
         self._log.close(self._keys.closing(channel), length)
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
-        """Note when permits were used: each with the time since its hand-over ended."""
+        """Note when permits were used: each with the time since its send ended."""
         self._log.settle([(self._request(permit), since) for permit, since in used])
 
     def extend(self, in_hand: Sequence[Permit], *, hold: timedelta) -> None:
-        """Let permits that were not used, or whose hand-over lasts, be used within ``hold``."""
+        """Let permits that were not used, or whose send lasts, be used within ``hold``."""
         self._log.settle([(self._request(permit), -hold) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:

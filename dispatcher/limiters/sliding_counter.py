@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dispatcher.errors import InvalidValue
-from dispatcher.limiters.counted import CountPerLength
+from dispatcher.limiters.algorithm import CountPerLength
 
 _WHOLE = 1 << 53
 

@@ -166,7 +166,7 @@ class Overviews:
             beats=alive[Kind.BEAT] if alive else None,
         )
 
-    def tops(self, of: Of, *, within: timedelta, at_most: int, by: By) -> Tops:
+    def tops(self, of: Of, *, within: timedelta, limit: int, by: By) -> Tops:
         """Return the busiest scopes, recipients or channels by messages due ``within`` that time.
 
         Raises InvalidValue and StoreUnavailable.
@@ -177,15 +177,15 @@ class Overviews:
         ):  # fmt: skip
             if not isinstance(value, str) or value not in known:
                 raise InvalidValue(field, quoted(value), " or ".join(known))
-        if not isinstance(at_most, int) or not 1 <= at_most <= _MOST:
-            raise InvalidValue("at_most", quoted(at_most), f"1 to {_MOST}")
-        many = at_most if by == "messages" else max(at_most, _CANDIDATES)
+        if not isinstance(limit, int) or not 1 <= limit <= _MOST:
+            raise InvalidValue("limit", quoted(limit), f"1 to {_MOST}")
+        many = limit if by == "messages" else max(limit, _CANDIDATES)
         busiest, complete = self._figures.busiest(of, within=within, at_most=many)
         tops, silence = self._with_fills(of, busiest, within)
         if by == "fill":
             tops.sort(key=lambda each: each.fullest.fill if each.fullest else 0.0, reverse=True)
         return Tops(
-            of=of, within=within, tops=tuple(tops[:at_most]), complete=complete, silence=silence
+            of=of, within=within, tops=tuple(tops[:limit]), complete=complete, silence=silence
         )
 
     def _with_fills(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import redis
+
+from dispatcher.errors import Unavailable
 
 
 class EvictingServer(redis.ResponseError):
@@ -49,3 +53,12 @@ def cause(error: Exception) -> Exception | None:
     For an error in a pipeline it quotes the command, and keys contain recipients.
     """
     return None if isinstance(error, redis.ResponseError) else error
+
+
+@contextmanager
+def translated(unavailable: Callable[[str], Unavailable]) -> Iterator[None]:
+    """Raise that error of ours for whatever redis-py raises inside."""
+    try:
+        yield
+    except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
+        raise unavailable(reason(error)) from cause(error)

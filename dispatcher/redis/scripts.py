@@ -1,4 +1,4 @@
-"""Reads the Lua scripts from the folders ``lua`` of the packages that call them.
+"""Reads and runs the Lua scripts in the folders ``lua`` of the packages that call them.
 
 A script is named ``package/name`` and opens with its contract. A line ``-- @include name.lua`` is
 replaced by another file of the folder, so that scripts share functions. The line ``-- @parts`` is
@@ -8,10 +8,19 @@ replaced by the parts that the caller names.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
+
+import redis
+from redis.commands.core import Script
+from redis.exceptions import NoScriptError
 
 _PARTS = "-- @parts\n"
+Call = tuple[Sequence[bytes | str], Sequence[Any]]
+"""Keys and arguments of one call of a script."""
+
 _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
 
 
@@ -28,3 +37,29 @@ def composed(name: str, parts: tuple[str, ...]) -> str:
     """Return the text of a script with its includes, and those parts of its folder, in place."""
     package = name.partition("/")[0]
     return source(name).replace(_PARTS, "\n".join(source(f"{package}/{part}") for part in parts))
+
+
+def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> list[Any]:
+    """Return the replies of a script to these calls, sent together in one round trip.
+
+    ``script`` may be run again: where replies are lost the client's retry repeats all calls. Raises
+    redis.RedisError.
+    """
+
+    def replies() -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for names, words in calls:
+            pipeline.evalsha(script.sha, len(names), *names, *words)
+        return pipeline.execute()
+
+    if len(calls) == 1:
+        names, words = calls[0]
+        return [script(keys=names, args=words)]
+    if not calls:
+        return []
+    # A Script in a pipeline would ask first whether the server knows it: one more round trip.
+    try:
+        return replies()
+    except NoScriptError:
+        client.script_load(script.script)
+        return replies()

@@ -1,15 +1,15 @@
-"""Exact quotas over promised times: the windows in Redis, and what keeps them true.
+"""Exact quotas over promised times: the windows in Redis.
 
-``windows`` books, moves and gives back, ``shards`` does so in one shard, by the ``terms`` of a
-message; ``plan`` books in copies; ``fence`` distrusts a server it has not met; ``upkeep`` rebuilds
-windows from the store and looks after reservations that nobody confirmed; ``survey`` asks for those
-who examine a deployment.
+``windows`` books, moves and releases one message, ``bulk`` books many, both leg by leg through
+``shards``; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store and
+settles what the store did not confirm, ``fence`` closes those of a server that may have lost data.
+``contents``, ``timeline`` and ``survey`` read.
 """
 
+from dispatcher.reservation.booking import Blocked, Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.bulk import Booked, Bulk, UnderWay
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.places import Blocked, Booking, Moving, Place, Request, Submit
 from dispatcher.reservation.plan import Answered, Copies
 from dispatcher.reservation.survey import (
     ClusterFacts,

@@ -7,11 +7,13 @@ from typing import NamedTuple, cast
 
 import redis
 
+from dispatcher.errors import ReservationsUnavailable
+from dispatcher.redis.clock import now_ms
+from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import ShardKeys, all_of, pending_of, scope_of, shard_of, tag_of
 from dispatcher.redis.scripts import source
-from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence
-from dispatcher.reservation.foreign import Foreign
+from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.reservation.shards import closed
 from dispatcher.scope import Scope
 
@@ -48,7 +50,7 @@ class Contents:
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self._fence = fence
-        self._foreign = Foreign(client, fence)
+        self._foreign_keys = ForeignKeys(client, fence)
         self._look = client.register_script(source("reservation/look"))
         self._by_tag = {keys.tag: keys for keys in fence.keys}
 
@@ -59,13 +61,12 @@ class Contents:
 
     def now_ms(self) -> int:
         """Return the present by Redis, in ms since 1970."""
-        with translated():
-            seconds, micros = self._client.time()
-        return int(seconds) * 1_000 + int(micros) // 1_000
+        with translated(ReservationsUnavailable):
+            return now_ms(self._client)
 
     def opened(self) -> dict[ShardKeys, int]:
         """Return the shards that are complete, and when each was opened, in ms since 1970."""
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.hget(keys.epoch, "opened_at_ms")
@@ -114,7 +115,7 @@ class Contents:
             return cast("_Page", page)
 
         found: list[Member] = []
-        with translated():
+        with translated(ReservationsUnavailable):
             for page in _paged(read, f"({until_ms}" if backwards else from_ms):
                 found += page
                 if len(found) > at_most:
@@ -129,7 +130,7 @@ class Contents:
 
         Raises ReservationsUnavailable also where the shard is not complete.
         """
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.exists(keys.epoch)
             for from_ms, until_ms in stretches:
@@ -141,7 +142,7 @@ class Contents:
 
     def is_there(self, window: str) -> bool:
         """Tell whether a window has a member at all."""
-        with translated():
+        with translated(ReservationsUnavailable):
             return bool(self._client.exists(window))
 
     def look(self, places: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
@@ -154,7 +155,7 @@ class Contents:
             for tag, numbers in by_shard.items()
             for start in range(0, len(numbers), _MOST_AT_ONCE)
         ]
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for tag, numbers in batches:
                 windows: dict[bytes, int] = {}
@@ -172,8 +173,8 @@ class Contents:
 
     def foreign(self) -> set[bytes]:
         """Return the windows that are of another type than a window."""
-        with translated():
-            return set(self._foreign.names())
+        with translated(ReservationsUnavailable):
+            return set(self._foreign_keys.names())
 
     def everything(self) -> Iterator[list[Held]]:
         """Yield all members of all windows of the namespace, in pages.
@@ -181,7 +182,7 @@ class Contents:
         What comes or goes meanwhile may be missed or yielded twice.
         """
         names: list[bytes] = []
-        with translated():
+        with translated(ReservationsUnavailable):
             found = self._client.scan_iter(
                 match=all_of(self._fence.namespace), count=_NAMES_AT_ONCE
             )

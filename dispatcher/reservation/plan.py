@@ -13,11 +13,11 @@ from uuid import UUID, uuid4
 import redis
 
 from dispatcher.errors import DispatcherError, ReservationsUnavailable
+from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.redis.scripts import source
-from dispatcher.reservation.answers import translated
-from dispatcher.reservation.bulk import Booked, Bulk
-from dispatcher.reservation.places import Request
+from dispatcher.reservation.booking import Request
+from dispatcher.reservation.bulk import Booked, Bulk, UnderWay
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
@@ -79,6 +79,7 @@ class Copies(AbstractContextManager["Copies"]):
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._bulk = Bulk(self._windows)
         self._copy = client.register_script(source("reservation/copy_window"))
+        self._posted: list[_Copy] = []
         self._touched: set[PlanKeys] = set()
         self._twins: list[str] = []
         self._has_answered = False
@@ -89,14 +90,30 @@ class Copies(AbstractContextManager["Copies"]):
 
         Later requests, also of later calls, see the bookings of earlier ones.
         """
-        copies = self._needed(requests)
-        with translated():
-            self._copy_windows(copies)
+        return self.collect(self.post(requests))
+
+    def post(self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)) -> UnderWay:
+        """Copy the windows that the requests need."""
+        del ahead  # the store confirms none of these
+        self._posted = self._needed(requests)
+        with translated(ReservationsUnavailable):
+            self._copy_windows(self._posted)
             self._copy_twins(requests)
-        found = self._bulk.reserve(requests)
-        with translated():
-            self._renew(copies)
+        return self._bulk.post(requests)
+
+    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
+        """Return what :meth:`reserve` returns, once it is known."""
+        found = self._bulk.collect(under_way)
+        with translated(ReservationsUnavailable):
+            self._renew(self._posted)
         return found
+
+    def abandon(self, under_way: UnderWay) -> None:
+        """Collect no answers."""
+        self._bulk.abandon(under_way)
+
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Give nothing back: what is booked in the copies ends with them."""
 
     def remember(self, answered: Iterable[Answered]) -> None:
         """Keep the idempotency keys of drafts that found a place."""
@@ -104,7 +121,7 @@ class Copies(AbstractContextManager["Copies"]):
                  for each in answered}  # fmt: skip
         if not words:
             return
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.hset(self._answered, mapping=cast("dict[Any, Any]", words))
             pipeline.pexpire(self._answered, LIFE_MS)
@@ -115,7 +132,7 @@ class Copies(AbstractContextManager["Copies"]):
         """Return those of these idempotency keys that :meth:`remember` was told of."""
         if not keys or not self._has_answered:
             return {}
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.exists(self._answered)
             pipeline.hmget(self._answered, [digest_of(each) for each in keys])
@@ -131,7 +148,7 @@ class Copies(AbstractContextManager["Copies"]):
     def close(self) -> None:
         """Delete every key of the copies; what cannot be reached ends by itself."""
         try:
-            with translated():
+            with translated(ReservationsUnavailable):
                 for names in self._names():
                     self._client.unlink(*names)
                 for keys in self._touched:
@@ -151,9 +168,9 @@ class Copies(AbstractContextManager["Copies"]):
     def _needed(self, requests: Iterable[Request]) -> list[_Copy]:
         found: dict[str, _Copy] = {}
         for request in requests:
-            for group in self._windows.groups(request.terms):
-                real, keys = self._real[group.keys.shard], self._keys[group.keys.shard]
-                for scope, name in zip(group.scopes, group.windows, strict=True):
+            for leg in self._windows.legs(request.terms):
+                real, keys = self._real[leg.keys.shard], self._keys[leg.keys.shard]
+                for scope, name in zip(leg.scopes, leg.windows, strict=True):
                     if name not in found:
                         window = real.window(scope.name, scope.kind)
                         found[name] = _Copy(real, keys, window, name)
@@ -179,7 +196,7 @@ class Copies(AbstractContextManager["Copies"]):
         pipeline = self._client.pipeline(transaction=False)
         for request in requests:
             if request.submit is not None:
-                first = self._windows.groups(request.terms)[0].keys
+                first = self._windows.legs(request.terms)[0].keys
                 twins = self._real[first.shard].twins(request.submit.key)
                 self._twins.append(first.twins(request.submit.key))
                 pipeline.copy(twins, self._twins[-1])

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
+from dispatcher.errors import ReservationsUnavailable
 from dispatcher.file_modes import open_to_others
+from dispatcher.redis.clock import now_ms
+from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
-from dispatcher.reservation.answers import translated
 from dispatcher.reservation.fence import Fence, Part, server_of
-from dispatcher.reservation.foreign import Foreign
+from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.times.send_time import from_ms
 
 
@@ -75,15 +77,16 @@ class RedisSurvey:
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
         self._fence = fence
-        self._foreign = Foreign(client, fence)
+        self._foreign_keys = ForeignKeys(client, fence)
 
     def now(self) -> datetime:
         """Return the present by the clock that decides about permits."""
-        return from_ms(self._now_ms())
+        with translated(ReservationsUnavailable):
+            return from_ms(now_ms(self._client))
 
     def server(self) -> RedisFacts:
         """Return what the server says of itself."""
-        with translated():
+        with translated(ReservationsUnavailable):
             info = self._client.info()
             in_cluster = bool(info.get("cluster_enabled"))
             return RedisFacts(
@@ -106,7 +109,7 @@ class RedisSurvey:
 
     def readiness(self) -> Readiness:
         """Tell which parts are complete for these settings, as the fence would judge them."""
-        with translated():
+        with translated(ReservationsUnavailable):
             info = self._client.info()
             pipeline = self._client.pipeline(transaction=False)
             for part in self._fence.parts:
@@ -126,8 +129,8 @@ class RedisSurvey:
 
     def unconfirmed(self, *, older_than: timedelta) -> int:
         """Return how many reservations have waited for the store longer than that."""
-        with translated():
-            before = self._now_ms() - older_than // timedelta(milliseconds=1)
+        with translated(ReservationsUnavailable):
+            before = now_ms(self._client) - older_than // timedelta(milliseconds=1)
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.zcount(keys.pending, "-inf", before)
@@ -135,8 +138,8 @@ class RedisSurvey:
 
     def foreign(self) -> ForeignFacts:
         """Return how many keys under the names of windows are none of ours."""
-        with translated():
-            there, kept = sum(1 for _ in self._foreign.names()), self._foreign.kept()
+        with translated(ReservationsUnavailable):
+            there, kept = sum(1 for _ in self._foreign_keys.names()), self._foreign_keys.kept()
             return ForeignFacts(there, kept)
 
     def _is_complete(self, part: Part, epoch: Mapping[bytes, bytes], server: str) -> bool:
@@ -162,11 +165,6 @@ class RedisSurvey:
         answer = client.execute_command("CLUSTER INFO")
         found = answer if isinstance(answer, dict) else _fields(answer)
         return ClusterFacts(found.get("cluster_state") == "ok", int(found.get("cluster_size") or 0))
-
-    def _now_ms(self) -> int:
-        with translated():
-            seconds, micros = self._client.time()
-        return int(seconds) * 1_000 + int(micros) // 1_000
 
 
 def _failed_writes(info: Mapping[str, Any]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ Block = tuple[int, ...]
 _NO_END = 99_999_999_999_999  # 14 digits: what the scripts count up to
 _FIRST_PERIODS, _MOST_PERIODS = 4, 512
 _FIRST_DAYS, _MOST_DAYS = 3, 64
-_CLEAR_SKY: Block = (1, _NO_END)
+_NO_BLACKOUTS: Block = (1, _NO_END)
 
 
 class Terms(NamedTuple):
@@ -68,7 +68,7 @@ class Rules:
     def table(
         self, terms: Terms, scopes: Sequence[Scope], at_ms: int, *, step: int = 0
     ) -> tuple[Sequence[Block], Block]:
-        """Return the rule sets of ``scopes``, and the sky, for a search from ``at_ms`` on.
+        """Return the rule sets of ``scopes``, and the blackouts, for a search from ``at_ms`` on.
 
         What they cover grows with ``step``: how often the search has gone on. Raises OverflowError
         beyond the year 9999.
@@ -78,7 +78,7 @@ class Rules:
             days = min(_FIRST_DAYS << 2 * step, _MOST_DAYS)
             start, cover = at_ms - at_ms % DAY_MS, (at_ms // DAY_MS + days) * DAY_MS
             quiet = _spans(terms.quiet, terms.zone, start, cover)
-        sky_ends = cover
+        days_end = cover
         many = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
         blocks = []
         for scope in scopes:
@@ -91,13 +91,13 @@ class Rules:
                         bounds.append(each.bounds(at_ms, zone, many))
                         cover = min(cover, bounds[-1][-1])
                     else:
-                        edges, until = _open_periods(each, zone, (at_ms, sky_ends), many, quiet)
+                        edges, until = _open_periods(each, zone, (at_ms, days_end), many, quiet)
                         bounds.append(edges)
                         cover = min(cover, until)
                 block = self._block(scope.kind, bounds)
             blocks.append(block)
         if quiet is None:
-            return blocks, _CLEAR_SKY if cover == _NO_END else (1, cover)
+            return blocks, _NO_BLACKOUTS if cover == _NO_END else (1, cover)
         edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
         return blocks, (1 + len(edges), cover, *edges)
 
@@ -118,14 +118,14 @@ def longest_ms(quotas: Iterable[AnyQuota]) -> int:
     return max(each.length_ms if isinstance(each, Quota) else each.longest_ms for each in quotas)
 
 
-def joined(blocks: Sequence[Block], skies: Sequence[Block]) -> list[int]:
-    """Return a judge table: numbered rule sets, then numbered skies."""
+def joined(blocks: Sequence[Block], blackouts: Sequence[Block]) -> list[int]:
+    """Return a judge table: numbered rule sets, then numbered lists of blackouts."""
     words = [len(blocks)]
     for block in blocks:
         words += block
-    words.append(len(skies))
-    for sky in skies:
-        words += sky
+    words.append(len(blackouts))
+    for each in blackouts:
+        words += each
     return words
 
 

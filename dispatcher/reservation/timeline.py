@@ -13,7 +13,8 @@ from uuid import UUID
 
 from dispatcher.errors import InvalidValue
 from dispatcher.quota import CalendarQuota, Quota
-from dispatcher.reservation.blocked import (
+from dispatcher.reservation.contents import Contents
+from dispatcher.reservation.occupancy import (
     Filled,
     blocked_by_periods,
     blocked_by_runs,
@@ -22,7 +23,6 @@ from dispatcher.reservation.blocked import (
     filled_steps,
     united,
 )
-from dispatcher.reservation.contents import Contents
 from dispatcher.reservation.terms import AnyQuota, Terms, longest_ms
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope

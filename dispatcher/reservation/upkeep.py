@@ -1,30 +1,51 @@
-"""What the sweep does to the windows: rebuild lost ones, settle unconfirmed reservations."""
+"""Upkeep of the windows: rebuild lost ones, settle unconfirmed reservations, delete old ones.
+
+Windows do not expire by themselves: an expiry would cost each small window half its weight again,
+and every booking a command that takes it back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.errors import EvictingServer
-from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
-from dispatcher.redis.scripts import source
-from dispatcher.reservation.answers import translated
+from dispatcher.redis.clock import now_ms
+from dispatcher.redis.errors import EvictingServer, translated
+from dispatcher.redis.keys import (
+    PermitKeys,
+    ShardKeys,
+    all_of,
+    epoch_of,
+    kind_of,
+    shard_of,
+    start_of,
+    tag_of,
+)
+from dispatcher.redis.scripts import Call, replies_of, source
 from dispatcher.reservation.fence import Fence, Part
-from dispatcher.reservation.foreign import Foreign
-from dispatcher.reservation.posted import Posted
-from dispatcher.reservation.tidy import KEEP_MS, Tidy
-from dispatcher.reservation.wipe import Wipe
+from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms, to_ms
 
-_MOST_AT_ONCE = 250
+KEEP_MS = 86_400_000
+"""How much longer than the longest quota a reservation is kept: room for clocks that are wrong."""
+
+_MOST_RESTORED = 250
 """Most reservations that one script restores; it then runs for a few milliseconds at most."""
+_MOST_DELETED = 1_000
+"""Most keys, or members of a window, that one script deletes."""
+_MOST_SCANNED = 5_000
+"""How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
+_FOR_EVER = -1
+_PLAN_LIFE_MS = 600_000
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Reserved(NamedTuple):
@@ -61,26 +82,6 @@ class Unconfirmed(NamedTuple):
         return self.member != self.message_id.bytes
 
 
-class _Batch:
-    """What one script restores in one shard: the reservations of each window."""
-
-    def __init__(self, keys: ShardKeys) -> None:
-        self._keys = keys
-        self._of: dict[Scope, bytearray] = {}
-        self.many = 0
-
-    def add(self, scope: Scope, entry: bytes) -> None:
-        self._of.setdefault(scope, bytearray()).extend(entry)
-        self.many += 1
-
-    @property
-    def call(self) -> tuple[list[str], list[bytes]]:
-        """The keys of the script, and what it is told after the marker."""
-        windows = [self._keys.window(scope.name, scope.kind) for scope in self._of]
-        words = [bytes(entries) for entries in self._of.values()]
-        return [self._keys.rebuild, self._keys.pending, *windows], words
-
-
 @dataclass(frozen=True, slots=True)
 class Rebuild:
     """A rebuild under way. The marker lets one process at a time fill these parts."""
@@ -111,8 +112,9 @@ class Upkeep:
 
     A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
     ``restore`` and ``hold`` as often as needed, ``open``. Each step is guarded by the marker, so
-    that a rebuilder that was overtaken fills and opens nothing more. A marker that nobody holds
-    ends after ``marker_life``: then another process may begin. ``under_way`` is that of Windows.
+    that a rebuilder that was overtaken fills and opens nothing more. A marker that is not kept
+    alive ends after ``marker_life``: then another process may begin. ``under_way`` is that of
+    Windows.
     """
 
     def __init__(
@@ -124,57 +126,45 @@ class Upkeep:
         under_way: timedelta = timedelta(minutes=1),
     ) -> None:
         self._client = client
-        self._under_way_ms = under_way // timedelta(milliseconds=1)
-        self._marker_life_ms = marker_life // timedelta(milliseconds=1)
         self._fence = fence
+        self._foreign_keys = ForeignKeys(client, fence)
+        self._shard_by_start = {keys.contents.encode(): keys for keys in fence.keys}
+        self._under_way_ms = under_way // _MILLISECOND
+        self._marker_life_ms = marker_life // _MILLISECOND
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
+        self._tidy_cursor = 0
         self._begin = client.register_script(source("reservation/begin_rebuild"))
         self._close = client.register_script(source("reservation/close"))
-        self._wipe = Wipe(client, fence, marker_life_ms=self._marker_life_ms)
+        self._wipe = client.register_script(source("reservation/wipe"))
         self._restore = client.register_script(source("reservation/restore"))
-        self._orphan = client.register_script(source("reservation/release_orphan"))
-        self._confirm = client.register_script(source("reservation/confirm"))
-        self._foreign = Foreign(client, fence)
-        self._tidy = Tidy(client, fence, self._foreign)
         self._open = client.register_script(source("reservation/open"))
         self._mark_checked = client.register_script(source("reservation/mark_checked"))
+        self._orphan = client.register_script(source("reservation/release_orphan"))
+        self._confirm = client.register_script(source("reservation/confirm"))
+        self._tidy = client.register_script(source("reservation/tidy"))
 
     @property
     def memory(self) -> timedelta:
         """How far back reservations still matter."""
         return timedelta(milliseconds=self._keep_ms)
 
+    # Rebuild
+
     def begin(self) -> Rebuild | None:
         """Check every part; return the rebuild of those that are closed and not being rebuilt.
 
         On a server that evicts, every part is closed and ReservationsUnavailable raised.
         """
-        with translated():
+        with translated(ReservationsUnavailable):
             server, closed = self._checked()
-            if not closed:
-                return None
-            marker = f"{server}:{uuid4().hex}"
-            pipeline = self._client.pipeline(transaction=False)
-            for keys in closed:
-                names = [keys.epoch, keys.rebuild]
-                self._begin(keys=names, args=[marker, self._marker_life_ms], client=pipeline)
-            replies = pipeline.execute()
-        ours = tuple(keys for keys, begun in zip(closed, replies, strict=True) if begun)
-        return Rebuild(marker, server, ours) if ours else None
+            return self._begun(self._begin, server, closed) if closed else None
 
     def close(self, shards: Collection[int]) -> Rebuild | None:
-        """Close these shards, and return the rebuild of those that nobody else is rebuilding."""
+        """Close these shards, and return the rebuild of those that are not being rebuilt."""
         wanted = [keys for keys in self._fence.keys if keys.shard in shards]
-        with translated():
+        with translated(ReservationsUnavailable):
             server, _ = self._checked()
-            marker = f"{server}:{uuid4().hex}"
-            pipeline = self._client.pipeline(transaction=False)
-            for keys in wanted:
-                names = [keys.epoch, keys.rebuild]
-                self._close(keys=names, args=[marker, self._marker_life_ms], client=pipeline)
-            replies = pipeline.execute()
-        ours = tuple(keys for keys, begun in zip(wanted, replies, strict=True) if begun)
-        return Rebuild(marker, server, ours) if ours else None
+            return self._begun(self._close, server, wanted)
 
     def _checked(self) -> tuple[str, list[Part]]:
         try:
@@ -183,10 +173,60 @@ class Upkeep:
             self._fence.close(self._client)
             raise
 
+    def _begun(self, script: Any, server: str, parts: Sequence[Part]) -> Rebuild | None:
+        marker = f"{server}:{uuid4().hex}"
+        words = [marker, self._marker_life_ms]
+        replies = replies_of(
+            self._client, script, [([part.epoch, part.rebuild], words) for part in parts]
+        )
+        ours = tuple(part for part, begun in zip(parts, replies, strict=True) if begun)
+        return Rebuild(marker, server, ours) if ours else None
+
     def wipe(self, rebuild: Rebuild) -> None:
-        """Delete what is left of the parts being rebuilt."""
-        with translated():
-            self._wipe.wipe(rebuild.marker, rebuild.parts)
+        """Delete what is left of the parts being rebuilt, and what belongs to no part."""
+        parts = {part.tag: part for part in rebuild.parts}
+        known = {part.tag for part in self._fence.parts}
+        with translated(ReservationsUnavailable):
+            self._delete(rebuild, {keys: [keys.pending] for keys in rebuild.shards})
+            cursor = -1
+            while cursor:
+                cursor, names = self._client.scan(
+                    max(0, cursor), match=all_of(self._fence.namespace), count=_MOST_SCANNED
+                )
+                ours: dict[Part, list[bytes | str]] = defaultdict(list)
+                of_no_part: dict[str, list[bytes]] = defaultdict(list)
+                for name in cast("list[bytes]", names):
+                    tag = tag_of(name)
+                    if tag not in known:
+                        of_no_part[tag].append(name)
+                    elif tag in parts and start_of(name) == parts[tag].contents.encode():
+                        ours[parts[tag]].append(name)
+                self._delete(rebuild, ours)
+                self._delete_of_no_part(of_no_part)
+
+    def _delete(self, rebuild: Rebuild, found: Mapping[Part, Sequence[bytes | str]]) -> None:
+        words = [rebuild.marker, self._marker_life_ms]
+        replies_of(
+            self._client,
+            self._wipe,
+            [
+                ([part.rebuild, *names[start : start + _MOST_DELETED]], words)
+                for part, names in found.items()
+                for start in range(0, len(names), _MOST_DELETED)
+            ],
+        )
+
+    def _delete_of_no_part(self, found: Mapping[str, Sequence[bytes]]) -> None:
+        """Delete what another number of shards left behind.
+
+        Each step takes the epoch along in one transaction, so that a part which others may just
+        have opened is never open with something missing.
+        """
+        for tag, names in found.items():
+            with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.delete(epoch_of(tag))
+                pipeline.unlink(*names)
+                pipeline.execute()
 
     def hold(self, rebuild: Rebuild) -> None:
         """Keep the marker alive while other work goes on; once a second is often enough."""
@@ -197,24 +237,28 @@ class Upkeep:
 
         Keeps the marker alive in all parts.
         """
-        calls = self._calls(rebuild, rows)
-        told = {names[0] for names, _ in calls}
-        calls += [([part.rebuild], []) for part in rebuild.parts if part.rebuild not in told]
         start = [rebuild.marker, self._marker_life_ms]
-        with translated():
-            posted = Posted(
-                self._client, self._restore, [(names, [*start, *words]) for names, words in calls]
+        calls: list[Call] = [
+            (
+                [keys.rebuild, keys.pending, *(self._window(keys, scope) for scope in entries)],
+                [*start, *(b"".join(each) for each in entries.values())],
             )
-            posted.replies()
+            for keys, entries in self._restored(rebuild, rows)
+        ]
+        told = {names[0] for names, _ in calls}
+        calls += [([part.rebuild], start) for part in rebuild.parts if part.rebuild not in told]
+        with translated(ReservationsUnavailable):
+            replies_of(self._client, self._restore, calls)
 
-    def _calls(
+    def _restored(
         self, rebuild: Rebuild, rows: Sequence[Reserved]
-    ) -> list[tuple[list[str], list[bytes]]]:
+    ) -> Iterator[tuple[ShardKeys, dict[Scope, list[bytes]]]]:
+        """Yield what one script restores: a shard, and the entries of each of its windows."""
         ours = {keys.shard: keys for keys in rebuild.shards}
         shards = len(self._fence.keys)
         shard_in: dict[str, int] = {}
-        batches: dict[int, _Batch] = {}
-        calls = []
+        waiting: dict[int, dict[Scope, list[bytes]]] = defaultdict(dict)
+        counts: dict[int, int] = defaultdict(int)
         for message_id, scopes, send_at in rows:
             entry = b"%015d%b" % (to_ms(send_at), message_id.bytes)
             for scope in scopes:
@@ -223,22 +267,66 @@ class Upkeep:
                     shard = shard_in[scope.home] = shard_of(scope.home, shards)
                 if shard not in ours:
                     continue
-                batch = batches.get(shard)
-                if batch is None:
-                    batch = batches[shard] = _Batch(ours[shard])
-                batch.add(scope, entry)
-                if batch.many >= _MOST_AT_ONCE:
-                    calls.append(batches.pop(shard).call)
-        return [*calls, *(batch.call for batch in batches.values())]
+                waiting[shard].setdefault(scope, []).append(entry)
+                counts[shard] += 1
+                if counts[shard] == _MOST_RESTORED:
+                    yield ours[shard], waiting.pop(shard)
+                    counts[shard] = 0
+        for shard, entries in waiting.items():
+            yield ours[shard], entries
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
-        with translated():
+        facts = [rebuild.marker, rebuild.server]
+        with translated(ReservationsUnavailable):
+            replies = replies_of(
+                self._client,
+                self._open,
+                [
+                    ([part.epoch, part.rebuild], [*facts, *self._fence.layout(part)])
+                    for part in rebuild.parts
+                ],
+            )
+            return sum(replies)
+
+    def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
+        """Return the shards opened longer ago than that whose stragglers were not looked for.
+
+        Each comes with the time at which it was opened.
+        """
+        with translated(ReservationsUnavailable):
+            before = now_ms(self._client) - older_than // _MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
-            for part in rebuild.parts:
-                facts = [rebuild.marker, rebuild.server, *self._fence.layout(part)]
-                self._open(keys=[part.epoch, part.rebuild], args=facts, client=pipeline)
-            return sum(pipeline.execute())
+            for keys in self._fence.keys:
+                pipeline.hmget(keys.epoch, "opened_at_ms", "checked")
+            replies = pipeline.execute()
+        return {
+            keys: from_ms(int(opened))
+            for keys, (opened, checked) in zip(self._fence.keys, replies, strict=True)
+            if opened and not checked and int(opened) <= before
+        }
+
+    def mark_checked(self, shards: Mapping[ShardKeys, datetime]) -> None:
+        """Remember that the stragglers of these shards were looked for.
+
+        A shard that was opened anew since :meth:`unchecked` returned it has other stragglers.
+        """
+        with translated(ReservationsUnavailable):
+            replies_of(
+                self._client,
+                self._mark_checked,
+                [([keys.epoch], [to_ms(opened_at)]) for keys, opened_at in shards.items()],
+            )
+
+    def set_aside(self) -> int:
+        """Set aside what stands under the names of windows and is none; return how many keys.
+
+        Their shards are closed in the same step, and rebuilt by the next :meth:`begin`.
+        """
+        with translated(ReservationsUnavailable):
+            return self._foreign_keys.set_all_aside()
+
+    # Reservations
 
     def unconfirmed(
         self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
@@ -249,8 +337,8 @@ class Upkeep:
         them.
         """
         skip = skip or {}
-        with translated():
-            before = self._now_ms() - older_than // timedelta(milliseconds=1)
+        with translated(ReservationsUnavailable):
+            before = now_ms(self._client) - older_than // _MILLISECOND
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.zrangebyscore(
@@ -269,21 +357,13 @@ class Upkeep:
             for entry, start, keys in found
         ]
 
-    def set_aside(self) -> int:
-        """Set aside what stands under the names of windows and is none; return how many keys.
-
-        Their shards are closed in the same step, and rebuilt by the next :meth:`begin`.
-        """
-        with translated():
-            return self._foreign.set_all_aside()
-
     def confirm(self, found: Sequence[Unconfirmed], stored: Mapping[UUID, Stored]) -> int:
-        """Let the windows agree with the store; return how many places had to be put right.
+        """Let the windows agree with the store; return how many reservations had to be corrected.
 
-        ``stored`` has those messages that hold a place; the places of all others are given back.
+        ``stored`` has those messages that need a reservation; those of all others are released.
         A hold ends: the store was told before it was read to take no time that this hold is for.
         """
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             known = [each for each in found if each.message_id in stored]
             for each in known:
@@ -297,45 +377,37 @@ class Upkeep:
                 if each.message_id not in stored:
                     names, words = [each.window, each.keys.pending], [each.member, each.before_ms]
                     self._orphan(keys=names, args=words, client=pipeline)
-            self._tidy.windows({(each.window, each.keys) for each in found}, pipeline)
+            for window, keys in {(each.window, each.keys) for each in found}:
+                self._tidy_window(window, keys, pipeline)
             return sum(pipeline.execute()[: len(known)])
 
     def places(self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]) -> list[Unconfirmed]:
-        """Let the places of some messages be confirmed in all their windows; return them.
+        """Let the reservations of some messages be confirmed in all their windows; return them.
 
         ``rows`` are those of whose holds some are among ``found``: where a hold is left in one
         window, another may have lost it.
         """
         before_ms = max((each.before_ms for each in found), default=0)
         added = []
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for message_id, scope in [
                 (row.message_id, each) for row in rows for each in row.scopes
             ]:
                 keys, member = self._keys(scope), message_id.bytes
-                window = keys.window(scope.name, scope.kind).encode()
+                window = self._window(keys, scope).encode()
                 pipeline.zadd(keys.pending, {member + window: before_ms}, nx=True)
                 added.append(Unconfirmed(message_id, member, window, keys, before_ms))
             pipeline.execute()
         return added
 
-    def tidy(self, *, keys_at_once: int) -> int:
-        """Forget what no quota counts any more in the windows among the next so many keys.
-
-        Goes on where the last call ended. Return how many members were forgotten.
-        """
-        with translated():
-            return self._tidy.some(keys_at_once=keys_at_once)
-
     def release(self, rows: Sequence[Reserved]) -> None:
-        """Give back the places of messages that the store knows to need none."""
-        with translated():
+        """Release the reservations of messages that the store knows to need none."""
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             for row in rows:
                 for scope in row.scopes:
-                    window = self._keys(scope).window(scope.name, scope.kind)
-                    pipeline.zrem(window, row.message_id.bytes)
+                    pipeline.zrem(self._window(self._keys(scope), scope), row.message_id.bytes)
             pipeline.execute()
 
     def put_back(self, rows: Sequence[Reserved]) -> int:
@@ -344,47 +416,50 @@ class Upkeep:
         Also in shards that are closed: a rebuild that has read the store may have missed them.
         What it has yet to wipe, it reads.
         """
-        with translated():
-            now = self._now_ms()
+        with translated(ReservationsUnavailable):
+            now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
             for row, scope in [(each, scope) for each in rows for scope in each.scopes]:
                 keys = self._keys(scope)
-                window, member = keys.window(scope.name, scope.kind), row.message_id.bytes
+                window, member = self._window(keys, scope), row.message_id.bytes
                 pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)
                 pipeline.zadd(keys.pending, {member + window.encode(): now}, nx=True)
             return sum(pipeline.execute()[::2])
 
-    def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
-        """Return the shards opened longer ago than that whose stragglers were not looked for.
+    def tidy(self, *, keys_at_once: int) -> int:
+        """Delete what no quota counts any more in the windows among the next so many keys.
 
-        Each comes with the time at which it was opened.
+        Goes on where the last call ended. Foreign keys among them are set aside. Return how many
+        members were deleted.
         """
-        with translated():
-            before = self._now_ms() - older_than // timedelta(milliseconds=1)
+        with translated(ReservationsUnavailable):
+            self._tidy_cursor, names = self._client.scan(
+                self._tidy_cursor, match=all_of(self._fence.namespace), count=keys_at_once
+            )
+            found = [
+                (name, self._shard_by_start.get(start_of(name)))
+                for name in cast("list[bytes]", names)
+            ]
+            windows = [(name, keys) for name, keys in found if keys is not None]
+            self._foreign_keys.set_aside(windows)
             pipeline = self._client.pipeline(transaction=False)
-            for keys in self._fence.keys:
-                pipeline.hmget(keys.epoch, "opened_at_ms", "checked")
-            replies = pipeline.execute()
-        return {
-            keys: from_ms(int(opened))
-            for keys, (opened, checked) in zip(self._fence.keys, replies, strict=True)
-            if opened and not checked and int(opened) <= before
-        }
+            for each in windows:
+                self._tidy_window(*each, pipeline)
+            deleted: int = sum(pipeline.execute())
+            for name, keys in found:
+                # What a killed plan left behind gets a life that ends.
+                is_of_plan = keys is None and b"}:plan:" in name
+                if is_of_plan and self._client.pttl(name) == _FOR_EVER:
+                    self._client.pexpire(name, _PLAN_LIFE_MS)
+        return deleted
 
-    def mark_checked(self, shards: Mapping[ShardKeys, datetime]) -> None:
-        """Remember that the stragglers of these shards were looked for.
-
-        A shard that was opened anew since :meth:`unchecked` returned it has other stragglers.
-        """
-        with translated():
-            pipeline = self._client.pipeline(transaction=False)
-            for keys, opened_at in shards.items():
-                self._mark_checked(keys=[keys.epoch], args=[to_ms(opened_at)], client=pipeline)
-            pipeline.execute()
+    def _tidy_window(self, window: bytes, keys: ShardKeys, pipeline: Any) -> None:
+        words: list[int | str] = [KEEP_MS, f"reach:{kind_of(window)}", _MOST_DELETED]
+        self._tidy(keys=[window, keys.epoch], args=words, client=pipeline)
 
     def _keys(self, scope: Scope) -> ShardKeys:
         return self._fence.keys[shard_of(scope.home, len(self._fence.keys))]
 
-    def _now_ms(self) -> int:
-        seconds, micros = self._client.time()
-        return int(seconds) * 1_000 + int(micros) // 1_000
+    @staticmethod
+    def _window(keys: ShardKeys, scope: Scope) -> str:
+        return keys.window(scope.name, scope.kind)

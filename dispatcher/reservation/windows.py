@@ -1,20 +1,21 @@
-"""Booking, searching, moving and giving back, over all shards that a message's scopes lie in.
+"""Booking, searching, moving and releasing a message over the legs of its booking.
 
-Where all scopes share a shard, which is the rule, each is one script and one round trip.
+A booking has a leg for each shard that its scopes lie in. On a single server that is one leg, which
+is one script and one round trip.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import redis
 
 from dispatcher.errors import (
+    IdempotencyConflict,
     NoPlace,
     QuietHours,
     QuotaExceeded,
@@ -23,17 +24,18 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation.places import (
+from dispatcher.reservation.arguments import ENDLESS
+from dispatcher.reservation.booking import (
     Blocked,
     Booking,
-    Group,
+    Leg,
+    LegRequest,
     Moving,
     Place,
     Request,
     Submit,
-    grouped,
+    legs_of,
     new_hold,
-    own_shard,
 )
 from dispatcher.reservation.shards import Shards
 from dispatcher.reservation.terms import Rules, Terms
@@ -43,6 +45,28 @@ from dispatcher.times.send_time import from_ms, to_ms
 log = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 1_000
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(slots=True)
+class _Wish:
+    """What is to be booked in every leg: a reservation, or with ``hold`` a hold."""
+
+    request: Request
+    hold: bytes = b""
+    beside: bytes = b""
+    pending_ahead_ms: int = 0
+    is_stored: bool = False
+
+    @property
+    def mover(self) -> UUID | None:
+        """The message whose present reservation counts as free."""
+        return self.request.message_id if self.hold else None
+
+    def moving(self, place: Place) -> Moving:
+        """Return the hold at ``place`` as a value."""
+        message_id, terms, *_ = self.request
+        return Moving(message_id, terms, from_ms(place.at_ms), self.hold, place.held_at_ms)
 
 
 class Windows:
@@ -53,14 +77,13 @@ class Windows:
     within less than W of each other would, with t, be N+1 within less than W; for a calendar
     quota when N lie in the calendar period of t (``lua/rule.lua``; docs/reservation.md).
 
-    Scopes of several shards are booked one shard after the other, those with the home of the
-    message's own scope first, the others in the order of their shards, and given back when a later
-    one refuses; until then others count them. A process that dies between two shards leaves places
-    without a message, which reconcile releases.
+    Legs are booked one after the other, the one of the message's own scope first, the others in the
+    order of their shards. Where one refuses, the earlier ones are released; until then others count
+    them. A process that dies between two legs leaves reservations without a message, which
+    reconcile releases.
 
-    A submit or a move may be ``under_way`` for so long until others forget what it began. Calls are
-    idempotent by message id and raise ReservationsUnavailable whenever Redis cannot be
-    trusted to answer.
+    What a submit or a move began is forgotten after ``under_way``. Calls are idempotent by message
+    id and raise ReservationsUnavailable whenever Redis cannot be trusted to answer.
     """
 
     def __init__(
@@ -72,8 +95,11 @@ class Windows:
         under_way: timedelta,
     ) -> None:
         self._keys = tuple(keys)
-        under_way_ms = under_way // timedelta(milliseconds=1)
-        self.shards = Shards(client, rules, under_way_ms=under_way_ms)
+        self.shards = Shards(client, rules, under_way_ms=under_way // _MILLISECOND)
+
+    def legs(self, terms: Terms) -> list[Leg]:
+        """Return the legs of a booking with these terms, in the order in which they are booked."""
+        return legs_of(terms, self._keys)
 
     def reserve(
         self,
@@ -89,53 +115,44 @@ class Windows:
         """Book ``send_at``, or with ``latest`` the first time up to it that fits.
 
         ``pending_ahead`` is how much longer than usual the store may take to confirm it. With
-        ``is_stored`` the store has the message: what it holds in some shard is not given back when
-        another one refuses or does not answer. Raises
-        QuotaExceeded or QuietHours when nothing fits, IdempotencyConflict when a twin under way
-        asks for something else, ReservationsUnavailable when the windows cannot be trusted; in
-        each case nothing is booked.
+        ``is_stored`` the store has the message: what it has in some shard is not released when
+        another one refuses or does not answer. Raises QuotaExceeded or QuietHours when nothing
+        fits, IdempotencyConflict when a submit under way uses the key for another message,
+        ReservationsUnavailable when the windows cannot be trusted; in each case nothing is booked.
         """
-        asked_ms = to_ms(send_at)
-        ahead_ms = pending_ahead // timedelta(milliseconds=1)
-
-        def book(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
-            return self.shards.book(
-                group,
-                place.message_id,
-                asked_ms=place.at_ms,
-                latest_ms=latest_ms,
-                submit=submit if group.scopes[0].home == home else None,
-                pending_ahead_ms=ahead_ms,
-            )
-
-        def undo(place: Place) -> None:
-            if is_stored:
-                return
-            if not self.withdraw(Booking(place.message_id, terms, send_at, submit)):
-                raise TwinUnderWay
-
-        home = terms.scopes[0].home
-        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
-        place = self._in_all(terms, Place(message_id, asked_ms), latest_ms, book, undo)
+        request = _request(message_id, terms, send_at, latest, submit)
+        place = self.book(request, pending_ahead=pending_ahead, is_stored=is_stored)
         return Booking(place.message_id, terms, from_ms(place.at_ms), submit)
+
+    def book(
+        self,
+        request: Request,
+        *,
+        pending_ahead: timedelta = timedelta(0),
+        is_stored: bool = False,
+    ) -> Place:
+        """Return where it is booked; the id is a duplicate's. Raises like :meth:`reserve`."""
+        ahead_ms = pending_ahead // _MILLISECOND
+        return self._in_all(_Wish(request, pending_ahead_ms=ahead_ms, is_stored=is_stored))
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""
-        return from_ms(self._next_slot(self.groups(terms), to_ms(after)))
+        return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
 
     def release(self, message_id: UUID, terms: Terms) -> None:
-        """Give a reservation back; harmless when there is none."""
-        for group in self.groups(terms):
-            self.shards.release(group, message_id, None)
+        """Release a reservation; harmless when there is none."""
+        for leg in self.legs(terms):
+            self.shards.release(leg, message_id, None)
 
     def withdraw(self, booking: Booking) -> bool:
-        """Give back what a submit booked that stored nothing; tell whether its place is free.
+        """Release what a submit booked that stored nothing; return whether its time is free.
 
-        Where a twin relies on the same booking it stays; the last one to give up returns it.
+        Where a duplicate submit relies on the same booking it stays; the last one to give up
+        releases it.
         """
         submit = booking.submit
-        for group in self.groups(booking.terms):
-            if not self.shards.release(group, booking.message_id, submit):
+        for leg in self.legs(booking.terms):
+            if not self.shards.release(leg, booking.message_id, submit):
                 return False
             submit = None
         return True
@@ -149,144 +166,82 @@ class Windows:
         latest: datetime | None = None,
         beside: Moving | None = None,
     ) -> Moving:
-        """Hold another place for a message, judged as if the one it has were free.
+        """Hold another time for a message, judged as if its reservation were free.
 
-        And the one that it holds ``beside``. The message keeps its place until :meth:`take`;
-        :meth:`drop` gives the other one up. Raises like :meth:`reserve`; then nothing is held.
+        So is the time that it holds ``beside``. The message keeps its reservation until
+        :meth:`take`; :meth:`drop` gives the hold up. Raises like :meth:`reserve`; then nothing is
+        held.
         """
-        asked_ms = to_ms(send_at)
-        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
-        request = Request(message_id, terms, asked_ms, latest_ms)
-        return self._move(request, new_hold(message_id), beside=beside)
+        request = _request(message_id, terms, send_at, latest)
+        wish = _Wish(request, new_hold(message_id), beside.hold if beside else b"")
+        [found] = self._held([wish])
+        if isinstance(found, NoPlace):
+            raise found
+        return found
 
     def move_many(self, requests: Sequence[Request]) -> list[Moving | NoPlace]:
-        """Hold another place for each of these messages, or return why it has none.
+        """Hold another time for each of these messages, or return why it has none.
 
-        As if :meth:`move` was called for each, in order. Those whose scopes share a shard go
-        together in one round trip, the others, and what shares a scope with them, one by one after
-        those. All keep the places that they have, which count for the others. Raises
-        ReservationsUnavailable; then nothing is held.
+        As if :meth:`move` was called for each, in order. Those with one leg go together in one
+        round trip; the others, and what shares a scope with them, one by one after those. All keep
+        their reservations, which count for the others. Raises ReservationsUnavailable; then
+        nothing is held.
         """
-        holds = [new_hold(each.message_id) for each in requests]
-        near: list[tuple[int, Group]] = []
-        far: set[Scope] = set()
-        for place, each in enumerate(requests):
-            groups = self.groups(each.terms)
-            if len(groups) == 1 and far.isdisjoint(each.terms.scopes):
-                near.append((place, groups[0]))
-            else:
-                far.update(each.terms.scopes)
-        found: dict[int, Moving | NoPlace] = {}
-        try:
-            asked = [(group, requests[place], holds[place]) for place, group in near]
-            answers = self.shards.ask_moves(asked) if asked else []
-            first = dict(zip([place for place, _ in near], answers, strict=True))
-            for place in [*first, *(n for n in range(len(requests)) if n not in first)]:
-                try:
-                    found[place] = self._move(requests[place], holds[place], first=first.get(place))
-                except NoPlace as refused:
-                    found[place] = refused
-        except ReservationsUnavailable:
-            at = from_ms(0)
-            begun = [Moving(requests[n].message_id, requests[n].terms, at, holds[n])
-                     for n, _ in near]  # fmt: skip
-            begun += [each for each in found.values() if isinstance(each, Moving)]
-            self._try_to(lambda: self.drop(*begun))
-            raise
-        return [found[place] for place in range(len(requests))]
-
-    def _move(
-        self, request: Request, hold: bytes, *, beside: Moving | None = None, first: Any = None
-    ) -> Moving:
-        """Hold a place; ``first`` is what the shard was asked already, and answered."""
-        message_id, terms, asked_ms, latest_ms, _ = request
-
-        def hold_place(group: Group, place: Place, latest_ms: int) -> Place | Blocked:
-            nonlocal first
-            answered, first = first, None
-            return self.shards.move(
-                group,
-                message_id,
-                hold=hold,
-                asked_ms=place.at_ms,
-                latest_ms=latest_ms,
-                beside=beside.hold if beside else b"",
-                first=answered,
-            )
-
-        def undo(place: Place) -> None:
-            nonlocal hold
-            dropped, hold = hold, new_hold(message_id)  # a late copy drops no later one
-            self.drop(Moving(message_id, terms, from_ms(place.at_ms), dropped))
-
-        try:
-            place = self._in_all(
-                terms, Place(message_id, asked_ms), latest_ms, hold_place, undo, mover=message_id
-            )
-        except ReservationsUnavailable:
-            # Only the reply may have been lost.
-            self._try_to(lambda: undo(Place(message_id, asked_ms)))
-            raise
-        return Moving(message_id, terms, from_ms(place.at_ms), hold, place.held_at_ms)
+        return self._held([_Wish(each, new_hold(each.message_id)) for each in requests])
 
     def hold_again(self, moving: Moving) -> Moving | Blocked:
-        """Hold the same place once more where a window has lost it, and be it too old.
+        """Hold the same time once more where a window has lost it, and be it too old.
 
         Where another message got it there, say so; what is held elsewhere stays so.
         """
         at_ms = to_ms(moving.send_at)
+        wish = _Wish(Request(moving.message_id, moving.terms, at_ms, at_ms), moving.hold)
         held_at_ms: list[int] = []
-        for group in self.groups(moving.terms):
-            found = self.shards.move(
-                group, moving.message_id, hold=moving.hold, asked_ms=at_ms, latest_ms=at_ms
-            )
+        for leg in self.legs(moving.terms):
+            found = self._in_leg(wish, leg, Place(moving.message_id, at_ms), at_ms)
             if isinstance(found, Blocked):
                 return found
             held_at_ms.append(found.held_at_ms)
         return replace(moving, held_at_ms=min(held_at_ms))
 
     def take(self, held: Sequence[tuple[Moving, int]]) -> list[bool]:
-        """Make held places those of their messages, whose old ones are then free.
+        """Make held times the reservations of their messages, whose old ones are then free.
 
-        Each comes with the token that the store gave with the new time, after the place was held.
-        Where a message was moved further since, only the hold goes. False where a window has lost
-        the hold, or holds it for too long: then it is to be held again, or the message to go back.
+        Each comes with the token that the store gave with the new time, after it was held. Where a
+        message was moved further since, only the hold goes. False where a window has lost the
+        hold, or holds it for too long: then it is to be held again, or the message to go back.
         """
-        groups = [self.groups(moving.terms) for moving, _ in held]
+        legs = [self.legs(moving.terms) for moving, _ in held]
         taken = [True] * len(held)
-        # An old place goes when all shards have the new one.
-        several = [place for place, each in enumerate(groups) if len(each) > 1]
+        # An old reservation goes when all shards have the new one.
+        several = [number for number, each in enumerate(legs) if len(each) > 1]
         if several:
-            stand = self.shards.have([(groups[place], held[place][0]) for place in several])
-            for place, stands in zip(several, stand, strict=True):
-                taken[place] = stands
-        left = [place for place, each in enumerate(taken) if each]
-        for level in range(max(map(len, groups), default=0)):
-            some = [place for place in left if len(groups[place]) > level]
-            done = self.shards.take([(groups[place][level], *held[place]) for place in some])
-            for place, is_done in zip(some, done, strict=True):
-                taken[place] = taken[place] and is_done
+            stand = self.shards.have([(legs[number], held[number][0]) for number in several])
+            for number, stands in zip(several, stand, strict=True):
+                taken[number] = stands
+        left = [number for number, each in enumerate(taken) if each]
+        for level in range(max(map(len, legs), default=0)):
+            some = [number for number in left if len(legs[number]) > level]
+            done = self.shards.take([(legs[number][level], *held[number]) for number in some])
+            for number, is_done in zip(some, done, strict=True):
+                taken[number] = taken[number] and is_done
         return taken
 
     def drop(self, *held: Moving) -> None:
-        """Give held places up."""
-        self.shards.drop([(group, each.hold) for each in held for group in self.groups(each.terms)])
-
-    def groups(self, terms: Terms) -> list[Group]:
-        """Return the scopes of ``terms`` by shard, in the order in which they are booked."""
-        return grouped(terms, self._keys)
+        """Give holds up."""
+        self.shards.drop([(leg, each.hold) for each in held for leg in self.legs(each.terms)])
 
     def refusal(
         self, terms: Terms, asked_ms: int, blocked: Blocked, mover: UUID | None = None
     ) -> NoPlace:
         """Return the error that says why a time does not fit, and the next slot.
 
-        The places that ``mover`` has count as free.
+        The reservations of ``mover`` count as free.
         """
-        groups = self.groups(terms)
+        legs = self.legs(terms)
         slot_ms = blocked.until_ms
-        if not blocked.is_slot or len(groups) > 1:
-            slot_ms = self._next_slot(groups, slot_ms, mover)
+        if not blocked.is_slot or len(legs) > 1:
+            slot_ms = self._next_slot(legs, slot_ms, mover)
         if blocked.scope is None or blocked.quota is None:
             return QuietHours(
                 quiet_hours=str(terms.quiet),
@@ -302,94 +257,159 @@ class Windows:
             next_slot=from_ms(slot_ms),
         )
 
-    def _in_all(
-        self,
-        terms: Terms,
-        asked: Place,
-        latest_ms: int,
-        book: Callable[[Group, Place, int], Place | Blocked],
-        undo: Callable[[Place], None],
-        *,
-        mover: UUID | None = None,
-    ) -> Place:
-        """Book the same time in every shard, or nothing in any."""
-        first, *others = self.groups(terms)
-        place, why = asked, None
+    def _held(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
+        try:
+            return self._held_or_refused(wishes)
+        except ReservationsUnavailable:
+            # Only the reply may have been lost. To drop a hold that is not there is harmless.
+            try:
+                self.drop(*(each.moving(Place(each.request.message_id, 0)) for each in wishes))
+            except ReservationsUnavailable as error:
+                _tell_that_reconcile_releases(error)
+            raise
+
+    def _held_or_refused(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
+        near: dict[int, LegRequest] = {}
+        far: set[Scope] = set()
+        for number, wish in enumerate(wishes):
+            terms = wish.request.terms
+            legs = self.legs(terms)
+            if len(legs) == 1 and far.isdisjoint(terms.scopes):
+                near[number] = _leg_request(wish, legs[0])
+            else:
+                far.update(terms.scopes)
+        answers = self.shards.hold([*near.values()]) if near else []
+        found = {
+            number: self._judged(wishes[number], answer)
+            for number, answer in zip(near, answers, strict=True)
+        }
+        for number, wish in enumerate(wishes):
+            if number not in near:
+                found[number] = self._held_alone(wish)
+        return [found[number] for number in range(len(wishes))]
+
+    def _judged(self, wish: _Wish, answer: Place | Blocked) -> Moving | NoPlace:
+        message_id, terms, asked_ms, *_ = wish.request
+        if isinstance(answer, Blocked):
+            return self.refusal(terms, asked_ms, answer, message_id)
+        return wish.moving(answer)
+
+    def _held_alone(self, wish: _Wish) -> Moving | NoPlace:
+        try:
+            return wish.moving(self._in_all(wish))
+        except NoPlace as refused:
+            return refused
+
+    def _in_all(self, wish: _Wish) -> Place:
+        """Book the same time in every leg, or nothing in any."""
+        message_id, terms, asked_ms, latest_ms, _ = wish.request
+        first, *others = legs = self.legs(terms)
+        start_ms, why = asked_ms, None
         for _ in range(_MOST_ROUNDS):
-            # Before a shift, learn why the time asked for does not fit: others may refuse it.
-            found = book(first, place, latest_ms if why or not others else place.at_ms)
+            # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
+            until_ms = latest_ms if why or not others else start_ms
+            found = self._in_leg(wish, first, Place(message_id, start_ms), until_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
-                why, start = found, place._replace(at_ms=found.until_ms)
-                found = book(first, start, latest_ms)
+                why = found
+                found = self._in_leg(wish, first, Place(message_id, found.until_ms), latest_ms)
             if isinstance(found, Blocked):
-                raise self.refusal(terms, asked.at_ms, _first(why, found), mover)
-            blocked = self._in_others(others, asked.message_id, found, book, undo)
+                raise self.refusal(terms, asked_ms, _first(why, found), wish.mover)
+            blocked = self._in_others(wish, others, found)
             if blocked is None:
                 return found
             why = _first(why, blocked)
-            undo(found)
-            start_ms = self._next_slot([first, *others], max(blocked.until_ms, place.at_ms), mover)
+            self._undo(wish, found)
+            start_ms = self._next_slot(legs, max(blocked.until_ms, start_ms), wish.mover)
             if start_ms > latest_ms:
-                raise self.refusal(terms, asked.at_ms, why._replace(until_ms=start_ms), mover)
-            place = place._replace(at_ms=start_ms)
+                raise self.refusal(terms, asked_ms, why._replace(until_ms=start_ms), wish.mover)
         raise ReservationsUnavailable("others were always quicker")
 
-    def _in_others(
-        self,
-        groups: Sequence[Group],
-        message_id: UUID,
-        place: Place,
-        book: Callable[[Group, Place, int], Place | Blocked],
-        undo: Callable[[Place], None],
-    ) -> Blocked | None:
-        """Book in further shards at the time that the first shard answered.
+    def _in_others(self, wish: _Wish, legs: Sequence[Leg], place: Place) -> Blocked | None:
+        """Book further legs at the time that the first one answered.
 
-        ``place`` is the twin's where one with the same key was there first. Return what blocks it,
-        None when all have it.
+        ``place`` is that of a duplicate submit where it booked first. Return what blocks it, None
+        when all legs have it.
         """
-        for group in groups:
+        for leg in legs:
             fault("reserve.between_shards")
             try:
-                found = book(group, place, place.at_ms)
+                found = self._in_leg(wish, leg, place, place.at_ms)
             except ReservationsUnavailable:
-                self._try_to(lambda: undo(place))
+                try:
+                    self._undo(wish, place)
+                except ReservationsUnavailable as error:
+                    _tell_that_reconcile_releases(error)
                 raise
             if isinstance(found, Blocked):
                 return found
             if found.at_ms != place.at_ms:
-                undo(place)  # withdraws only our reliance on a twin's place; the twin keeps it
-                if place.message_id != message_id:
-                    # The first shard has the twin's new time, this one its old one.
+                self._undo(wish, place)  # withdraws our reliance only: a duplicate's booking stays
+                if place.message_id != wish.request.message_id:
+                    # The first shard has the duplicate's new time, this one its old one.
                     raise TwinUnderWay
                 # Our own earlier booking: the first shard has lost it, this one has not.
                 raise ReservationsUnavailable("its places in two shards disagree; try again")
         return None
 
-    def _next_slot(self, groups: Sequence[Group], start_ms: int, mover: UUID | None = None) -> int:
+    def _in_leg(self, wish: _Wish, leg: Leg, place: Place, latest_ms: int) -> Place | Blocked:
+        """Book one leg at the time of ``place``, under its message id, or at the next slot."""
+        asked = _leg_request(wish, leg)._replace(
+            message_id=place.message_id, asked_ms=place.at_ms, latest_ms=latest_ms
+        )
+        if wish.hold:
+            return self.shards.hold([asked])[0]
+        [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
+        if isinstance(found, IdempotencyConflict):
+            raise found
+        return Place(place.message_id, found) if isinstance(found, int) else found
+
+    def _undo(self, wish: _Wish, place: Place) -> None:
+        """Release what the legs have. Raises TwinUnderWay where a duplicate submit relies on it."""
+        request = wish.request
+        if wish.hold:
+            held = wish.moving(place)
+            wish.hold = new_hold(request.message_id)  # a late copy of this call drops no later one
+            self.drop(held)
+        elif not wish.is_stored:
+            at = from_ms(place.at_ms)
+            booking = Booking(place.message_id, request.terms, at, request.submit)
+            if not self.withdraw(booking):
+                raise TwinUnderWay
+
+    def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: UUID | None = None) -> int:
         for _ in range(_MOST_ROUNDS):
             before_ms = start_ms
-            for group in groups:
-                start_ms = self.shards.slot(group, start_ms, mover)
-            if start_ms == before_ms or len(groups) == 1:
+            for leg in legs:
+                start_ms = self.shards.slot(leg, start_ms, mover)
+            if start_ms == before_ms or len(legs) == 1:
                 return start_ms
-        raise ReservationsUnavailable("no slot was found in a bounded search")
+        raise ReservationsUnavailable(ENDLESS)
 
-    def is_spread(self, terms: Terms) -> bool:
-        """Tell whether these scopes lie in several shards."""
-        return len(terms.scopes) > 1 and len(self.groups(terms)) > 1
 
-    def home_of(self, terms: Terms) -> ShardKeys:
-        """Return the shard in which a message is booked first: that of its own scope."""
-        return own_shard(terms, self._keys)
+def _request(
+    message_id: UUID,
+    terms: Terms,
+    send_at: datetime,
+    latest: datetime | None,
+    submit: Submit | None = None,
+) -> Request:
+    asked_ms = to_ms(send_at)
+    latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
+    return Request(message_id, terms, asked_ms, latest_ms, submit)
 
-    @staticmethod
-    def _try_to(undo: Callable[[], None]) -> None:
-        try:
-            undo()
-        except ReservationsUnavailable as error:
-            log.warning("a place is freed later: %s", error)
+
+def _leg_request(wish: _Wish, leg: Leg) -> LegRequest:
+    message_id, terms, asked_ms, latest_ms, submit = wish.request
+    is_first = leg.scopes[0] == terms.scopes[0]
+    return LegRequest(
+        leg, message_id, asked_ms, latest_ms, submit if is_first else None, wish.hold, wish.beside
+    )
 
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:
     """Return the first reason with the latest knowledge of when it ends."""
     return found if why is None else why._replace(until_ms=found.until_ms, is_slot=False)
+
+
+def _tell_that_reconcile_releases(error: ReservationsUnavailable) -> None:
+    log.warning("could not release a reservation; reconcile will release it: %s", error)

@@ -8,15 +8,14 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, insert, select, update
+from sqlalchemy import Connection, Row, insert, select
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.message import Message, Status
-from dispatcher.store import copied
-from dispatcher.store.copied import Addition
+from dispatcher.message import Message
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now
-from dispatcher.store.messages import to_message, to_row
+from dispatcher.store.engines.errors import translated
+from dispatcher.store.messages import cancellation, having_key
+from dispatcher.store.rows import WRITTEN, Addition, to_message, to_row, to_values
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ class BulkMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._copies = database.url.get_backend_name() == "postgresql"
 
     def add(self, additions: Iterable[Addition]) -> bool | None:
         """Store all of these messages or none; tell whether they are stored.
@@ -38,10 +36,11 @@ class BulkMessages:
         where the line broke and nobody knows. Adding them one by one then finds out about each.
         """
         try:
-            if self._copies:
-                self._copy(additions)
+            every = list(additions)  # the work may be run again
+            if self._database.backend.copies:
+                self._copy(every)
             else:
-                self._insert(additions)
+                self._insert(every)
         except StoreUnavailable as error:
             log.warning("a batch was not stored together: %s", error)
             return False if error.refused else None
@@ -58,33 +57,25 @@ class BulkMessages:
         for start in range(0, len(message_ids), _ROWS_AT_ONCE):
             some = message_ids[start : start + _ROWS_AT_ONCE]
             these = self._database.one_of(messages.c.id, some)
-            if len(self._read(select(messages.c.id).where(these, tables.is_message))) < len(
-                set(some)
-            ):
+            there = self._database.read(select(messages.c.id).where(these, tables.is_message))
+            if len(there) < len(set(some)):
                 return False
         return True
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         """Return the messages that have one of these idempotency keys, with their fingerprints."""
-        tables = self._tables
-        messages = tables.messages
-        if not keys:
-            return {}
-        query = select(*tables.message_columns, messages.c.fingerprint)
         rows: list[Row[Any]] = []
         for start in range(0, len(keys), _ROWS_AT_ONCE):
-            some = messages.c.idempotency_key.in_(keys[start : start + _ROWS_AT_ONCE])
-            rows += self._read(query.where(some))
+            some = keys[start : start + _ROWS_AT_ONCE]
+            rows += self._database.read(having_key(self._tables, some))
         return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
 
     def these(self, message_ids: Sequence[UUID]) -> list[Message]:
         """Return those of these messages that are stored."""
         tables = self._tables
-        messages = tables.messages
-        query = select(*tables.message_columns).where(
-            self._database.one_of(messages.c.id, message_ids), tables.is_message
-        )
-        return [to_message(row) for row in self._read(query)]
+        these = self._database.one_of(tables.messages.c.id, message_ids)
+        query = select(*tables.message_columns).where(these, tables.is_message)
+        return [to_message(row) for row in self._database.read(query)]
 
     def cancel(
         self, message_ids: Sequence[UUID], *, because: str | None = None
@@ -94,32 +85,19 @@ class BulkMessages:
         ``because`` becomes their ``last_error``.
         """
         tables = self._tables
-        messages = tables.messages
-        these = self._database.one_of(messages.c.id, message_ids)
-        statement = (
-            update(messages)
-            .where(these, tables.has_status(Status.SCHEDULED))
-            .values(
-                status=Status.CANCELLED.value,
-                finished_at=database_now(),
-                last_error=messages.c.last_error if because is None else because,
-            )
-        )
+        these = self._database.one_of(tables.messages.c.id, message_ids)
+        change = cancellation(tables, these, because=because)
         query = select(*tables.message_columns).where(these, tables.is_message)
+        return {row.id: to_message(row) for row in self._database.change(change, query)}
 
-        def work(connection: Connection) -> Sequence[Row[Any]]:
-            connection.execute(statement)
-            return connection.execute(query).all()
+    def _copy(self, additions: Sequence[Addition]) -> None:
+        database = self._database
+        rows = map(to_values, additions)
+        with translated(), database.engine.connect() as connection:
+            database.backend.copy(connection, self._tables.messages, WRITTEN, rows)
 
-        return {row.id: to_message(row) for row in self._database.run(work)}
-
-    def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        return self._database.run(lambda connection: connection.execute(query).all())
-
-    def _insert(self, additions: Iterable[Addition]) -> None:
-        messages = self._tables.messages
-        statement = insert(messages)
-        every = list(additions)  # the work may be run again
+    def _insert(self, additions: Sequence[Addition]) -> None:
+        statement = insert(self._tables.messages)
 
         def work(connection: Connection) -> None:
             rows = (
@@ -129,15 +107,9 @@ class BulkMessages:
                     fingerprint=each.fingerprint,
                     status_url=each.status_url,
                 )
-                for each in every
+                for each in additions
             )
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 connection.execute(statement, some)
 
         self._database.transact(work)
-
-    def _copy(self, additions: Iterable[Addition]) -> None:
-        messages = self._tables.messages
-        from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
-
-        postgres.copy(self._database.engine, messages, copied.COLUMNS, copied.parts(additions))

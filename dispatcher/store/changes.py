@@ -1,7 +1,7 @@
 """What is written into rows that are guarded by a token, for one of them or for many at once.
 
-PostgreSQL takes many rows as arrays in one statement, which is planned and run once; SQLite runs
-the statement for each.
+Where the database takes arrays, many rows are changed by one statement, which is planned and run
+once; elsewhere the statement is run for each.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
-    column,
     delete,
     exists,
-    func,
     literal,
     null,
     or_,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.message import Outcome, Status
-from dispatcher.store.columns import id_type
-from dispatcher.store.instants import Instant, Length, database_now, later
-from dispatcher.store.schema import Tables
+from dispatcher.store.database import Database
+from dispatcher.store.engines import StoreEngine
+from dispatcher.store.engines.types import Instant, Length, database_now, id_type, later
 
-Row = dict[str, Any]
-_Given = Callable[[str], ColumnElement[Any]]
+GivenRow = dict[str, Any]
+Given = Callable[[str], ColumnElement[Any]]
 
 _TYPES: dict[str, TypeEngine[Any]] = {
     "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
@@ -57,13 +54,17 @@ _NOW = database_now()
 class Change:
     """A guarded statement; ``names`` are what each row gives, ``id`` and ``token`` first."""
 
-    def __init__(self, make: Callable[[_Given], Update | Delete], *names: str) -> None:
+    def __init__(
+        self, backend: StoreEngine, make: Callable[[Given], Update | Delete], *names: str
+    ) -> None:
         self._names = ("id", "token", *names)
         self.make = make
         self._one = make(lambda name: bindparam(f"given_{name}", type_=_TYPES[name]))
-        self._many = make(_from_arrays(self._names))
+        self._many = None
+        if backend.takes_arrays:
+            self._many = make(_given_as_arrays(backend, self._names))
 
-    def run(self, connection: Connection, rows: Sequence[Row]) -> None:
+    def run(self, connection: Connection, rows: Sequence[GivenRow]) -> None:
         """Change what these rows name, as far as it is still theirs.
 
         In a transaction where there are several, or SQLite writes each of them to its disk.
@@ -71,30 +72,29 @@ class Change:
         if not rows:
             return
         ones = [{name: row[name] for name in self._names} for row in rows]
-        if connection.dialect.name == "postgresql" and len(ones) > 1:
+        if self._many is not None and len(ones) > 1:
             connection.execute(self._many, arrays(ones))
         else:
             given = [{f"given_{name}": value for name, value in one.items()} for one in ones]
             connection.execute(self._one, given)
 
 
-def arrays(rows: Sequence[Row]) -> dict[str, list[Any]]:
+def arrays(rows: Sequence[GivenRow]) -> dict[str, list[Any]]:
     """Return rows as the arrays that a statement for many is given; at least one row."""
     return {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
 
 
-def _from_arrays(names: Sequence[str]) -> _Given:
-    columns = [column(name, _TYPES[name]) for name in names]
-    given = [bindparam(f"given_{name}", type_=ARRAY(_TYPES[name])) for name in names]
-    table = func.unnest(*given).table_valued(*columns, name="given").render_derived()
+def _given_as_arrays(backend: StoreEngine, names: Sequence[str]) -> Given:
+    table = backend.rows_from({name: _TYPES[name] for name in names})
     return lambda name: table.c[name]
 
 
 class Changes:
     """The guarded statements, by the names of one database's tables."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self, database: Database) -> None:
+        self._backend = database.backend
+        self._tables = tables = database.tables
         # Nobody knows its outcome yet: it is under way, or held until its worker or a person tells.
         self._open = tables.has_status(Status.SENDING, Status.HELD)
 
@@ -106,7 +106,7 @@ class Changes:
         attempt has failed or is under way. That one is to be ``overtaken`` before.
         """
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: self._sent(
                 messages.c.id == given("id"), messages.c.claim_token >= given("token")
             )
@@ -120,7 +120,7 @@ class Changes:
         claim, as it would after a rescue.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
-        return Change(
+        return self._change(
             lambda given: (
                 update(attempts)
                 .where(*self._attempt(given), attempts.c.finished_at.is_(None))
@@ -137,7 +137,7 @@ class Changes:
     def failed(self) -> Change:
         """It will not be tried again."""
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), self._open)
@@ -155,7 +155,7 @@ class Changes:
     def again(self) -> Change:
         """It will be tried again after a wait, in seconds from now."""
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), self._open)
@@ -176,7 +176,7 @@ class Changes:
     def untold(self) -> Change:
         """Its transport cannot tell what came of it: a person decides."""
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), self._open)
@@ -194,7 +194,7 @@ class Changes:
     def expired(self) -> Change:
         """Its next try would come after its expiry."""
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(
@@ -213,7 +213,7 @@ class Changes:
         Where the sweep is to look only after it is due, whoever puts it back gives it to Celery.
         """
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), self._open)
@@ -236,7 +236,7 @@ class Changes:
     def not_begun(self) -> Change:
         """Its worker died before it began to send it: due as it was, and no attempt counts."""
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), self._open)
@@ -267,7 +267,7 @@ class Changes:
             )
             .exists()
         )
-        return Change(
+        return self._change(
             lambda given: delete(attempts).where(
                 *self._attempt(given), or_(attempts.c.finished_at.is_(None), was_held)
             )
@@ -287,7 +287,7 @@ class Changes:
             )
             .exists(),
         )
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), is_overtaken)
@@ -299,7 +299,7 @@ class Changes:
     def undone_overtaken(self) -> Change:
         """The attempt that was ``uncounted`` did not happen."""
         attempts = self._tables.attempts
-        return Change(
+        return self._change(
             lambda given: delete(attempts).where(
                 *self._attempt(given), attempts.c.outcome == Outcome.UNKNOWN.value
             )
@@ -309,7 +309,7 @@ class Changes:
     def outcome(self) -> Change:
         """What came of an attempt."""
         attempts = self._tables.attempts
-        return Change(
+        return self._change(
             lambda given: (
                 update(attempts)
                 .where(
@@ -335,7 +335,7 @@ class Changes:
     def renewed(self) -> Change:
         """Its hand-over lasts: the claim holds for longer, in seconds from now."""
         messages = self._tables.messages
-        return Change(
+        return self._change(
             lambda given: (
                 update(messages)
                 .where(*self._ours(given), self._tables.has_status(Status.SENDING))
@@ -349,7 +349,7 @@ class Changes:
 
         Only for claims that are the last ones, and open; it returns the ids of the other messages.
         """
-        given = _from_arrays(("id", "token", "receipt"))
+        given = _given_as_arrays(self._backend, ("id", "token", "receipt"))
         said: dict[str, ColumnElement[Any]] = {
             "outcome": literal(Outcome.SENT.value), "error": null()
         }  # fmt: skip
@@ -366,16 +366,19 @@ class Changes:
 
         It returns the ids of the messages to which ``snoozed`` does not apply.
         """
-        given = _from_arrays(("id", "token", "wait", "enqueue"))
+        given = _given_as_arrays(self._backend, ("id", "token", "wait", "enqueue"))
         snoozed = cast("Update", self.snoozed.make(given))
         done = snoozed.returning(self._tables.messages.c.id).cte("done")
         return _others(given, done).add_cte(self.undone_attempt.make(given).cte("undone"))
 
-    def _ours(self, given: _Given) -> tuple[ColumnElement[bool], ...]:
+    def _change(self, make: Callable[[Given], Update | Delete], *names: str) -> Change:
+        return Change(self._backend, make, *names)
+
+    def _ours(self, given: Given) -> tuple[ColumnElement[bool], ...]:
         messages = self._tables.messages
         return messages.c.id == given("id"), messages.c.claim_token == given("token")
 
-    def _attempt(self, given: _Given) -> tuple[ColumnElement[bool], ...]:
+    def _attempt(self, given: Given) -> tuple[ColumnElement[bool], ...]:
         attempts = self._tables.attempts
         return attempts.c.message_id == given("id"), attempts.c.token == given("token")
 
@@ -390,5 +393,5 @@ def _not_before(due_at: ColumnElement[Any], wait: ColumnElement[Any]) -> ColumnE
     return case((due_at > later(_NOW, wait), due_at), else_=later(_NOW, wait))
 
 
-def _others(given: _Given, done: CTE) -> Select[Any]:
+def _others(given: Given, done: CTE) -> Select[Any]:
     return select(given("id")).where(~exists().where(done.c.id == given("id")))

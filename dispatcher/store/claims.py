@@ -1,25 +1,49 @@
-"""What those who deliver need: claim, record, put back."""
+"""Claims: take messages to deliver them, record what came of it, put back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Connection, and_, select, update
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    Executable,
+    Float,
+    Select,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Changes, Row, arrays
-from dispatcher.store.chosen import change_chosen
-from dispatcher.store.claiming import Claiming, at_once
+from dispatcher.store.changes import Changes, GivenRow, arrays
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now
-from dispatcher.store.messages import to_message
+from dispatcher.store.engines import Unanswered
+from dispatcher.store.engines.types import database_now, id_type, later
+from dispatcher.store.rows import to_message
+from dispatcher.store.schema import Tables
 from dispatcher.store.suppressions import REASON
 
+log = logging.getLogger(__name__)
+
 _NO_WAIT = timedelta(0)
+_NOW = database_now()
+_BEGUN = ["message_id", "token", "started_at"]
 _SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
     list(Message.__dataclass_fields__).index(name)
     for name in ("send_at", "next_attempt_at", "expires_at")
@@ -93,13 +117,15 @@ class Claims:
         tables = database.tables
         self._database = database
         self._tables = tables
-        self._changes = Changes(tables)
+        self._changes = Changes(database)
         self._ttl = ttl
         wanted = ~tables.is_suppressed
         self._takes = wanted if leaves is None else and_(wanted, ~leaves)
-        self._claim_at_once = database.straight(at_once(tables, self._takes))
-        self._sent_at_once = database.straight(self._changes.sent_at_once())
-        self._snoozed_at_once = database.straight(self._changes.snoozed_at_once())
+        self._claim_at_once = self._sent_at_once = self._snoozed_at_once = _Quickly(database, None)
+        if database.backend.takes_arrays:
+            self._claim_at_once = _Quickly(database, claim_at_once(tables, self._takes))
+            self._sent_at_once = _Quickly(database, self._changes.sent_at_once())
+            self._snoozed_at_once = _Quickly(database, self._changes.snoozed_at_once())
 
     def claim(
         self,
@@ -114,12 +140,15 @@ class Claims:
         is written with the claim, so that one which kills its process counts. By ``mark``, one of
         its own by default, the store knows this claim again.
         """
-        claiming = Claiming(
-            self._tables, message_ids, ahead=ahead, ttl=self._ttl, takes=self._takes, mark=mark
-        )
-        rows: Sequence[Any] | None = self._claim_at_once(claiming.values)
+        values: dict[str, Any] = {
+            "ids": list(message_ids),
+            "mark": mark or uuid4(),
+            "ahead": ahead.total_seconds(),
+            "ttl": self._ttl.total_seconds(),
+        }
+        rows: Sequence[Any] | None = self._claim_at_once(values)
         if rows is None:
-            rows = self._database.transact(claiming.step_by_step)
+            rows = self._database.transact(partial(self._claim_step_by_step, **values))
         return [
             Claim(
                 to_message(row),
@@ -142,11 +171,8 @@ class Claims:
             tables.has_status(Status.SENDING),
         )
 
-        def work(connection: Connection) -> Sequence[Any]:
-            self._changes.renewed.run(connection, rows)
-            return connection.execute(query).all()
-
-        held = self._database.transact(work)
+        change = partial(self._changes.renewed.run, rows=rows)
+        held = self._database.change(change, query, together=True)
         return {row.id for row in held if row.claim_token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
@@ -166,7 +192,7 @@ class Claims:
             is_late.label("is_late"),
             tables.is_suppressed.label("is_suppressed"),
         ).where(*these)
-        rows = self._database.run(lambda connection: connection.execute(read).all())
+        rows = self._database.read(read)
         unwanted = [row.id for row in rows if row.is_suppressed]
         late = [row.id for row in rows if row.is_late and not row.is_suppressed]
         return Unclaimed(
@@ -200,7 +226,7 @@ class Claims:
             .where(tables.has_status(Status.SCHEDULED), reason)
             .values(finished_at=database_now(), **values)
         )
-        rows = change_chosen(self._database, these, end, messages.c.id, messages.c.channel)
+        rows = self._database.update_returning(these, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
@@ -219,7 +245,7 @@ class Claims:
             )
             .values(enqueue_at=messages.c.next_attempt_at)
         )
-        self._database.run(lambda connection: connection.execute(statement))
+        self._database.execute(statement)
 
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
@@ -297,6 +323,33 @@ class Claims:
 
         self._database.transact(work)
 
+    def _claim_step_by_step(
+        self, connection: Connection, *, ids: list[UUID], mark: UUID, ahead: float, ttl: float
+    ) -> Sequence[Any]:
+        """Claim in the transaction of this connection; also return what was claimed before.
+
+        By the mark it knows what it took, so that it may be run again.
+        """
+        tables = self._tables
+        messages, attempts = tables.messages, tables.attempts
+        these = messages.c.id.in_(ids)
+        found = _wanted(tables, and_(these, self._takes), ahead)
+        wanted = self._database.backend.ids_found(connection, found)
+        connection.execute(_take(tables, mark, ttl).where(messages.c.id.in_(wanted)))
+        mine = and_(these, messages.c.claimed_by == mark)
+        is_begun = select(literal(1)).where(
+            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
+        )
+        columns = (messages.c.id, messages.c.claim_token, _starts_at(messages.c.next_attempt_at))
+        begin = select(*columns).where(mine, ~is_begun.exists())
+        connection.execute(insert(attempts).from_select(_BEGUN, begin))
+        read = (
+            select(*tables.message_columns, messages.c.claim_token, _NOW.label("now"))
+            .where(mine)
+            .order_by(messages.c.next_attempt_at, messages.c.id)
+        )
+        return connection.execute(read).all()
+
     def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
         """Return those of which ``EXPIRED`` will end."""
         tables = self._tables
@@ -314,8 +367,8 @@ class Claims:
         return {row.id for row in rows if row.claim_token == tokens[row.id]}
 
     def _last_claims(
-        self, connection: Connection, rows: Sequence[Row], status: Status
-    ) -> list[Row]:
+        self, connection: Connection, rows: Sequence[GivenRow], status: Status
+    ) -> list[GivenRow]:
         """Lock those of the messages that have this status; return their last claims."""
         tables = self._tables
         messages = tables.messages
@@ -337,10 +390,95 @@ def _seconds_until(instant: datetime | None, now: datetime) -> float | None:
     return (instant - now).total_seconds() if instant else None
 
 
-def _key(claim: Claim) -> Row:
+def _key(claim: Claim) -> GivenRow:
     return {"id": claim.message.id, "token": claim.token}
 
 
-def _waits(wait: timedelta | None, enqueue_in: timedelta) -> Row:
+def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
     seconds = wait.total_seconds() if wait else 0.0
     return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
+
+
+class _Quickly:
+    """A statement for many rows that goes past SQLAlchemy, if the database has a way to do so."""
+
+    def __init__(self, database: Database, statement: Executable | None) -> None:
+        self._run = None
+        if statement is not None:
+            self._run = database.backend.direct(database.engine, statement)
+
+    def __call__(self, values: Mapping[str, Any]) -> list[Any] | None:
+        """Return the rows; None where the ordinary way is to be taken.
+
+        What it was to do may then be done, or not. Raises StoreUnavailable where the server waited
+        for too long.
+        """
+        if self._run is None:
+            return None
+        try:
+            return self._run(values)
+        except Unanswered as fault:
+            if not fault.perhaps_done:
+                log.warning("a statement is asked again in the ordinary way")
+            return None
+
+
+def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
+    """Return the statement that takes messages, begins their attempts and returns them.
+
+    It takes none but those for which ``takes`` holds.
+    """
+    messages, attempts = tables.messages, tables.attempts
+    these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
+    wanted = _wanted(tables, and_(these, takes), bindparam("ahead", type_=Float())).cte("wanted")
+    take = _take(tables, bindparam("mark", type_=id_type()), bindparam("ttl", type_=Float()))
+    taken = (
+        take.where(messages.c.id == wanted.c.id)
+        .returning(*tables.message_columns, messages.c.claim_token)
+        .cte("taken")
+    )
+    columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
+    begun = insert(attempts).from_select(_BEGUN, select(*columns)).cte("begun")
+    # The later the clock is read, the less a message that is not due yet waits in vain.
+    return (
+        select(*taken.c, func.clock_timestamp().label("now"))
+        .order_by(taken.c.next_attempt_at, taken.c.id)
+        .add_cte(begun)
+    )
+
+
+def _wanted(
+    tables: Tables, these: ColumnElement[bool], ahead: ColumnElement[float] | float
+) -> Select[Any]:
+    messages = tables.messages
+    return (
+        select(messages.c.id)
+        .where(
+            these,
+            tables.has_status(Status.SCHEDULED),
+            messages.c.next_attempt_at <= later(_NOW, ahead),
+            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
+        )
+        .order_by(messages.c.id)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _take(tables: Tables, mark: Any, ttl: ColumnElement[float] | float) -> Update:
+    messages = tables.messages
+    return (
+        update(messages)
+        .where(tables.has_status(Status.SCHEDULED))
+        .values(
+            status=Status.SENDING.value,
+            claim_token=messages.c.claim_token + 1,
+            attempt_count=messages.c.attempt_count + 1,
+            claimed_by=mark,
+            claim_expires_at=later(_NOW, ttl),
+        )
+    )
+
+
+def _starts_at(due_at: ColumnElement[Any]) -> ColumnElement[Any]:
+    """No attempt begins before its message is due, though it was claimed a moment earlier."""
+    return case((due_at > _NOW, due_at), else_=_NOW)

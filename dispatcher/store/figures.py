@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 
 from dispatcher.message import Status
 from dispatcher.scope import NOBODY
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now, later, minute_of
+from dispatcher.store.engines.types import database_now, later, minute_of
 from dispatcher.store.listing import is_plainly, overdue_since
 
 MOST_COUNTED = 1_000_000
@@ -93,11 +93,11 @@ class Figures:
             query = select(some.c.channel, some.c.status, func.count()).group_by(
                 some.c.channel, some.c.status
             )
-            rows = self._read(query)
+            rows = self._database.read(query)
             complete = complete and sum(many for *_, many in rows) <= MOST_COUNTED
             for channel, status, many in rows:
                 found.setdefault(channel, Counter())[Status(status)] += many
-        [(now,)] = self._read(select(database_now()))
+        [(now,)] = self._database.read(select(database_now()))
         by_channel = {name: dict(found[name]) for name in sorted(found)}
         return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
 
@@ -109,21 +109,21 @@ class Figures:
             *overdue_since(self._tables, self._late, self._put_off),
         )
         counted = select(func.count(), func.min(messages.c.next_attempt_at), database_now())
-        [(many, first, now)] = self._read(counted.where(*where))
+        [(many, first, now)] = self._database.read(counted.where(*where))
         if not many:
             return OverdueFigure(many=0, oldest=None, longest=timedelta(0))
         oldest = select(messages.c.id).where(*where, messages.c.next_attempt_at <= first).limit(1)
-        rows = self._read(oldest)
+        rows = self._database.read(oldest)
         return OverdueFigure(many=many, oldest=rows[0].id if rows else None, longest=now - first)
 
     def load(self) -> Load:
         """Count what is due in each minute of the next hour."""
         messages = self._tables.messages
-        [(start,)] = self._read(select(minute_of(database_now())))
+        [(start,)] = self._database.read(select(minute_of(database_now())))
         due = self._due(start, start + timedelta(minutes=_MINUTES), messages.c.next_attempt_at)
         minute = minute_of(due.c.next_attempt_at)
         counted: dict[datetime, int] = dict(
-            tuple(row) for row in self._read(select(minute, func.count()).group_by(minute))
+            tuple(row) for row in self._database.read(select(minute, func.count()).group_by(minute))
         )
         at = (start + timedelta(minutes=number) for number in range(_MINUTES))
         minutes = tuple(counted.get(each, 0) for each in at)
@@ -132,7 +132,7 @@ class Figures:
     def busiest(self, of: Of, *, within: timedelta, at_most: int) -> tuple[list[Busy], bool]:
         """Return those with most messages due ``within`` from now; whether all were counted."""
         messages = self._tables.messages
-        [(now,)] = self._read(select(database_now()))
+        [(now,)] = self._database.read(select(database_now()))
         column = messages.c[of]
         due = self._due(None, now + within, column, messages.c.next_attempt_at)
         many = func.count().label("many")
@@ -143,8 +143,8 @@ class Figures:
             .order_by(many.desc(), due.c[of])
             .limit(at_most)
         )
-        rows = self._read(query)
-        [(total,)] = self._read(select(func.count()).select_from(due))
+        rows = self._database.read(query)
+        [(total,)] = self._database.read(select(func.count()).select_from(due))
         busy = [Busy(name=name, messages=count, next_at=at) for name, count, at in rows]
         return busy, total <= MOST_COUNTED
 
@@ -159,6 +159,3 @@ class Figures:
         if start is not None:
             query = query.where(messages.c.next_attempt_at >= start)
         return query.order_by(messages.c.enqueue_at).limit(MOST_COUNTED + 1).subquery()
-
-    def _read(self, query: Select[*tuple[Any, ...]]) -> Any:
-        return self._database.run(lambda connection: connection.execute(query).all())

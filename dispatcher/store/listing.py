@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Table, and_, bindparam, func, select
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.scope import of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now, later
-from dispatcher.store.messages import to_attempt, to_message
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.rows import to_attempt, to_message
 from dispatcher.store.schema import Tables
 from dispatcher.times.send_time import from_ms
 
@@ -100,7 +100,7 @@ class Listing:
                 .join(first, first.c.id == messages.c.id)
                 .order_by(_order(messages.c.id, oldest_first=oldest_first))
             )
-            found = [to_message(row) for row in self._read(query)]
+            found = [to_message(row) for row in self._database.read(query)]
             yield found
             if len(found) == size:
                 place = found[-1].id
@@ -124,12 +124,12 @@ class Listing:
         where = self._conditions(wanted)
         counted = select(func.count()).select_from(messages)
         if _is_found_by_index(wanted):
-            return int(self._read(counted.where(*where))[0][0])
+            return int(self._database.read(counted.where(*where))[0][0])
         total, place = 0, wanted.made_after
         while True:
             end = self._edge(place, None, None, oldest_first=True, many=_COUNTED)
             stretch = _between(place, end, by=messages.c.id, oldest_first=True)
-            total += int(self._read(counted.where(*where, *stretch))[0][0])
+            total += int(self._database.read(counted.where(*where, *stretch))[0][0])
             if end is None:
                 return total
             place = end
@@ -149,7 +149,7 @@ class Listing:
         tried = (
             select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
         )
-        rows = self._read(query)
+        rows = self._database.read(query)
         if not rows:
             raise MessageNotFound(message_id)
         [row] = rows
@@ -157,7 +157,7 @@ class Listing:
             to_message(row),
             row.enqueue_at,
             row.claim_expires_at,
-            [to_attempt(each) for each in self._read(tried)],
+            [to_attempt(each) for each in self._database.read(tried)],
             row.status_url,
             None if row.told is None else Status(row.told),
         )
@@ -184,7 +184,7 @@ class Listing:
             query = query.where(messages.c.id < before)
         if made_after is not None:
             query = query.where(messages.c.id > made_after)
-        rows = self._read(query)
+        rows = self._database.read(query)
         return rows[0].id if rows else None
 
     def _conditions(self, wanted: Selection) -> list[ColumnElement[bool]]:
@@ -213,7 +213,7 @@ class Listing:
         if status is not None:
             where.append(is_plainly(tables, status))
         # Said twice, so that the index of claims is found: what is being sent has one, and what is
-        # held has none, by which MariaDB and MySQL find it.
+        # held has none, by which MariaDB finds it.
         if wanted.status is Status.SENDING:
             where.append(messages.c.claim_expires_at > from_ms(0))
         if wanted.status is Status.HELD:
@@ -221,9 +221,6 @@ class Listing:
         if wanted.overdue:
             where += overdue_since(tables, self._late, self._put_off)
         return where
-
-    def _read(self, query: Select[Any]) -> Any:
-        return self._database.run(lambda connection: connection.execute(query).all())
 
 
 def is_plainly(tables: Tables, status: Status) -> ColumnElement[bool]:

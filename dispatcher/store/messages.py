@@ -1,20 +1,20 @@
-"""What those who submit need: add, read, cancel."""
+"""Messages by id and by idempotency key: add, read, change, cancel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Engine,
-    Insert,
     Row,
     Select,
     Update,
+    bindparam,
     case,
     select,
     update,
@@ -23,42 +23,28 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable, Suppressed
-from dispatcher.message import Attempt, Body, Message, Outcome, Status, dump_json
+from dispatcher.message import Attempt, Body, Message, Status, dump_json
 from dispatcher.store.changes import Change
-from dispatcher.store.database import (
-    Database,
-    Unanswered,
-    cause,
-    is_disconnect,
-    unavailable,
-    worth_another_try,
+from dispatcher.store.database import Database
+from dispatcher.store.engines import Unanswered
+from dispatcher.store.engines.errors import cause, is_disconnect, unavailable, worth_another_try
+from dispatcher.store.engines.types import database_now
+from dispatcher.store.orphans import GivenUp
+from dispatcher.store.rows import (
+    WRITTEN,
+    Addition,
+    Movable,
+    movable_columns,
+    to_attempt,
+    to_message,
+    to_movable,
+    to_row,
+    to_values,
 )
-from dispatcher.store.given_up import GivenUp
-from dispatcher.store.instants import database_now, to_length_ms
-from dispatcher.store.once import insert_if_wanted, unless_there
 from dispatcher.store.schema import VOID, Tables
 from dispatcher.store.suppressions import is_suppressed
 
-_WRITTEN = (
-    "id", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at", "enqueue_at",
-    "expires_at", "status", "attempt_count", "max_attempts", "claim_token", "reserved",
-    "idempotency_key", "fingerprint", "created_at", "scopes", "zone", "quiet_hours", "on_unknown",
-    "expire_after", "asked_at", "trace", "status_url", "told", "enqueued_at",
-)  # fmt: skip
-"""The columns of a new message, in the order of the table, in which they are written."""
 _ADD_TRIES = 3
-
-
-class Movable(NamedTuple):
-    """A message, and what its move is guarded by.
-
-    ``token`` rises whenever its time changes, or moves are barred. It was read at ``read_at``, by
-    the database's clock.
-    """
-
-    message: Message
-    token: int
-    read_at: datetime
 
 
 class NewTime(NamedTuple):
@@ -83,11 +69,16 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._moved = moved(database.tables)
-        self._is_postgres = database.url.get_backend_name() == "postgresql"
-        insert = insert_if_wanted(database.tables, database.engine.dialect.name, _WRITTEN)
-        self._insert = insert.execution_options(preserve_rowcount=True)
-        self._written = _written(insert, database.engine) if self._is_postgres else b""
+        self._moved = moved(database)
+        messages = database.tables.messages
+        self._given = [f"new_{name}" for name in WRITTEN]
+        given = {name: bindparam(f"new_{name}", type_=messages.c[name].type) for name in WRITTEN}
+        wanted = ~database.tables.suppressed(given["recipient"], given["channel"])
+        row = select(*given.values()).where(wanted)
+        self._insert = database.backend.insert_if_absent(messages, WRITTEN, row)
+        self._insert_directly = database.backend.direct(
+            database.engine, self._insert.returning(messages.c.id)
+        )
 
     def add(
         self,
@@ -109,10 +100,11 @@ class Messages:
         that cannot be found out.
         """
         unknown = False
-        if self._is_postgres:
+        if self._insert_directly is not None:
+            text = dump_json(message.body) if body_json is None else body_json
+            values = to_values(Addition(message, enqueue_at, fingerprint, text, status_url))
             try:
-                text = dump_json(message.body) if body_json is None else body_json
-                if self._insert_quickly(message, enqueue_at, fingerprint, text, status_url):
+                if self._insert_directly(dict(zip(self._given, values, strict=True))):
                     return message
             except Unanswered as fault:
                 unknown = fault.perhaps_done
@@ -140,25 +132,13 @@ class Messages:
 
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
-        tables = self._tables
-        messages = tables.messages
-        query = select(*tables.message_columns).where(
-            messages.c.id == message_id, tables.is_message
-        )
-        row = self._database.run(lambda connection: connection.execute(query).one_or_none())
-        if row is None:
-            raise MessageNotFound(message_id)
-        return to_message(row)
+        return _only(message_id, self._database.read(message_of(self._tables, message_id)))
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, and its fingerprint."""
-        tables = self._tables
-        messages = tables.messages
-        query = select(*tables.message_columns, messages.c.fingerprint).where(
-            messages.c.idempotency_key == idempotency_key
-        )
-        row = self._database.run(lambda connection: connection.execute(query).one_or_none())
-        return (to_message(row), row.fingerprint) if row is not None else None
+        for row in self._database.read(having_key(self._tables, [idempotency_key])):
+            return to_message(row), row.fingerprint
+        return None
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the tries of a message, first one first."""
@@ -166,8 +146,7 @@ class Messages:
         query = (
             select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
         )
-        rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [to_attempt(row) for row in rows]
+        return [to_attempt(row) for row in self._database.read(query)]
 
     def movable(self, message_id: UUID) -> Movable:
         """Return a message with what its move is to be guarded by. Raises MessageNotFound."""
@@ -178,8 +157,7 @@ class Messages:
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
         """Return those of these messages that are stored, as :meth:`movable` does."""
-        query = self._movables(message_ids)
-        rows = self._database.run(lambda connection: connection.execute(query).all())
+        rows = self._database.read(self._movables(message_ids))
         return {row.id: to_movable(row) for row in rows}
 
     def cancelled(self, message_ids: Sequence[UUID]) -> list[Message]:
@@ -187,22 +165,15 @@ class Messages:
         tables = self._tables
         these = self._database.one_of(tables.messages.c.id, message_ids)
         query = select(*tables.message_columns).where(these, tables.has_status(Status.CANCELLED))
-        rows = self._database.run(lambda connection: connection.execute(query).all())
-        return [to_message(row) for row in rows]
+        return [to_message(row) for row in self._database.read(query)]
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a message if it is still scheduled; return it as it now stands.
 
         Raises MessageNotFound. The caller reads from the status whether it is cancelled.
         """
-        tables = self._tables
-        messages = tables.messages
-        statement = (
-            update(messages)
-            .where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))
-            .values(status=Status.CANCELLED.value, finished_at=database_now())
-        )
-        return self._changed(message_id, statement)
+        these = self._tables.messages.c.id == message_id
+        return changed(self._database, message_id, cancellation(self._tables, these))
 
     def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
         """Give messages other times, each if nobody moved it since it was found, or barred that.
@@ -219,14 +190,10 @@ class Messages:
             }
             for each in sorted(moves, key=lambda each: each.found.message.id)
         ]
-        query = self._movables([row["id"] for row in rows])
-
-        def work(connection: Connection) -> Sequence[Row[Any]]:
-            self._moved.run(connection, rows)
-            return connection.execute(query).all()
-
-        run = self._database.transact if len(rows) > 1 else self._database.run
-        return {row.id: to_movable(row) for row in run(work)}
+        read = self._movables([row["id"] for row in rows])
+        change = partial(self._moved.run, rows=rows)
+        found = self._database.change(change, read, together=len(rows) > 1)
+        return {row.id: to_movable(row) for row in found}
 
     def _movables(self, message_ids: Sequence[UUID]) -> Select[Any]:
         tables = self._tables
@@ -245,22 +212,7 @@ class Messages:
             .where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))
             .values(body=body)
         )
-        return self._changed(message_id, statement)
-
-    def _changed(self, message_id: UUID, statement: Update) -> Message:
-        """Run a guarded statement, then read what is there: it may have been run before."""
-        tables = self._tables
-        these = tables.messages.c.id == message_id
-        query = select(*tables.message_columns).where(these, tables.is_message)
-
-        def work(connection: Connection) -> Row[Any] | None:
-            connection.execute(statement)
-            return connection.execute(query).one_or_none()
-
-        row = self._database.run(work)
-        if row is None:
-            raise MessageNotFound(message_id)
-        return to_message(row)
+        return changed(self._database, message_id, statement)
 
     def take_back(self, message: Message) -> bool:
         """Take a message out of the schedule that lost its reservation while it was stored.
@@ -283,13 +235,8 @@ class Messages:
             )
         )  # fmt: skip
         query = select(messages.c.status).where(messages.c.id == message.id)
-
-        def work(connection: Connection) -> bool:
-            connection.execute(statement)
-            status = connection.execute(query).scalar_one_or_none()
-            return status in (None, VOID, Status.CANCELLED.value)
-
-        return self._database.run(work)
+        rows = self._database.change(statement, query)
+        return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         """Let the sweep hand these over at its next turn, because their tasks are lost."""
@@ -302,40 +249,11 @@ class Messages:
             )
             .values(enqueue_at=database_now(), enqueued_at=None)
         )  # fmt: skip
-        self._database.run(lambda connection: connection.execute(statement))
+        self._database.execute(statement)
 
     def _is_new(self, connection: Connection, row: dict[str, Any]) -> bool:
-        new = {f"new_{name}": row[name] for name in _WRITTEN}
-        return unless_there(lambda: connection.execute(self._insert, new).rowcount == 1)
-
-    def _insert_quickly(
-        self,
-        message: Message,
-        enqueue_at: datetime,
-        fingerprint: str | None,
-        body_json: str,
-        status_url: str | None,
-    ) -> bool:
-        """Insert a row past SQLAlchemy, which takes as long as the driver itself.
-
-        False where it was there before, or its recipient has opted out. Raises Unanswered when it
-        went wrong: the ordinary way then says why.
-        """
-        from dispatcher.store import postgres  # noqa: PLC0415 - its driver is an extra
-
-        values = (
-            message.id, message.channel, message.recipient, message.scope, body_json,
-            message.send_at, message.next_attempt_at, enqueue_at, message.expires_at,
-            message.status.value, message.attempt_count, message.max_attempts, 0, True,
-            message.idempotency_key, fingerprint, message.created_at,
-            dump_json(message.scopes) if message.scopes else None, message.zone,
-            message.quiet_hours, message.on_unknown,
-            None if message.expire_after is None else to_length_ms(message.expire_after),
-            message.asked_at, message.trace, status_url, told_at_first(status_url),
-            message.enqueued_at,
-            message.recipient, message.channel,
-        )  # fmt: skip
-        return postgres.execute(self._database.engine, self._written, values) == 1
+        new = {f"new_{name}": row[name] for name in WRITTEN}
+        return self._database.backend.is_inserted(connection, self._insert, new)
 
     def _stored(self, connection: Connection, message: Message) -> Message | None:
         tables = self._tables
@@ -356,24 +274,59 @@ def _lacks_key(row: Row[Any], message: Message) -> bool:
     return row.idempotency_key is None and message.idempotency_key is not None
 
 
-def _written(insert: Insert, engine: Engine) -> bytes:
-    """Return the statement that inserts the columns of ``_WRITTEN``, given by their places.
+def message_of(tables: Tables, message_id: UUID) -> Select[Any]:
+    """Return the query of one message."""
+    these = tables.messages.c.id == message_id
+    return select(*tables.message_columns).where(these, tables.is_message)
 
-    The last two are recipient and channel, by which it looks whether it is wanted.
+
+def having_key(tables: Tables, keys: Sequence[str]) -> Select[Any]:
+    """Return the query of the messages that have one of these keys, with their fingerprints."""
+    messages = tables.messages
+    query = select(*tables.message_columns, messages.c.fingerprint)
+    return query.where(messages.c.idempotency_key.in_(keys))
+
+
+def cancellation(
+    tables: Tables, these: ColumnElement[bool], *, because: str | None = None
+) -> Update:
+    """Return the statement that cancels those of ``these`` that are still scheduled.
+
+    ``because`` becomes their ``last_error``.
     """
-    text = str(insert.compile(engine))
-    for name in _WRITTEN:
-        text = text.replace(f"%(new_{name})s", "%s")
-    return text.encode()
+    messages = tables.messages
+    reason = {} if because is None else {"last_error": because}
+    return (
+        update(messages)
+        .where(these, tables.has_status(Status.SCHEDULED))
+        .values(status=Status.CANCELLED.value, finished_at=database_now(), **reason)
+    )
 
 
-def moved(tables: Tables) -> Change:
+def changed(database: Database, message_id: UUID, change: Update) -> Message:
+    """Change one message, if its guard allows it; return it as it now stands.
+
+    Raises MessageNotFound.
+    """
+    rows = database.change(change, message_of(database.tables, message_id))
+    return _only(message_id, rows)
+
+
+def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
+    if not rows:
+        raise MessageNotFound(message_id)
+    return to_message(rows[0])
+
+
+def moved(database: Database) -> Change:
     """Return the change of a time, if nobody moved it since its token was read, or barred that.
 
     The sweep looks at it before it is due, unless whoever moves it gives it to Celery.
     """
+    tables = database.tables
     messages = tables.messages
     return Change(
+        database.backend,
         lambda given: update(messages)
         .where(
             messages.c.id == given("id"),
@@ -398,51 +351,3 @@ def moved(tables: Tables) -> Change:
         "until", "send_at", "next_attempt_at", "enqueue_at", "zone", "expires_at", "expire_after",
         "asked_at",
     )  # fmt: skip
-
-
-def movable_columns(tables: Tables) -> tuple[ColumnElement[Any], ...]:
-    """Return the columns of a message, and what its move is guarded by."""
-    return (
-        *tables.message_columns, tables.messages.c.move_token, database_now().label("read_at")
-    )  # fmt: skip
-
-
-def told_at_first(status_url: str | None) -> str | None:
-    """Return what stands for the status last told of a new message; None where nobody asked."""
-    return None if status_url is None else Status.SCHEDULED.value
-
-
-def to_row(
-    message: Message, *, enqueue_at: datetime, fingerprint: str | None, status_url: str | None
-) -> dict[str, Any]:
-    """Turn a message that nobody has claimed yet into the row that is inserted."""
-    return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
-        "status": message.status.value,
-        "enqueue_at": enqueue_at,
-        "claim_token": 0,
-        "reserved": True,
-        "fingerprint": fingerprint,
-        "scopes": message.scopes or None,
-        "status_url": status_url,
-        "told": told_at_first(status_url),
-    }
-
-
-def to_message(row: Sequence[Any]) -> Message:
-    """Turn a row that begins with the columns of a message into one."""
-    values = dict(zip(Message.__dataclass_fields__, row, strict=False))
-    values["status"] = Status(values["status"])
-    values["scopes"] = values["scopes"] or {}
-    return Message(**values)
-
-
-def to_movable(row: Row[Any]) -> Movable:
-    """Turn a row of :func:`movable_columns`, and perhaps more, into what they tell."""
-    return Movable(to_message(row), row.move_token, row.read_at)
-
-
-def to_attempt(row: Row[Any]) -> Attempt:
-    """Turn a row of attempts into one."""
-    values = dict(row._mapping)
-    values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
-    return Attempt(**values)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection, inspect
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.database import Database, translated
+from dispatcher.store.database import Database
+from dispatcher.store.engines.errors import translated
 from dispatcher.store.schema import Tables
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def migrate(database: Database) -> str:
     from alembic.util import CommandError  # noqa: PLC0415
 
     config = _config()
-    config.attributes["tables"] = database.tables
+    config.attributes["database"] = database
     with _one_at_a_time, translated(database.url), database.engine.connect() as connection:
         config.attributes["connection"] = connection
         try:

@@ -29,12 +29,10 @@ from sqlalchemy import (
     exists,
     literal_column,
     or_,
-    text,
 )
 
 from dispatcher.message import MAX_RECIPIENT, Message, OnUnknown, Outcome, Status
-from dispatcher.store.columns import MYSQL, id_type, json_type
-from dispatcher.store.instants import Instant, Length
+from dispatcher.store.engines.types import Instant, Length, id_type, json_type, partial
 from dispatcher.times.zones import MAX_ZONE
 
 _NAMES = {
@@ -57,7 +55,7 @@ UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
 """The condition that somebody is yet to be told; where nobody asked, ``told`` is NULL."""
 
 VOID = "void"
-"""Status of a row that is no message: it keeps an id from being stored (``given_up.py``)."""
+"""Status of a row that is no message: it keeps an id from being stored (``orphans.py``)."""
 
 AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
 """What a statement is executed with on a connection that may be a caller's.
@@ -73,14 +71,14 @@ class _Index(NamedTuple):
     name: str
     columns: tuple[str, ...]
     where: str
-    on_mysql: tuple[str, ...]
+    whole: tuple[str, ...]
 
 
-# What the sweep looks for stays small however many messages are stored. MariaDB and MySQL have no
-# partial indexes: theirs begin with what the condition asks for, or leave out NULL in a range. What
-# is held is found there by the index of those that are sent: it has no claim, and every index ends
-# with the id. What is untold is found by that of what is unreleased, so that no write pays for
-# another one.
+# What the sweep looks for stays small however many messages are stored. Where a database has no
+# partial indexes they begin with what the condition asks for, or leave out NULL in a range
+# (``whole``). What is held is found there by the index of those that are sent: it has no claim, and
+# every index ends with the id. What is untold is found by that of what is unreleased, so that no
+# write pays for another one.
 _PARTIAL = (
     _Index("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
     _Index(
@@ -120,6 +118,8 @@ class Tables:
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
         self.is_message = messages.c.status != VOID
+        self.is_untold: ColumnElement[bool] = literal_column(UNTOLD)
+        """The condition of the index of the same name."""
         self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
         """The value of ``told`` by which a status that was told before is told again."""
         self.holds_no_place = messages.c.status.in_(
@@ -148,15 +148,15 @@ class Tables:
             .correlate_except(self.suppressions)
         )
 
-    def described(self, dialect: str) -> MetaData:
-        """Return the tables as they are on this kind of database."""
-        if dialect not in MYSQL:
+    def described(self, *, partial_indexes: bool) -> MetaData:
+        """Return the tables as they are on databases with, or without, partial indexes."""
+        if partial_indexes:
             return self.metadata
         own = MetaData(naming_convention=_NAMES)
         for table in self.metadata.sorted_tables:
             table.to_metadata(own)
         messages = own.tables[self.messages.name]
-        wide = {f"ix_{messages.name}_{each.name}": each.on_mysql for each in _PARTIAL}
+        wide = {f"ix_{messages.name}_{each.name}": each.whole for each in _PARTIAL}
         for index in [index for index in messages.indexes if index.name in wide]:
             messages.indexes.discard(index)
             if columns := wide[str(index.name)]:
@@ -236,8 +236,7 @@ def _messages(name: str, metadata: MetaData) -> Table:
         Index(
             f"ix_{name}_{index.name}",
             *(table.c[column] for column in index.columns),
-            postgresql_where=text(index.where),
-            sqlite_where=text(index.where),
+            **partial(index.where),
         )
     Index(f"ix_{name}_recipient", table.c.recipient)
     return table

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     Connection,
-    Row,
     delete,
-    insert,
     select,
     true,
     tuple_,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from dispatcher.errors import Suppressed
 from dispatcher.message import Status
 from dispatcher.store.database import Database
-from dispatcher.store.instants import database_now
-from dispatcher.store.once import unless_there
+from dispatcher.store.engines.types import database_now
 from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, Tables
 
 _ROWS_AT_ONCE = 1_000
@@ -56,26 +52,14 @@ class Suppressions:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        suppressions = self._tables.suppressions
-        name = database.engine.dialect.name
-        statement = insert(suppressions)
-        if name == "postgresql":
-            statement = postgresql.insert(suppressions).on_conflict_do_nothing()
-        elif name == "sqlite":
-            statement = sqlite.insert(suppressions).on_conflict_do_nothing()
-        self._insert = statement
+        self._insert = database.backend.insert_if_absent(self._tables.suppressions)
 
     def add(self, recipient: str, channel: str | None) -> None:
         """Let a recipient get nothing from now on; who did not before keeps the earlier time."""
-        values = self._insert.values(
-            recipient=recipient, channel=channel or EVERY_CHANNEL, created_at=database_now()
-        )
-
-        def work(connection: Connection) -> bool:
-            connection.execute(values)
-            return True
-
-        self._database.run(lambda connection: unless_there(lambda: work(connection)))
+        backend = self._database.backend
+        insert = self._insert.values(created_at=database_now())
+        row = {"recipient": recipient, "channel": channel or EVERY_CHANNEL}
+        self._database.run(lambda connection: backend.is_inserted(connection, insert, row))
 
     def remove(self, recipient: str, channel: str | None) -> None:
         """Take back what :meth:`add` did for the same recipient and channel."""
@@ -84,7 +68,7 @@ class Suppressions:
         statement = delete(suppressions).where(
             rows.recipient == recipient, rows.channel == (channel or EVERY_CHANNEL)
         )
-        self._database.run(lambda connection: connection.execute(statement))
+        self._database.execute(statement)
 
     def check(self, recipient: str, channel: str) -> None:
         """Raise Suppressed where a recipient gets nothing on a channel."""
@@ -104,7 +88,7 @@ class Suppressions:
             some_names = names[start : start + _ROWS_AT_ONCE]
             these = self._database.one_of(suppressions.c.recipient, some_names)
             query = select(suppressions.c.recipient, suppressions.c.channel).where(these)
-            for row in self._read(query):
+            for row in self._database.read(query):
                 recipient, channel = row.recipient, row.channel
                 some = by_recipient[recipient]
                 found |= {(recipient, each) for each in some if channel in {EVERY_CHANNEL, each}}
@@ -120,13 +104,13 @@ class Suppressions:
         if recipient is not None:
             query = query.where(suppressions.c.recipient == recipient)
         if after is not None:
-            # Said twice: MariaDB and MySQL find no place in an index by a tuple.
+            # Said twice: MariaDB finds no place in an index by a tuple.
             query = query.where(
                 suppressions.c.recipient >= after[0], tuple_(*place) > tuple_(*after)
             )
         return [
             Suppression(row.recipient, row.channel or None, row.created_at)
-            for row in self._read(query)
+            for row in self._database.read(query)
         ]
 
     def scheduled(
@@ -146,7 +130,4 @@ class Suppressions:
             .order_by(messages.c.id)
             .limit(at_most)
         )
-        return [row.id for row in self._read(query)]
-
-    def _read(self, query: Any) -> Sequence[Row[Any]]:
-        return self._database.run(lambda connection: connection.execute(query).all())
+        return [row.id for row in self._database.read(query)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,6 @@ from uuid import uuid4
 from sqlalchemy import (
     Connection,
     MetaData,
-    Select,
     UniqueConstraint,
     func,
     insert,
@@ -22,19 +21,13 @@ from sqlalchemy import (
 )
 
 from dispatcher.message import Status
-from dispatcher.store.database import Database, translated
-from dispatcher.store.instants import database_now, later
+from dispatcher.store.database import Database
+from dispatcher.store.engines.base import Durability
+from dispatcher.store.engines.errors import translated
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.listing import overdue_since
 from dispatcher.store.migrate import SchemaStanding, schema_standing
 from dispatcher.store.schema import VOID
-from dispatcher.store.untold import found_untold
-
-_DURABILITY = {
-    "postgresql": ("fsync", "synchronous_commit"),
-    "mysql": ("innodb_flush_log_at_trx_commit",),
-    "sqlite": ("journal_mode", "synchronous"),
-}
-_ASK = {"postgresql": "SHOW {}", "mysql": "SELECT @@GLOBAL.{}", "sqlite": "PRAGMA {}"}
-
 
 _TRIED_BYTES = 8_192
 """Above a page of PostgreSQL's: a table without room has to grow."""
@@ -59,15 +52,9 @@ class StoreSurvey:
         self._tables = database.tables
 
     @property
-    def kind(self) -> str:
-        """``postgresql``, ``mysql`` (also of MariaDB) or ``sqlite``."""
-        return self._database.url.get_backend_name()
-
-    @property
     def file(self) -> Path | None:
         """The file of SQLite; None for a server."""
-        name = self._database.url.database
-        return Path(name) if self.kind == "sqlite" and name else None
+        return self._database.backend.file
 
     def now(self) -> datetime:
         """Return the present by the clock that decides what is due."""
@@ -93,7 +80,9 @@ class StoreSurvey:
                 )
             }
 
-        expected = self._tables.described(self._database.engine.dialect.name)
+        expected = self._tables.described(
+            partial_indexes=self._database.backend.has_partial_indexes
+        )
         ours = {table.name for table in expected.tables.values()}
         with translated():
             there = self._database.run(names)
@@ -116,16 +105,17 @@ class StoreSurvey:
         with suppress(_TakenBack):
             self._database.transact(work)
 
-    def durability(self) -> Mapping[str, str]:
+    def durability(self) -> Durability:
         """Return what the database says of how safely it commits on our connections."""
+        backend = self._database.backend
 
         def ask(connection: Connection) -> dict[str, str]:
             return {
-                name: str(connection.exec_driver_sql(_ASK[self.kind].format(name)).scalar_one())
-                for name in _DURABILITY[self.kind]
+                name: str(connection.exec_driver_sql(backend.setting_query(name)).scalar_one())
+                for name in backend.durable.safe
             }
 
-        return self._database.run(ask)
+        return backend.durable.judge(self._database.run(ask))
 
     def not_enqueued(self, *, older_than: timedelta) -> Late:
         """Return the messages that the sweep should have handed over longer ago than that."""
@@ -139,10 +129,8 @@ class StoreSurvey:
         index finds them.
         """
         messages = self._tables.messages
-        soon = later(database_now(), grace.total_seconds())
-        return self._late(
-            messages.c.next_attempt_at, Status.SCHEDULED, older_than, messages.c.enqueue_at <= soon
-        )
+        where = overdue_since(self._tables, older_than.total_seconds(), grace.total_seconds())
+        return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> Late:
         """Return the messages whose send time is longer ago and whose next try is to come.
@@ -162,8 +150,8 @@ class StoreSurvey:
         """Return the messages of which somebody should have been told longer ago than that."""
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
-        found = found_untold(self._tables, self._database.engine.dialect.name)
-        return self._late_where(since, older_than, found.where)
+        is_untold, _ = self._database.backend.untold(self._tables)
+        return self._late_where(since, older_than, is_untold)
 
     def strange_channels(self, known: Collection[str]) -> dict[str, int]:
         """Return the channels of scheduled messages that are none of ``known``, and how many."""
@@ -176,7 +164,7 @@ class StoreSurvey:
             .group_by(messages.c.channel)
             .order_by(messages.c.channel)
         )
-        return {each.channel: each.many for each in self._read(query)}
+        return {each.channel: each.many for each in self._database.read(query)}
 
     def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
         messages = self._tables.messages
@@ -186,11 +174,8 @@ class StoreSurvey:
         now = database_now()
         before = later(now, -older_than.total_seconds())
         query = select(func.count(), func.min(since), now).where(since <= before, *where)
-        many, first, present = self._read(query)[0]
+        many, first, present = self._database.read(query)[0]
         return Late(many, present - first) if many else Late()
-
-    def _read(self, query: Select[Any]) -> Sequence[Any]:
-        return self._database.run(lambda connection: connection.execute(query).all())
 
 
 def _names_of_indexes(metadata: MetaData) -> set[str]:

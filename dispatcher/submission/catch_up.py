@@ -19,7 +19,7 @@ from dispatcher.reservation import Terms
 from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
-from dispatcher.submission.handover import Handover
+from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.schedule import ValidDraft, read_hours
 from dispatcher.telemetry.journal import Journal, Transition
@@ -55,13 +55,13 @@ class CatchUp:
         settings: Settings,
         store: Overdue,
         moves: Moves,
-        handover: Handover,
+        enqueuer: Enqueuer,
         journal: Journal,
     ) -> None:
         self._settings = settings
         self._store = store
         self._moves = moves
-        self._handover = handover
+        self._enqueuer = enqueuer
         self._journal = journal
         self._reslots = bool(settings.caught_up_by("reslot"))
         self._is_needed = self._reslots or bool(settings.caught_up_by("expire"))
@@ -124,7 +124,7 @@ class CatchUp:
                         self._journal.tell(Transition.RESLOTTED, found, send_at=found.send_at)
                         moved.append(found)
         finally:
-            self._handover.enqueue(*moved)
+            self._enqueuer.enqueue(*moved)
         return len(moved), given_up, left
 
     def _is_given_up(self, message: Message) -> bool:

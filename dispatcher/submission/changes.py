@@ -25,7 +25,7 @@ from dispatcher.message import Draft, Message, OnConflict, Status, check_body
 from dispatcher.scope import NOBODY
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, Suppressions
-from dispatcher.submission.handover import Handover
+from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.moves import Moves, Order
 from dispatcher.submission.schedule import (
     Check,
@@ -73,7 +73,7 @@ class Changes:
         messages: Messages,
         suppressions: Suppressions,
         moves: Moves,
-        handover: Handover,
+        enqueuer: Enqueuer,
         journal: Journal,
         check: Check = no_check,
         fill: Fill = no_templates,
@@ -84,7 +84,7 @@ class Changes:
         self._messages = messages
         self._suppressions = suppressions
         self._moves = moves
-        self._handover = handover
+        self._enqueuer = enqueuer
         self._journal = journal
         self._check = check
 
@@ -191,7 +191,7 @@ class Changes:
             done = [each for each in moved if isinstance(each, Message)]
             for message in done:
                 self._journal.tell(Transition.RESCHEDULED, message, send_at=message.send_at)
-            self._handover.enqueue(*done)
+            self._enqueuer.enqueue(*done)
             pairs = [(order.found.message.id, each)
                      for order, each in zip(orders, moved, strict=True)]  # fmt: skip
             answers |= {each: answer for each, answer in pairs if answer is not None}

@@ -27,7 +27,7 @@ from dispatcher.reservation import Blocked, Moving, Request, Terms, Windows, lon
 from dispatcher.scope import Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, NewTime
-from dispatcher.submission.handover import Handover
+from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.schedule import ValidDraft
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
@@ -77,7 +77,7 @@ class Moves:
         clock: Clock,
         windows: Windows,
         messages: Messages,
-        handover: Handover,
+        enqueuer: Enqueuer,
     ) -> None:
         self._settings = settings
         # The sweep confirms an old place after the whole grace, and sees by then what changed late.
@@ -85,7 +85,7 @@ class Moves:
         self._clock = clock
         self._windows = windows
         self._messages = messages
-        self._handover = handover
+        self._enqueuer = enqueuer
         self._reach_ms = {
             kind: longest_ms(quotas) for kind, quotas in settings.quotas_of.items() if quotas
         }
@@ -240,7 +240,7 @@ class Moves:
             order.found,
             send_at=send_at,
             next_attempt_at=send_at,
-            enqueue_at=self._handover.enqueue_at(send_at),
+            enqueue_at=self._enqueuer.enqueue_at(send_at),
             zone=valid.zone,
             expires_at=valid.expiry(send_at),
             expire_after=valid.expire_after,
@@ -326,7 +326,7 @@ class Moves:
                 now,
                 send_at=before.send_at,
                 next_attempt_at=before.next_attempt_at,
-                enqueue_at=self._handover.enqueue_at(before.next_attempt_at),
+                enqueue_at=self._enqueuer.enqueue_at(before.next_attempt_at),
                 zone=before.zone,
                 expires_at=before.expires_at,
                 expire_after=before.expire_after,
@@ -336,7 +336,7 @@ class Moves:
             if found is not None and found.message.send_at == before.send_at:
                 self._taken({0: (back, found.token)})
                 self._drop(moving)
-                self._handover.enqueue(found.message)  # its task may have come meanwhile, in vain
+                self._enqueuer.enqueue(found.message)  # its task may have come meanwhile, in vain
                 return True
             self._drop(back)
         log.warning("message %s: kept at a time without a place: %s", before.id, reason)

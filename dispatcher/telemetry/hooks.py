@@ -1,4 +1,4 @@
-"""Tells the code of the administrator's what became of messages.
+"""Hooks: functions of the administrator's that are called with messages after transitions.
 
 After the transition is committed, on a thread of its own, at most once: what the process has not
 told when it ends, or when more waits than it keeps, is told by nobody. Nothing that a hook does
@@ -18,7 +18,7 @@ from uuid import UUID
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable, quoted
 from dispatcher.message import Message, Status
-from dispatcher.telemetry.journal import Transition
+from dispatcher.telemetry.journal import Event, Transition
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ KNOWN = tuple(
 Read = Callable[[Sequence[UUID]], Iterable[Message]]
 
 
-class _Event(NamedTuple):
-    """Something to tell: of ``message`` by ``name``, or else of what is read, by its status."""
+class _Call(NamedTuple):
+    """A call to make: of ``name`` with ``message``, or else by the status of what is read."""
 
     message_id: UUID
     name: str
@@ -82,24 +82,24 @@ class Hooks:
             for each, names in _NAMES.items()
             if not self._calls.keys().isdisjoint(names.values())
         }
-        self._waiting: deque[_Event] = deque()
+        self._waiting: deque[_Call] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_ending = False
         self._dropped = self._in_hand = 0
 
-    def told(self, transition: Transition, message_id: UUID, message: Message | None) -> None:
-        """Tell of a transition that is committed, if the message still stands as it left it.
+    def told(self, event: Event) -> None:
+        """Call the hook of an event, if the message still stands as the transition left it.
 
-        Of what is accepted or moved in any case: ``message`` is how the transition left it.
+        In any case where it was accepted or moved: the event has the message as it was then.
         """
-        if transition not in self._asked:
+        if event.kind not in self._asked:
             return
-        name = _AT_HAND.get(transition)
+        name = _AT_HAND.get(event.kind)
         if name is None:
-            self._add(_Event(message_id, "", None, _NAMES[transition]))
-        elif message is not None:
-            self._add(_Event(message_id, name, message, {}))
+            self._add(_Call(event.message_id, "", None, _NAMES[event.kind]))
+        elif event.message is not None:
+            self._add(_Call(event.message_id, name, event.message, {}))
 
     def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
         """Tell what waits, for so many seconds at most."""
@@ -114,10 +114,10 @@ class Hooks:
                     "hooks: %d messages are told of by nobody", len(self._waiting) + self._in_hand
                 )
 
-    def _add(self, event: _Event) -> None:
+    def _add(self, call: _Call) -> None:
         with self._changed:
             if len(self._waiting) < _MOST_WAITING:
-                self._waiting.append(event)
+                self._waiting.append(call)
             else:
                 self._dropped += 1
             if self._thread is None and not self._is_ending:
@@ -138,22 +138,22 @@ class Hooks:
             if dropped:
                 log.warning("hooks: too slow; %d messages are told of by nobody", dropped)
             try:
-                self._tell(some)
+                self._make(some)
             except Exception as error:  # noqa: BLE001 - its thread must not end
                 # Its text may quote a body.
                 log.error("hooks: not told, %s", type(error).__name__)  # noqa: TRY400 - same
 
-    def _tell(self, some: Sequence[_Event]) -> None:
+    def _make(self, some: Sequence[_Call]) -> None:
         asked = [each.message_id for each in some if each.message is None]
         try:
             found = {each.id: each for each in self._read(asked)} if asked else {}
         except StoreUnavailable as error:
             log.warning("hooks: %d messages are told of by nobody: %s", len(asked), error)
             found = {}
-        for event in some:
-            message = event.message or found.get(event.message_id)
+        for each in some:
+            message = each.message or found.get(each.message_id)
             if message is not None:
-                self._call(event.name or event.names.get(message.status, ""), message)
+                self._call(each.name or each.names.get(message.status, ""), message)
             self._in_hand -= 1
 
     def _call(self, name: str, message: Message) -> None:

@@ -1,4 +1,8 @@
-"""What becomes of messages, told as it happens: a log line for each transition, and figures.
+"""What becomes of messages: one event for each transition, told to all listeners.
+
+The log, the metrics and the hooks listen. Traces are no listeners: a span lasts while a message is
+submitted or sent, and is opened there. Status webhooks are none either: they must not be lost with
+a process, so the duty ``notify`` reads from the store what is to be told.
 
 The logger ``dispatcher.journal`` says it at INFO, or WARNING where a person may have to look; steps
 that every message takes, or takes often, at DEBUG. Each record carries the :data:`FIELDS` that fit
@@ -12,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
@@ -91,10 +96,28 @@ _REASONS: tuple[tuple[type[DispatcherError], str], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A transition of a message that is committed. ``details`` are named as in :data:`FIELDS`.
+
+    ``message`` is given where it is at hand, as the transition left it.
+    """
+
+    kind: Transition
+    message_id: UUID
+    channel: str
+    details: Mapping[str, Fact]
+    message: Message | None = None
+
+
+Listener = Callable[[Event], object]
+"""Takes each event. It is called often, by many threads, and must be quick and not raise."""
+
+
 class Meter(Protocol):
     """Counts what happens. It is called often and must be quick."""
 
-    def became(self, transition: Transition, channel: str) -> None:
+    def told(self, event: Event) -> None:
         """Count a transition."""
 
     def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
@@ -110,56 +133,52 @@ class Meter(Protocol):
         """Count an item of the broker that was no task."""
 
 
-Listen = Callable[[Transition, UUID, Message | None], object]
-"""Takes each transition, and the message where it is at hand. It must be quick."""
-
-
 class Journal:
-    """Tells what became of messages, in the log, to a meter and to who listens, if there are any.
+    """Tells each event to the meter, to the log and to its listeners, in this order.
 
-    With a ``log_key`` a line names its recipient by a digest that only who has the key can make,
-    the same in every process; without one by nothing.
+    Use cases tell after the commit and know no listener. A meter that raises is asked no more.
+    ``log_key`` is that of :class:`EventLog`.
     """
 
     def __init__(
-        self, *, log_key: str = "", meter: Meter | None = None, listen: Listen | None = None
+        self, *, log_key: str = "", meter: Meter | None = None, listeners: Iterable[Listener] = ()
     ) -> None:
         self._meter = meter
-        self._listen = listen
-        self._key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
+        self._listeners = (EventLog(log_key).told, *listeners)
 
-    def tell(self, transition: Transition, message: Message, **facts: Fact) -> None:
-        """Say what became of a message. ``facts`` are named as in :data:`FIELDS`."""
-        self._tell(transition, message.id, message.channel, message.recipient, facts)
-        if self._listen is not None:
-            self._listen(transition, message.id, message)
+    def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
+        """Tell what became of a message."""
+        self._tell(Event(kind, message.id, message.channel, details, message))
 
-    def tell_of(
-        self, transition: Transition, message_id: UUID, channel: str, **facts: Fact
-    ) -> None:
+    def tell_of(self, kind: Transition, message_id: UUID, channel: str, **details: Fact) -> None:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
-        self._tell(transition, message_id, channel, None, facts)
-        if self._listen is not None:
-            self._listen(transition, message_id, None)
+        self._tell(Event(kind, message_id, channel, details))
 
     def attempted(self, message: Message, outcome: str, late_seconds: float) -> None:
-        """Say that a try was recorded, and how long after its time it began."""
-        late = late_seconds if message.attempt_count == 1 else None
-        self._count(lambda meter: meter.attempted(message.channel, outcome, late))
+        """Count a try that was recorded, and how long after its time it began."""
+        if self._meter is not None:
+            late = late_seconds if message.attempt_count == 1 else None
+            self._count(lambda meter: meter.attempted(message.channel, outcome, late))
 
     def refused(self, error: DispatcherError) -> None:
-        """Say that a submit was refused. The caller is told why, so no line is written."""
+        """Count a submit that was refused. The caller is told why, so no line is written."""
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
         quota = error.quota if isinstance(error, QuotaExceeded) else ""
         self._count(lambda meter: meter.refused(reason, quota))
 
     def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
-        """Say that a duty was done, and how much it did; None where it failed."""
+        """Count a run of a duty, and how much it did; None where it failed."""
         self._count(lambda meter: meter.swept(duty, did))
 
     def item_rejected(self) -> None:
-        """Say that a worker deleted an item of the broker. It has written a line itself."""
+        """Count an item of the broker that a worker deleted. It has written a line itself."""
         self._count(lambda meter: meter.item_rejected())
+
+    def _tell(self, event: Event) -> None:
+        if self._meter is not None:
+            self._count(lambda meter: meter.told(event))
+        for listen in self._listeners:
+            listen(event)
 
     def _count(self, call: Callable[[Meter], object]) -> None:
         """Count. A meter that cannot, its disk being full say, must not hold up a message."""
@@ -171,25 +190,30 @@ class Journal:
             self._meter = None
             log.exception("nothing is counted any more in this process")
 
-    def _tell(
-        self,
-        transition: Transition,
-        message_id: UUID,
-        channel: str,
-        recipient: str | None,
-        facts: dict[str, Fact],
-    ) -> None:
-        self._count(lambda meter: meter.became(transition, channel))
-        level = _LEVELS.get(transition, logging.INFO)
+
+class EventLog:
+    """Writes a log line for each event.
+
+    With a ``log_key`` a line names its recipient by a digest that takes the key to make, the same
+    in every process; without one not at all.
+    """
+
+    def __init__(self, log_key: str) -> None:
+        self._key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
+
+    def told(self, event: Event) -> None:
+        """Write the line, if its level is logged."""
+        level = _LEVELS.get(event.kind, logging.INFO)
         if not log.isEnabledFor(level):
             return
-        told: dict[str, Fact] = {"channel": channel}
-        if recipient is not None and self._key:
-            told["recipient"] = self._digest(recipient)
-        told |= {name: _plain(fact) for name, fact in facts.items() if fact is not None}
+        told: dict[str, Fact] = {"channel": event.channel}
+        if event.message is not None and self._key:
+            told["recipient"] = self._digest(event.message.recipient)
+        told |= {name: _plain(fact) for name, fact in event.details.items() if fact is not None}
         known = " ".join(f"{name}={fact}" for name, fact in told.items())
-        record = told | {"transition": transition.value, "message_id": str(message_id)}
-        log.log(level, "message %s %s %s", message_id, transition.value, known, extra=record)
+        kind, message_id = event.kind.value, event.message_id
+        record = told | {"transition": kind, "message_id": str(message_id)}
+        log.log(level, "message %s %s %s", message_id, kind, known, extra=record)
 
     def _digest(self, recipient: str) -> str:
         return hashlib.blake2b(

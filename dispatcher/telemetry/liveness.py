@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -20,7 +19,7 @@ from typing import Any
 import redis
 
 from dispatcher.errors import ReservationsUnavailable, Unavailable
-from dispatcher.redis.errors import cause, reason
+from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import SignKeys
 from dispatcher.redis.scripts import source
 from dispatcher.times.clock import Clock
@@ -70,17 +69,17 @@ class Signs:
         words: list[Any] = [_REMEMBERED // _MILLISECOND]
         for name, age in ages.items():
             words += (name, age // _MILLISECOND)
-        with translated():
+        with translated(ReservationsUnavailable):
             self._seen(keys=[self._keys.of(kind)], args=words)
 
     def forget(self, kind: Kind, name: str) -> None:
         """Forget a process that has ended in good order."""
-        with translated():
+        with translated(ReservationsUnavailable):
             self._client.zrem(self._keys.of(kind), name)
 
     def count_rejected(self, items: int) -> None:
         """Add to the number of rejected items of the broker, which is kept for a day more."""
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline()
             pipeline.incrby(self._keys.items_rejected, items)
             pipeline.pexpire(self._keys.items_rejected, _REMEMBERED)
@@ -88,12 +87,12 @@ class Signs:
 
     def items_rejected(self) -> int:
         """Return how many items of the broker were rejected, 0 where none was for a day."""
-        with translated():
+        with translated(ReservationsUnavailable):
             return int(self._client.get(self._keys.items_rejected) or 0)
 
     def read(self) -> dict[Kind, tuple[Sign, ...]]:
         """Return everything that was seen within a day, by name."""
-        with translated():
+        with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.time()
             for kind in Kind:
@@ -195,12 +194,3 @@ class Pulse:
 
 def _age(now_ms: int, score: float) -> timedelta:
     return max(0, now_ms - int(score)) * _MILLISECOND
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise ReservationsUnavailable for whatever redis-py raises inside."""
-    try:
-        yield
-    except redis.RedisError as error:
-        raise ReservationsUnavailable(reason(error)) from cause(error)

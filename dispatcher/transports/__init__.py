@@ -13,7 +13,7 @@ from dispatcher.transports.checks import Checks
 from dispatcher.transports.console import ConsoleTransport
 from dispatcher.transports.file import FileTransport
 from dispatcher.transports.memory import MemoryTransport
-from dispatcher.transports.probing import Probed, probe_all
+from dispatcher.transports.probes import Probed, probe_all
 
 __all__ = [
     "Checks",

@@ -21,7 +21,7 @@ from dispatcher.errors import (
     quoted,
 )
 from dispatcher.message import Body, Message, check_text
-from dispatcher.transports.quiet import quiet, silence
+from dispatcher.transports.library_logs import quiet, silence
 
 PLACEHOLDER: Final = "{recipient}"
 _AUTHORITY = re.compile(r"[a-zA-Z0-9]+://[^/?#]*")
@@ -30,7 +30,7 @@ _RECIPIENT_ACCEPTED = "letters, digits and @ . _ + # : ! = -, without two dots i
 _NEUTRAL = "4915112345678"
 _MARKUP = frozenset("<>&")
 _MOST_LEFT = 64
-"""How many hand-overs that did not end may be left to themselves before no other is begun."""
+"""How many sends that hang may be left running before no other is begun."""
 _SHARE_OF_TIMEOUT = 0.95
 _LIBRARIES = (
     "apprise", "gntp", "oauthlib", "paho", "pika", "requests", "requests_oauthlib", "slixmpp",
@@ -46,7 +46,7 @@ class AppriseTransport:
     ``urls``: one or more; they hold secrets, so no error and no log shows them. ``{recipient}`` in
     one, behind its host, is where the recipient of a message is written; without it all messages
     go to the same place. ``format``: what the text is written in. ``timeout``: seconds for all of a
-    hand-over. Raises InvalidSettings.
+    send. Raises InvalidSettings.
 
     A body is ``{"text": …}`` or ``{"title": …, "text": …}``; with ``format="html"`` it has ``html``
     instead of ``text``. There are no attachments.
@@ -73,7 +73,7 @@ class AppriseTransport:
             pem_autogen=False,
             pgp_autogen=False,
             secure_logging=True,
-            service_timeout=0,  # ours holds for all of a hand-over
+            service_timeout=0,  # ours bounds the whole send
             storage_mode="memory",
         )
         silence(*_LIBRARIES)
@@ -151,7 +151,7 @@ class AppriseTransport:
         Its sockets have timeouts, but each for one read: a service that drips ends never.
         """
         if not self._left.acquire(blocking=False):
-            raise TemporaryFailure(f"{_MOST_LEFT} earlier hand-overs have not ended")
+            raise TemporaryFailure(f"{_MOST_LEFT} earlier sends have not ended")
         ended: list[AppriseResult | Exception] = []
 
         def work() -> None:

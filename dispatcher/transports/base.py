@@ -12,7 +12,7 @@ from dispatcher.channel import Channel
 from dispatcher.errors import InvalidSettings, cut, quoted
 from dispatcher.message import Message
 from dispatcher.settings import Settings
-from dispatcher.transports import naming
+from dispatcher.transports import registry
 from dispatcher.transports.checks import check_of, takes
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,17 @@ class Transport(Protocol):
         provider whether it is there and knows us, sends nothing, returns within some seconds, and
         raises TemporaryFailure or PermanentFailure, whose text says why not.
     ``close()``
-        Called once no message is handed over any more, when a worker ends. May be called twice.
+        Called when a worker ends, after its last message was sent. May be called twice.
 
     A class whose parameters have a ``timeout`` is given ``settings.transport_timeout``, in seconds.
     """
 
     def send(self, message: Message) -> str | None:
-        """Hand ``message`` over and return the provider's receipt, if it gives one.
+        """Send ``message`` and return the provider's receipt, if it gives one.
 
         Must return within ``settings.transport_timeout``. ``message.id`` is the same on every
         try: pass it to the provider as idempotency key. Raises TemporaryFailure, PermanentFailure,
-        or PerhapsSent where nobody can tell whether the provider has it.
+        or PerhapsSent where it is unknown whether the provider has it.
         """
         ...
 
@@ -62,7 +62,7 @@ class _Function:
 
 def load(name: str, channel: Channel, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
-    found = naming.find(name, channel.transport)
+    found = registry.find(name, channel.transport)
     check_of(name, found)
     if inspect.isclass(found):
         found = _make(name, found, _options(name, channel, settings, found))
@@ -75,7 +75,7 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
     if callable(found):
         return _Function(found)
     problem = f"{quoted(channel.transport)} can not be called"
-    raise InvalidSettings(f"channels.{name}.transport", problem, naming.accepted())
+    raise InvalidSettings(f"channels.{name}.transport", problem, registry.accepted())
 
 
 def close_all(transports: Iterable[object]) -> None:
@@ -98,7 +98,7 @@ def _options(
     if channel.transport == "file":
         options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
     if takes(factory, "timeout"):
-        if "timeout" in options and naming.ships(channel.transport):
+        if "timeout" in options and registry.ships(channel.transport):
             problem = "a timeout, which is that of every transport"
             raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
         options.setdefault("timeout", settings.transport_timeout.total_seconds())

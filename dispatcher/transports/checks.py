@@ -11,7 +11,7 @@ from typing import Any
 from dispatcher.channel import Channel
 from dispatcher.errors import InvalidDraft, InvalidSettings, InvalidValue
 from dispatcher.message import Body
-from dispatcher.transports.naming import find
+from dispatcher.transports.registry import find
 
 log = logging.getLogger(__name__)
 

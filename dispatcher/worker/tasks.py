@@ -23,7 +23,7 @@ from celery.signals import (
 
 from dispatcher.broker.items import item_rejected
 from dispatcher.celery_app import tasks_dropped
-from dispatcher.delivery.sweep import Reconciled
+from dispatcher.delivery.reconciler import Reconciled
 from dispatcher.errors import DispatcherError, Unavailable
 from dispatcher.submission import CaughtUp
 from dispatcher.telemetry.liveness import Kind
@@ -51,7 +51,7 @@ pool".) Errors in ``throws`` are logged without a traceback: an unavailable serv
 @shared_task(name="dispatcher.deliver", **OPTIONS)
 def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
     """Deliver these messages."""
-    here().lanes.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
+    here().group_queue.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
 
 
 @worker_shutting_down.connect
@@ -82,9 +82,9 @@ def finish(**_: object) -> None:
 
 
 @tasks_dropped.connect
-def enqueue_dropped(message_ids: list[UUID], **_: object) -> None:
+def enqueue_again(message_ids: list[UUID], **_: object) -> None:
     """Let the next sweep enqueue again the messages whose tasks this worker dropped."""
-    here().sweep.hand_over_again(message_ids)
+    here().sweep.enqueue_again(message_ids)
 
 
 @item_rejected.connect
@@ -150,7 +150,7 @@ def rescue() -> None:
 @shared_task(name="dispatcher.reconcile", **OPTIONS)
 def reconcile() -> None:
     """Settle pending reservations, and rebuild incomplete shards."""
-    _run("reconcile", here().sweep.reconcile)
+    _run("reconcile", here().reconciler.reconcile)
 
 
 @shared_task(name="dispatcher.catch_up", **OPTIONS)
@@ -159,10 +159,10 @@ def catch_up() -> None:
     _run("catch_up", here().catch_up.run)
 
 
-@shared_task(name="dispatcher.tell", **OPTIONS)
-def tell() -> None:
+@shared_task(name="dispatcher.notify", **OPTIONS)
+def notify() -> None:
     """Make the messages for status webhooks."""
-    _run("tell", here().status_messages.tell)
+    _run("notify", here().sweep.notify)
 
 
 @shared_task(name="dispatcher.prune", **OPTIONS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from dispatcher.store.columns import MYSQL, id_type, json_type, table_options
-from dispatcher.store.instants import Instant
+from dispatcher.store.engines.types import Instant, id_type, json_type, partial
 
 revision = "0001"
 down_revision = None
@@ -27,23 +26,21 @@ _WHERE = {
 
 def upgrade() -> None:
     tables = op.get_context().opts["tables"]
-    dialect = op.get_context().dialect
+    engine = op.get_context().opts["engine"]
     messages, attempts = f"{tables.prefix}messages", f"{tables.prefix}attempts"
     suppressions = f"{tables.prefix}suppressions"
-    made = table_options(dialect) | {"schema": tables.schema}
+    made = engine.table_options() | {"schema": tables.schema}
 
     def check(table: str, name: str, condition: str) -> sa.CheckConstraint:
         return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
 
     def index(name: str, *columns: str) -> None:
-        where = sa.text(_WHERE[name])
         op.create_index(
             f"ix_{messages}_{name}",
             messages,
             columns,
             schema=tables.schema,
-            postgresql_where=where,
-            sqlite_where=where,
+            **partial(_WHERE[name]),
         )
 
     op.create_table(
@@ -116,16 +113,16 @@ def upgrade() -> None:
     )
     op.create_index(f"ix_{messages}_recipient", messages, ["recipient"], schema=tables.schema)
     index("finished_at", "finished_at")
-    if dialect.name in MYSQL:  # they have no partial indexes
-        index("claim_expires_at", "status", "claim_expires_at")
-        index("enqueue_at", "status", "enqueue_at")
-        index("unreleased", "status", "reserved", "told")
-    else:
+    if engine.has_partial_indexes:
         index("claim_expires_at", "claim_expires_at")
         index("enqueue_at", "enqueue_at")
         index("unreleased", "id")
         index("held", "id")
         index("untold", "told", "status", "id")
+    else:
+        index("claim_expires_at", "status", "claim_expires_at")
+        index("enqueue_at", "status", "enqueue_at")
+        index("unreleased", "status", "reserved", "told")
 
     op.create_table(
         attempts,

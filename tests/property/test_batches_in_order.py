@@ -172,5 +172,5 @@ def test_so_it_does_where_a_script_may_do_little_and_few_steps_are_made(
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(3))
-        monkeypatch.setattr("dispatcher.reservation.across._MOST_STEPS", 2)
+        monkeypatch.setattr("dispatcher.reservation.bulk._MOST_STEPS", 2)
         compare(redis_server, 4, chosen, before, asked)

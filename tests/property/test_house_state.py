@@ -67,7 +67,9 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         for ask in some:
             expected = self.model.expected(ask)
             try:
-                message = self.house.parts.submission.submit(ask.draft(self.model.start))
+                message = self.house.parts.submitter.submit(
+                    ask.draft(self.model.start), self.house.parts.own_transaction
+                )
             except DispatcherError as error:
                 self.check_error(ask, error, expected)
             else:
@@ -267,7 +269,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         moved = self.house.parts.messages.move([new], within=timedelta(minutes=1))[message_id]
         accepted.at = asked
         if steps == 2:
-            first = self.house.parts.windows.groups(moving.terms)[0]
+            first = self.house.parts.windows.legs(moving.terms)[0]
             self.house.parts.windows.shards.take([(first, moving, moved.token)])
             self.model.ledger.take(first.scopes, message_id, as_id)
             self.model.forget_holds()
@@ -305,7 +307,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     @SOMETHING
     @rule()
     def reconcile(self) -> None:
-        self.house.parts.sweep.reconcile(settle=timedelta(0))
+        self.house.parts.reconciler.reconcile(settle=timedelta(0))
         for scope in {scope for each in self.model.stored.values() for scope in each.wish.scopes}:
             self.model.ledger.places.setdefault(scope, {})
         self.model.lose(self.model.closed)

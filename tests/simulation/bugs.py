@@ -5,22 +5,24 @@ Those of the doubles stand for the same mistake in a statement or a script.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
-from dispatcher.delivery.hand_overs import HandOvers
-from dispatcher.delivery.outcomes import Ended, Outcomes, permit_of
-from dispatcher.delivery.round import Round
-from dispatcher.delivery.senders import Sending
+from dispatcher.delivery.group import Ended, Group
+from dispatcher.delivery.reconciler import Reconciler
+from dispatcher.delivery.recorder import Recorder, permit_of
+from dispatcher.delivery.sender import Sender
+from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import TooLate
 from dispatcher.message import Message, Status
-from dispatcher.reservation import Booking, Windows
+from dispatcher.reservation import Booking, Request, Windows
 from dispatcher.store import Claim, Movable
-from dispatcher.submission import BulkSubmission, CatchUp, Changes, Moves, Submission
+from dispatcher.submission import CatchUp, Changes, Moves, Reserver
 from dispatcher.submission.moves import Order
 from dispatcher.submission.schedule import ValidDraft
 from tests.simulation.claims import MemoryClaims
@@ -72,17 +74,17 @@ def rescue_forgets_hold() -> AbstractContextManager[object]:
 
 
 def settle_before_send() -> AbstractContextManager[object]:
-    real = HandOvers._outcome
+    real = Sender._outcome
 
-    def outcome(self: HandOvers, claim: Claim) -> Any:
-        self._permits.settle([(permit_of(claim), timedelta(0))])
-        return real(self, claim)
+    def outcome(self: Sender, group: Group, claim: Claim) -> Any:
+        self._parts.permits.settle([(permit_of(claim), timedelta(0))])
+        return real(self, group, claim)
 
-    def settle(self: Outcomes, ended: Sequence[Ended]) -> None:
+    def settle(self: Recorder, ended: Sequence[Ended]) -> None:
         del self, ended
 
     return _both(
-        patch.object(HandOvers, "_outcome", outcome), patch.object(Outcomes, "_settle", settle)
+        patch.object(Sender, "_outcome", outcome), patch.object(Recorder, "_settle", settle)
     )
 
 
@@ -99,24 +101,27 @@ def cancel_by_row_count() -> AbstractContextManager[object]:
 
 
 def submit_keeps_its_place_on_error() -> AbstractContextManager[object]:
-    return patch.object(Submission, "withdraw", lambda *_: None)
+    return _keeping(lambda requests: len(requests) == 1)
 
 
-def hand_over_without_looking_at_the_claim() -> AbstractContextManager[object]:
-    real = Round.__init__
+def send_without_looking_at_the_claim() -> AbstractContextManager[object]:
+    def blind(part: type[Any]) -> AbstractContextManager[object]:
+        real = part.__init__
 
-    def begin(self: Round, *given: Any, **named: Any) -> None:
-        real(self, *given, **named)
-        self._timeout = -1e9
+        def begin(self: Any, *given: Any, **named: Any) -> None:
+            real(self, *given, **named)
+            self._timeout = -1e9
 
-    return patch.object(Round, "__init__", begin)
+        return patch.object(part, "__init__", begin)
+
+    return _both(blind(Sender), blind(Recorder))
 
 
 def send_without_waiting_for_the_instant() -> AbstractContextManager[object]:
-    def take(self: Sending) -> Claim | None:
-        return self._left.popleft()[1] if self._left else None
+    def take(_: SenderPool, group: Group) -> Claim | None:
+        return group.left.popleft()[1] if group.left else None
 
-    return patch.object(Sending, "_take", take)
+    return patch.object(SenderPool, "_take", take)
 
 
 def nobody_rescues() -> AbstractContextManager[object]:
@@ -124,16 +129,16 @@ def nobody_rescues() -> AbstractContextManager[object]:
 
 
 def orphans_stay() -> AbstractContextManager[object]:
-    return patch.object(Sweep, "_settle_unconfirmed", lambda _: (0, 0, 0))
+    return patch.object(Reconciler, "_settle_unconfirmed", lambda _: Counter())
 
 
 def a_refused_batch_keeps_its_places() -> AbstractContextManager[object]:
-    return patch.object(BulkSubmission, "_withdraw", lambda *_: None)
+    return _keeping(lambda requests: len(requests) > 1)
 
 
 def only_the_first_shard_is_given_back() -> AbstractContextManager[object]:
     def withdraw(self: Windows, booking: Booking) -> bool:
-        first, *_ = self.groups(booking.terms)
+        first, *_ = self.legs(booking.terms)
         return self.shards.release(first, booking.message_id, booking.submit)
 
     return patch.object(Windows, "withdraw", withdraw)
@@ -175,6 +180,16 @@ def _moved_by(move: Any) -> Any:
     return moved
 
 
+def _keeping(keeps: Callable[[Sequence[Request]], bool]) -> AbstractContextManager[object]:
+    real = Reserver.withdraw
+
+    def withdraw(self: Reserver, requests: Sequence[Request]) -> None:
+        if not keeps(requests):
+            real(self, requests)
+
+    return patch.object(Reserver, "withdraw", withdraw)
+
+
 def _both(first: Any, second: Any) -> AbstractContextManager[object]:
     stack = ExitStack()
     stack.enter_context(first)
@@ -190,7 +205,7 @@ BUGS: tuple[Bug, ...] = (
     settle_before_send,
     cancel_by_row_count,
     submit_keeps_its_place_on_error,
-    hand_over_without_looking_at_the_claim,
+    send_without_looking_at_the_claim,
     send_without_waiting_for_the_instant,
     nobody_rescues,
     orphans_stay,

@@ -11,10 +11,11 @@ from uuid import UUID
 from dispatcher.errors import DispatcherError, MessageNotFound, OutcomeUnknown, TooLate
 from dispatcher.message import Draft, Message, Rejection, Status
 from dispatcher.submission import (
-    BulkSubmission,
+    Batches,
+    CallersTransactions,
     Changes,
-    JoinedSubmission,
-    Submission,
+    OwnTransaction,
+    Submitter,
     Suppressing,
     Wish,
 )
@@ -48,11 +49,12 @@ class Known:
 class UseCases:
     """What a client may ask for."""
 
-    submission: Submission
-    bulk: BulkSubmission
+    submitter: Submitter
+    own: OwnTransaction
+    callers: CallersTransactions
+    batches: Batches
     changes: Changes
     suppressing: Suppressing
-    joined: JoinedSubmission
 
 
 class Caller:
@@ -85,7 +87,7 @@ class Caller:
         (asked,) = self._asking([draft])
         self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
         try:
-            message = self._cases.submission.submit(draft)
+            message = self._cases.submitter.submit(draft, self._cases.own)
         except OutcomeUnknown as error:
             asked.told = "unknown"
             self._tell("is told", f"{type(error).__name__} {error.message_id}")
@@ -106,12 +108,12 @@ class Caller:
         self._tell("asks: submit many", f"{len(drafts)}, {way}")
         results: list[Message | Rejection] = []
         otherwise = "unknown"
-        bulk = self._cases.bulk
+        batches = self._cases.batches
         try:
             if way == "all or none":
-                results = bulk.submit_all(drafts, progress=None)
+                results = batches.submit_all(drafts, progress=None)
             else:
-                for result in bulk.submit_each(
+                for result in batches.submit_each(
                     drafts, total=None, progress=None, ahead=way == "ahead"
                 ):
                     results.append(result)
@@ -159,7 +161,8 @@ class Caller:
         messages: list[Message | None] = [None] * len(drafts)
         for place, draft in enumerate(drafts):
             try:
-                messages[place] = self._cases.joined.submit(draft, cast(Any, session))
+                sink = self._cases.callers.of(cast(Any, session))
+                messages[place] = self._cases.submitter.submit(draft, sink)
             except DispatcherError as error:
                 self._tell("is told", type(error).__name__)
             if not session.is_open:

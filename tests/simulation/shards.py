@@ -17,7 +17,7 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Blocked, Moving, Place, Rules, Submit, Windows
-from dispatcher.reservation.places import Batch, Group, Request
+from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
@@ -26,16 +26,6 @@ from tests.simulation.server import MILLISECOND, Server, Twins
 
 _Window = dict[bytes, int]
 _Judged = tuple[int, Blocked | None]
-
-
-class Posted:
-    """Batches that were sent. ``answers`` are None where the replies are lost."""
-
-    def __init__(self, answers: list[list[Answer]] | None) -> None:
-        self.answers = answers
-
-    def abandon(self) -> None:
-        """Wait for no answers."""
 
 
 class MemoryShards:
@@ -48,195 +38,149 @@ class MemoryShards:
         self._quotas = {kind: cast("Sequence[Quota]", each) for kind, each in quotas.items()}
         self._life_ms = under_way // MILLISECOND
 
-    def book(
-        self,
-        group: Group,
-        message_id: UUID,
-        *,
-        asked_ms: int,
-        latest_ms: int,
-        submit: Submit | None,
-        pending_ahead_ms: int = 0,
-    ) -> Place | Blocked:
-        self._opened(group)
-        asked = Place(message_id, asked_ms)
-        answer = self._booked(group, asked, latest_ms, submit, pending_ahead_ms)
-        if isinstance(answer, IdempotencyConflict):
-            raise answer
-        return Place(message_id, answer) if isinstance(answer, int) else answer
+    def book(self, asked: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
+        self._opened(asked)
+        return [self._booked(each, pending_ahead_ms) for each in asked]
 
-    def post_many(self, batches: Sequence[Batch]) -> Posted:
-        """Book them at once: whoever asks for the answers may still lose them."""
-        return Posted([self._many(batch) for batch in batches])
-
-    def answers(self, batches: Sequence[Batch], posted: Posted) -> list[list[Answer]]:
-        found = posted.answers
-        if found is None:
-            found = [self._many(batch) for batch in batches]
-        if [] in found:
-            raise closed()
-        return found
-
-    def _many(self, batch: Batch) -> list[Answer]:
-        if batch.keys not in self._server.holds.epochs:
-            return []
-        return [
-            self._booked(
-                batch.group(place), Place(each.message_id, each.asked_ms), each.latest_ms,
-                each.submit, 0,
-            )
-            for place, each in enumerate(batch.requests)
-        ]  # fmt: skip
-
-    def _booked(
-        self, group: Group, asked: Place, latest_ms: int, submit: Submit | None, ahead_ms: int
-    ) -> Answer:
-        windows = self._windows(group)
-        message_id = asked.message_id
-        twins = self._twins(group, submit)
+    def _booked(self, asked: LegRequest, ahead_ms: int) -> Answer:
+        leg, message_id, submit = asked.leg, asked.message_id, asked.submit
+        windows = self._windows(leg)
+        twins = self._twins(leg, submit)
         if twins is not None and submit is not None:
             if twins.fingerprint != submit.fingerprint:
                 return IdempotencyConflict(submit.key, twins.id)
             if twins.id == message_id or any(twins.id.bytes in each for each in windows.values()):
                 message_id = twins.id
             else:  # given up: its id is never stored
-                del self._server.holds.twins[group.keys.twins(submit.key)]
+                del self._server.holds.twins[leg.keys.twins(submit.key)]
                 twins = None
         own = message_id.bytes
         places = [window[own] for window in windows.values() if own in window]
         missing = {scope: each for scope, each in windows.items() if own not in each}
-        at_ms = places[-1] if places else asked.at_ms
+        at_ms = places[-1] if places else asked.asked_ms
         if missing:
-            found = self._found(missing, at_ms, at_ms if places else latest_ms, ())
+            found = self._found(missing, at_ms, at_ms if places else asked.latest_ms, ())
             if isinstance(found, Blocked):
                 return found
             at_ms = found
         for window in missing.values():
             window[own] = at_ms
         now_ms = self._server.now_ms() + ahead_ms
-        for name in group.windows:
-            self._wait_for(group, own, name, now_ms, again=True)
+        for name in leg.windows:
+            self._wait_for(leg, own, name, now_ms, again=True)
         if submit is not None:
             if twins is None:
                 twins = Twins(message_id, submit.fingerprint, 0)
-                self._server.holds.twins[group.keys.twins(submit.key)] = twins
+                self._server.holds.twins[leg.keys.twins(submit.key)] = twins
             ends_at_ms = self._server.now_ms() + self._life_ms + ahead_ms
             twins.ends_at_ms = max(twins.ends_at_ms, ends_at_ms)
             twins.by.add(submit.token)
         return at_ms if message_id == asked.message_id else Place(message_id, at_ms)
 
-    def release(self, group: Group, message_id: UUID, submit: Submit | None) -> bool:
-        windows, own = self._windows(group), message_id.bytes
+    def release(self, leg: Leg, message_id: UUID, submit: Submit | None) -> bool:
+        windows, own = self._windows(leg), message_id.bytes
         if submit is not None:
-            twins = self._twins(group, submit)
+            twins = self._twins(leg, submit)
             if twins is None or submit.token not in twins.by:
                 return all(own not in window for window in windows.values())
             twins.by.remove(submit.token)
             if twins.by:
                 return False
-            del self._server.holds.twins[group.keys.twins(submit.key)]
-        self._remove(group, own)
+            del self._server.holds.twins[leg.keys.twins(submit.key)]
+        self._remove(leg, own)
         return True
 
-    def release_many(self, places: Iterable[tuple[Group, UUID, Submit | None]]) -> list[bool]:
+    def release_many(self, places: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
         return [self.release(*each) for each in places]
 
-    def move(
-        self,
-        group: Group,
-        message_id: UUID,
-        *,
-        hold: bytes,
-        asked_ms: int,
-        latest_ms: int,
-        beside: bytes = b"",
-        first: None = None,
-    ) -> Place | Blocked:
-        del first
-        self._opened(group)
-        windows = self._windows(group)
+    def hold(self, asked: Sequence[LegRequest]) -> list[Place | Blocked]:
+        self._opened(asked)
+        return [self._held(each) for each in asked]
+
+    def _held(self, asked: LegRequest) -> Place | Blocked:
+        leg, message_id, hold = asked.leg, asked.message_id, asked.hold
+        windows = self._windows(leg)
         now_ms = self._server.now_ms()
         held = {window.get(hold) for window in windows.values()}
         at_ms = held.pop()
-        if not held and at_ms is not None and asked_ms <= at_ms <= latest_ms:
+        if not held and at_ms is not None and asked.asked_ms <= at_ms <= asked.latest_ms:
             return Place(message_id, at_ms, now_ms)
-        found = self._found(windows, asked_ms, latest_ms, {message_id.bytes, hold, beside})
+        free = {message_id.bytes, hold, asked.beside}
+        found = self._found(windows, asked.asked_ms, asked.latest_ms, free)
         if isinstance(found, Blocked):
             return found
-        for name, window in zip(group.windows, windows.values(), strict=True):
+        for name, window in zip(leg.windows, windows.values(), strict=True):
             window[hold] = found
-            self._wait_for(group, hold, name, now_ms)
+            self._wait_for(leg, hold, name, now_ms)
         return Place(message_id, found, now_ms)
 
-    def ask_moves(self, asked: Sequence[tuple[Group, Request, bytes]]) -> list[None]:
-        """Leave it to ``move``, which the windows call for each of these next."""
-        return [None] * len(asked)
-
-    def slot(self, group: Group, start_ms: int, mover: UUID | None = None) -> int:
-        self._opened(group)
+    def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:
+        self._open(leg)
         free = {mover.bytes} if mover else set()
-        return self._leap(self._members(self._windows(group), free), start_ms)
+        return self._leap(self._members(self._windows(leg), free), start_ms)
 
-    def have(self, held: Sequence[tuple[Sequence[Group], Moving]]) -> list[bool]:
+    def have(self, held: Sequence[tuple[Sequence[Leg], Moving]]) -> list[bool]:
         return [self._has(*each) for each in held]
 
-    def _has(self, groups: Sequence[Group], moving: Moving) -> bool:
-        windows = [each for group in groups for each in self._windows(group).values()]
+    def _has(self, legs: Sequence[Leg], moving: Moving) -> bool:
+        windows = [each for leg in legs for each in self._windows(leg).values()]
         return {window.get(moving.hold) for window in windows} == {to_ms(moving.send_at)}
 
-    def take(self, held: Sequence[tuple[Group, Moving, int]]) -> list[bool]:
+    def take(self, held: Sequence[tuple[Leg, Moving, int]]) -> list[bool]:
         return [self._is_taken(*each) for each in held]
 
-    def _is_taken(self, group: Group, moving: Moving, token: int) -> bool:
-        windows, now_ms = self._windows(group), self._server.now_ms()
+    def _is_taken(self, leg: Leg, moving: Moving, token: int) -> bool:
+        windows, now_ms = self._windows(leg), self._server.now_ms()
         own, hold, at_ms = moving.message_id.bytes, moving.hold, to_ms(moving.send_at)
         is_alive = moving.held_at_ms > now_ms - self._life_ms
-        names = dict(zip(group.windows, windows.values(), strict=True))
+        names = dict(zip(leg.windows, windows.values(), strict=True))
         is_late = {
-            name: self._server.told(group.keys, moving.message_id, name) >= token for name in names
+            name: self._server.told(leg.keys, moving.message_id, name) >= token for name in names
         }
         for name, window in names.items():
             if not is_late[name] and not (is_alive and window.get(hold) == at_ms):
                 return False
         for name, window in names.items():
             window.pop(hold, None)
-            self._server.holds.pending[group.keys].pop((hold, name), None)
+            self._server.holds.pending[leg.keys].pop((hold, name), None)
             if not is_late[name]:
                 window[own] = at_ms
-                self._wait_for(group, own, name, now_ms)
-                self._server.tell(group.keys, moving.message_id, name, token, life_ms=self._life_ms)
+                self._wait_for(leg, own, name, now_ms)
+                self._server.tell(leg.keys, moving.message_id, name, token, life_ms=self._life_ms)
         return True
 
-    def drop(self, holds: Sequence[tuple[Group, bytes]]) -> None:
-        for group, hold in holds:
-            self._remove(group, hold)
+    def drop(self, holds: Sequence[tuple[Leg, bytes]]) -> None:
+        for leg, hold in holds:
+            self._remove(leg, hold)
 
     def _wait_for(
-        self, group: Group, member: bytes, name: str, at_ms: int, *, again: bool = False
+        self, leg: Leg, member: bytes, name: str, at_ms: int, *, again: bool = False
     ) -> None:
-        pending = self._server.holds.pending[group.keys]
+        pending = self._server.holds.pending[leg.keys]
         at_ms = max(at_ms, pending.get((member, name), at_ms)) if again else at_ms
         pending[member, name] = at_ms
 
-    def _remove(self, group: Group, member: bytes) -> None:
-        for name, window in zip(group.windows, self._windows(group).values(), strict=True):
+    def _remove(self, leg: Leg, member: bytes) -> None:
+        for name, window in zip(leg.windows, self._windows(leg).values(), strict=True):
             window.pop(member, None)
-            self._server.holds.pending[group.keys].pop((member, name), None)
+            self._server.holds.pending[leg.keys].pop((member, name), None)
 
-    def _twins(self, group: Group, submit: Submit | None) -> Twins | None:
+    def _twins(self, leg: Leg, submit: Submit | None) -> Twins | None:
         if submit is None:
             return None
-        found = self._server.holds.twins.get(group.keys.twins(submit.key))
+        found = self._server.holds.twins.get(leg.keys.twins(submit.key))
         return found if found and found.ends_at_ms >= self._server.now_ms() else None
 
-    def _windows(self, group: Group) -> dict[Scope, _Window]:
+    def _windows(self, leg: Leg) -> dict[Scope, _Window]:
         windows = self._server.holds.windows
-        return {
-            scope: windows[name] for scope, name in zip(group.scopes, group.windows, strict=True)
-        }
+        return {scope: windows[name] for scope, name in zip(leg.scopes, leg.windows, strict=True)}
 
-    def _opened(self, group: Group) -> None:
-        if group.keys not in self._server.holds.epochs:
+    def _opened(self, asked: Iterable[LegRequest]) -> None:
+        for each in asked:
+            self._open(each.leg)
+
+    def _open(self, leg: Leg) -> None:
+        if leg.keys not in self._server.holds.epochs:
             raise closed()
 
     # The rule, by its definition
@@ -303,9 +247,9 @@ def _tight_run(
 
 
 class Line:
-    """The shards as a client reaches them that sends batches and reads the answers later.
+    """The shards as a client reaches them that makes a call for many messages once more.
 
-    ``reached`` is where calls may go wrong. What is lost on either way is sent once more.
+    ``reached`` is where calls may go wrong.
     """
 
     def __init__(self, reached: Any) -> None:
@@ -314,16 +258,13 @@ class Line:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
 
-    def post_many(self, batches: Sequence[Batch]) -> Posted:
-        if not batches:
-            return Posted([])
+    def book(self, asked: Sequence[LegRequest], **more: Any) -> list[Answer]:
         try:
-            return cast(Posted, self._reached.post_many(batches))
+            return cast("list[Answer]", self._reached.book(asked, **more))
         except ReservationsUnavailable:
-            return Posted(None)
-
-    def answers(self, batches: Sequence[Batch], posted: Posted) -> list[list[Answer]]:
-        return cast(list[list[Answer]], self._reached.answers(batches, posted))
+            if len(asked) == 1:
+                raise
+            return cast("list[Answer]", self._reached.book(asked, **more))
 
 
 def windows_on(

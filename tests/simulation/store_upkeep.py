@@ -9,8 +9,9 @@ from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import Due, Kept, Movable, Place, Rescued, Settled, Unbegun
-from dispatcher.store.overdue import Taken as TakenOver
-from dispatcher.store.upkeep import NOT_BEGUN, UNKNOWN, Taken
+from dispatcher.store.catch_up import Taken as TakenOver
+from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN
+from dispatcher.store.places import Taken
 from dispatcher.times.send_time import to_ms
 from tests.simulation.tables import (
     NO_PLACE,

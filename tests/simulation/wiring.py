@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from dispatcher.delivery import Delivery
-from dispatcher.delivery.sweep import MARKER_SPARE, Sweep
+from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
+from dispatcher.delivery.sweep import Sweep
 from dispatcher.message import Message
 from dispatcher.quota import Limit
 from dispatcher.reservation import Bulk, Windows, longest_ms
 from dispatcher.submission import (
-    BulkSubmission,
+    Batches,
+    CallersTransactions,
     Cancelling,
     CatchUp,
     Changes,
-    Handover,
-    JoinedSubmission,
+    DryRun,
+    Enqueuer,
     Moves,
-    Submission,
+    OwnTransaction,
+    Reserver,
+    Submitter,
     Suppressing,
 )
 from dispatcher.telemetry.journal import Journal
@@ -105,36 +109,43 @@ class Wiring:
             clock=process,
             store=self._reached(self._upkeep, "store", process),
             messages=parts["messages"],
-            windows=self._reached(self._windows_upkeep, "windows", process),
             permits=self._reached(self.permits, "permits", process),
             queue=self._queue_of(process),
             journal=Journal(),
             send_logs=self._send_logs,
         )
+        reconciler = Reconciler(
+            settings=_SETTINGS,
+            clock=process,
+            store=self._reached(self._upkeep, "store", process),
+            windows=self._reached(self._windows_upkeep, "windows", process),
+            permits=self._reached(self.permits, "permits", process),
+        )
         catch_up = CatchUp(
             settings=_SETTINGS,
             store=self._reached(MemoryOverdue(self._world.tables, _CATCHING_UP), "store", process),
             moves=Moves(**_without_journal(parts)),
-            handover=parts["handover"],
+            enqueuer=parts["enqueuer"],
             journal=Journal(),
         )
         return {
             "enqueue_due": sweep.enqueue_due, "rescue": sweep.rescue, "prune": sweep.prune,
-            "reconcile": sweep.reconcile, "catch_up": catch_up.run,
+            "reconcile": reconciler.reconcile, "catch_up": catch_up.run,
         }  # fmt: skip
 
     def _common_of(self, process: Process) -> dict[str, Any]:
-        """Return what the use cases of those have in common who book places."""
+        """Return what the use cases of those have in common who reserve."""
         messages = self._reached(self._messages, "store", process)
-        handover = Handover(
+        enqueuer = Enqueuer(
             settings=_SETTINGS,
             clock=process,
             messages=messages,
             queue=self._queue_of(process),
+            journal=Journal(),
         )
         return {
             "settings": _SETTINGS, "clock": process, "messages": messages,
-            "windows": self._windows_of(process), "handover": handover, "journal": Journal(),
+            "windows": self._windows_of(process), "enqueuer": enqueuer, "journal": Journal(),
             "suppressions": self._reached(
                 MemorySuppressions(self._world.tables), "store", process
             ),
@@ -143,44 +154,53 @@ class Wiring:
     def use_cases(self, process: Process) -> UseCases:
         """Return what the callers of a client ask."""
         parts = self._common_of(process)
-        submission_ = Submission(**parts)
+        enqueuer, suppressions = parts["enqueuer"], parts["suppressions"]
         bulk = Bulk(parts["windows"])
         store: Any = BulkLine(
             self._reached(MemoryBulkMessages(self._world.tables), "store", process)
         )
-        suppressions = parts["suppressions"]
-        cancelling = Cancelling(settings=_SETTINGS, bulk=bulk, store=store, journal=Journal())
+        reserver = Reserver(
+            clock=process,
+            windows=parts["windows"],
+            bulk=bulk,
+            upkeep=self._reached(self._windows_upkeep, "windows", process),
+            messages=parts["messages"],
+        )
+        submitter = Submitter(
+            settings=_SETTINGS, clock=process, enqueuer=enqueuer, journal=Journal()
+        )
+        own = OwnTransaction(
+            settings=_SETTINGS,
+            clock=process,
+            messages=parts["messages"],
+            bulk=store,
+            suppressions=suppressions,
+            reserver=reserver,
+            enqueuer=enqueuer,
+        )
+        joined = MemoryJoined(self._world.tables, lambda it: self._reached(it, "store", process))
+        callers = CallersTransactions(
+            settings=_SETTINGS,
+            clock=process,
+            store=cast(Any, joined),
+            reserver=reserver,
+            enqueuer=enqueuer,
+        )
         return UseCases(
-            submission_,
-            BulkSubmission(
-                settings=_SETTINGS,
-                clock=process,
-                bulk=bulk,
-                store=store,
-                suppressions=suppressions,
-                handover=parts["handover"],
-                submission=submission_,
-                journal=Journal(),
-            ),
+            submitter,
+            own,
+            callers,
+            Batches(submitter=submitter, own=own, dry_run=_no_plans, journal=Journal()),
             Changes(
                 moves=Moves(**_without_journal(parts)),
                 **{name: part for name, part in parts.items() if name != "windows"},
             ),
-            Suppressing(settings=_SETTINGS, suppressions=suppressions, cancelling=cancelling),
-            JoinedSubmission(
+            Suppressing(
                 settings=_SETTINGS,
-                clock=process,
-                windows=parts["windows"],
-                upkeep=self._reached(self._windows_upkeep, "windows", process),
-                store=cast(
-                    Any,
-                    MemoryJoined(
-                        self._world.tables, lambda it: self._reached(it, "store", process)
-                    ),
+                suppressions=suppressions,
+                cancelling=Cancelling(
+                    settings=_SETTINGS, bulk=bulk, store=store, journal=Journal()
                 ),
-                handover=parts["handover"],
-                submission=submission_,
-                journal=Journal(),
             ),
         )
 
@@ -220,6 +240,10 @@ class Wiring:
         line = Line(self._reached(self._shards, "windows", process))
         quotas = _SETTINGS.quotas_of
         return windows_on(line, quotas, keys=self._world.server.keys, under_way=_UNDER_WAY)
+
+
+def _no_plans() -> DryRun:
+    raise NotImplementedError
 
 
 def _without_journal(parts: dict[str, Any]) -> dict[str, Any]:

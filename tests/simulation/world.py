@@ -12,14 +12,21 @@ from unittest.mock import patch
 from uuid import UUID
 
 from dispatcher.broker.queue import TaskGroup
-from dispatcher.delivery import Lanes, destinations, hand_overs, lanes, senders, stragglers, sweep
-from dispatcher.delivery import round as round_
+from dispatcher.delivery import (
+    GroupQueue,
+    destinations,
+    group,
+    group_queue,
+    recorder,
+    sender,
+    sender_pool,
+    sweep,
+)
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.reservation import windows
 from dispatcher.submission import (
-    cases,
-    submission,
+    batch,
 )
 from dispatcher.times.send_time import to_ms
 from tests.simulation.broker import Broker, begins_in
@@ -63,7 +70,7 @@ class World:
         self.provider = Provider()
         self.broker = Broker(self.scheduler, self.weather)
         self.broker.take = self._take
-        self.workers: dict[Process, Lanes] = {}
+        self.workers: dict[Process, GroupQueue] = {}
         self._numbers = 0
         self._pace = 0.5 + 12 * self.weather.often
         self.is_restless = self.rng.random() < 0.3  # callers move the same messages about
@@ -145,7 +152,7 @@ class World:
 
     def _worker(self, number: int) -> None:
         process = self._process(f"worker {number}", self.rng.choice([0.01, 1, 3_600]))
-        self.workers[process] = Lanes(
+        self.workers[process] = GroupQueue(
             self.wiring.delivery(process, self._is_claimed), at_once=self.settings.groups_at_once
         )
         self._reborn(process, lambda: self._worker(number))
@@ -290,15 +297,16 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (destinations, hand_overs, lanes, round_, senders, stragglers):
+        for module in (destinations, group, group_queue, recorder, sender_pool):
             stack.enter_context(patch.object(module, "threading", threading))
-        stack.enter_context(patch.object(senders, "SimpleQueue", lambda: Calls(world.scheduler)))
+        stack.enter_context(
+            patch.object(sender_pool, "SimpleQueue", lambda: Calls(world.scheduler))
+        )
         stack.enter_context(patch.object(destinations, "random", world.rng))
-        stack.enter_context(patch.object(hand_overs, "random", world.rng))
+        stack.enter_context(patch.object(sender, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
-        stack.enter_context(patch.object(submission, "new_id", world.new_id))
-        stack.enter_context(patch.object(cases, "new_id", world.new_id))
-        stack.enter_context(patch.object(cases, "BATCH", _BATCH))
+        stack.enter_context(patch.object(batch, "new_id", world.new_id))
+        stack.enter_context(patch.object(batch, "BATCH", _BATCH))
         stack.enter_context(patch.object(windows, "new_hold", world.new_hold))
         log.setLevel(logging.CRITICAL + 1)
         try:

@@ -46,12 +46,12 @@ BUGS = (
         name="claim without a check of the status",
         changes=[
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old="these,\n            tables.has_status(Status.SCHEDULED),",
                 new="these,\n            tables.has_status(Status.SCHEDULED, Status.SENDING),",
             ),
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old=".where(tables.has_status(Status.SCHEDULED))\n        .values(",
                 new=".where(tables.has_status(Status.SCHEDULED, Status.SENDING))\n        .values(",
             ),
@@ -62,7 +62,7 @@ BUGS = (
         name="due judged by the worker alone",
         changes=[
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old="            messages.c.next_attempt_at <= later(_NOW, ahead),\n",
                 new="",
             ),
@@ -78,13 +78,13 @@ BUGS = (
         name="expiry not checked",
         changes=[
             Change(
-                file="store/claiming.py",
+                file="store/claims.py",
                 old="            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),\n",
                 new="",
             ),
             Change(
-                file="delivery/round.py",
-                old="if claim.expires_in is not None and now - self._claimed_at >= claim.expires_in:",
+                file="delivery/sender.py",
+                old="if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:",
                 new="if claim is None:",
             ),
         ],
@@ -111,7 +111,7 @@ BUGS = (
     Bug(
         name="permits not restored by a rebuild",
         changes=_one(
-            "delivery/sweep.py",
+            "delivery/reconciler.py",
             "self._permits.restore(known, marker=rebuild.marker, marker_life=life)",
             "known.clear()",
         ),
@@ -121,23 +121,23 @@ BUGS = (
     Bug(
         name="what submits left behind is not looked for",
         changes=_one(
-            "delivery/sweep.py",
-            "        known, unknown, corrected = 0, 0, 0\n",
-            "        known, unknown, corrected = 0, 0, 0\n        return known, unknown, corrected\n",
+            "delivery/reconciler.py",
+            "        in_batches(lambda at_most: self._settle_some(at_most, did, waiting))\n",
+            "",
         ),
         faults=("client.kill", "redis.freeze", "line.refuse", "reply.script"),
     ),
     Bug(
         name="no rescue",
         changes=_one(
-            "delivery/sweep.py", "_in_batches(self._rescue)", "0"
+            "delivery/sweep.py", "in_batches(self._rescue)", "0"
         ),
         faults=("worker.kill",),
     ),
     Bug(
         name="nothing handed over a second time",
         changes=_one(
-            "store/upkeep.py",
+            "store/maintenance.py",
             "enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now",
             "enqueue_at=later(due_from, grace.total_seconds() + 9e6), enqueued_at=now",
         ),
@@ -146,14 +146,10 @@ BUGS = (
     Bug(
         name="cancel judged by the rows it changed",
         changes=_one(
-            "store/messages.py",
-            "            connection.execute(statement)\n"
-            "            return connection.execute(query).one_or_none()\n\n"
-            "        row = self._database.run(work)",
-            "            if not connection.execute(statement).rowcount:\n"
-            "                return None\n"
-            "            return connection.execute(query).one_or_none()\n\n"
-            "        row = self._database.run(work)",
+            "store/database.py",
+            "                connection.execute(change)\n",
+            "                if not connection.execute(change).rowcount:\n"
+            "                    return []\n",
         ),
         faults=("reply.update", "store.terminate"),
     ),
@@ -161,10 +157,10 @@ BUGS = (
         name="cancel without a check of the status",
         changes=_one(
             "store/messages.py",
-            ".where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))\n"
-            "            .values(status=Status.CANCELLED.value",
-            ".where(messages.c.id == message_id, messages.c.claimed_by.is_(None))\n"
-            "            .values(status=Status.CANCELLED.value",
+            ".where(these, tables.has_status(Status.SCHEDULED))\n"
+            "        .values(status=Status.CANCELLED.value",
+            ".where(these, messages.c.claimed_by.is_(None))\n"
+            "        .values(status=Status.CANCELLED.value",
         ),
         faults=CALM,
     ),
@@ -234,7 +230,7 @@ BUGS = (
     Bug(
         name="places of cancelled and expired messages not freed",
         changes=_one(
-            "delivery/sweep.py",
+            "delivery/reconciler.py",
             "            self._windows.release(self._reserved(places))\n",
             "",
         ),
@@ -257,14 +253,14 @@ BUGS = (
     Bug(
         name="a key with other content answered with the message",
         changes=_one(
-            "submission/submission.py", "if fingerprint != draft.fingerprint:", "if not message:"
+            "submission/batch.py", "if fingerprint != valid.fingerprint:", "if not message:"
         ),
         faults=CALM,
     ),
     Bug(
         name="a log tells who is written to",
         changes=_one(
-            "delivery/hand_overs.py",
+            "delivery/sender.py",
             'log.warning("message %s: its transport raised %s", message.id,',
             'log.warning("message %s: its transport raised %s", message.recipient,',
         ),
@@ -273,7 +269,7 @@ BUGS = (
     Bug(
         name="an e-mail without an answer counts as sent",
         changes=_one(
-            "transports/smtp/line.py",
+            "transports/smtp/connection.py",
             'raise PerhapsSent(f"{self._server}: {why}") from None',
             "return Reply(_OK, why)",
         ),
@@ -325,10 +321,10 @@ BUGS = (
         test="tests/integration/store/test_claims.py",
     ),
     Bug(
-        name="the rest of the claim not checked before the hand-over",
+        name="the rest of the claim not checked before the send",
         changes=_one(
-            "delivery/round.py",
-            "is_ours = claim.message.id not in self._lost and self._ends_at - now >= self._timeout",
+            "delivery/sender.py",
+            "is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout",
             "is_ours = bool(claim)",
         ),
         test="tests/integration/house/test_delivery.py",

@@ -48,7 +48,7 @@ _LONG_AGO = timedelta(seconds=1)
 def die(point: str, work: Work, settings: Settings, *given: Any, how: How = "kill") -> None:
     """Let work die at a point: with its process, or by an error that nobody expects.
 
-    ``point`` may name a pass, as in ``deliver.before_hand_over@2``.
+    ``point`` may name a pass, as in ``deliver.before_send@2``.
     """
     name, _, number = point.partition("@")
     spec = f"{name}={how}" + (f"@{number}" if number else "")
@@ -99,7 +99,7 @@ def reconcile(house: House) -> None:
     for pattern in ("twins:*", "rebuild"):
         for key in house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:{pattern}"):
             house.redis.delete(key)
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
 
 
 def published(house: House) -> list[list[UUID]]:

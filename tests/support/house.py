@@ -30,9 +30,9 @@ BROKER_DB = 1
 FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
 _USE_CASES = (
-    "submission", "joined", "bulk", "planning", "handover", "changes", "delivery", "sweep",
-    "outlook", "verification", "held", "catch_up", "suppressing", "cancelling",
-    "status_messages",
+    "reserver", "submitter", "own_transaction", "callers_transactions", "batches", "enqueuer",
+    "changes", "delivery", "sweep", "reconciler", "outlook", "verification", "held", "catch_up",
+    "suppressing", "cancelling",
 )  # fmt: skip
 BODY = {"text": canaries.BODY}
 
@@ -97,11 +97,11 @@ class House(AbstractContextManager["House"]):
 
     def open(self) -> None:
         """Let the sweep declare Redis complete."""
-        self.parts.sweep.reconcile(settle=timedelta(0))
+        self.parts.reconciler.reconcile(settle=timedelta(0))
 
     def reconciled(self) -> Self:
         """Reconcile, and return this."""
-        self.parts.sweep.reconcile()
+        self.parts.reconciler.reconcile()
         return self
 
     def swap(self, name: str, part: object) -> None:

@@ -70,7 +70,6 @@ class Calls:
 
     def watch(self, real: Reserving) -> None:
         shards: Any = real.windows.shards
-        shards._direct._possible = False  # or a booking would go past what is watched
         for name in ("_reserve", "_next_slot", "_check", "_hold", "_move"):
             setattr(shards, name, self._watched(name[1:], getattr(shards, name)))
 
@@ -87,8 +86,6 @@ class Calls:
                 self.made[f"{name} {word.decode()}"] += 1
             return reply
 
-        watched: Any = call
-        watched.sha = script.sha
         return call
 
 

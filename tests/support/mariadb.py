@@ -1,4 +1,4 @@
-"""The MariaDB or MySQL that runs on this machine, and databases of a test run's own on it.
+"""The MariaDB that runs on this machine, and databases of a test run's own on it.
 
 A guard process drops them even when the test run itself is killed: it waits on a pipe that closes
 with the run.
@@ -75,16 +75,6 @@ class MariaDBServer:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait(60)
-
-    @property
-    def is_mysql(self) -> bool:
-        """Whether it is a MySQL."""
-        return "MariaDB" not in str(self.execute("SELECT VERSION()"))
-
-    @property
-    def shortest_wait(self) -> int:
-        """The least that ``innodb_lock_wait_timeout`` takes, s."""
-        return 1 if self.is_mysql else 0
 
     @property
     def upstream(self) -> tuple[str, int]:

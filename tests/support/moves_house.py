@@ -1,7 +1,7 @@
 """Everybody who touches a message that is moved, in a model: what may happen next.
 
 Beside the movers: a sweep (``_settle_unconfirmed`` and ``_release_unneeded`` in
-``delivery/sweep.py``), a cancel, another message that wants a place, a shard that is rebuilt,
+``delivery/reconciler.py``), a cancel, another message that wants a place, a shard that is rebuilt,
 copies of calls that arrive late, and the clock. Each has a bounded number of turns.
 """
 

@@ -213,14 +213,14 @@ def _bad_questions() -> Iterator[tuple[str, Bad]]:
             yield f"{method} {name}", Bad("id", InvalidDraft, method, (value,))
     for status in ("lost", "", "SENT", 1, ["sent"]):
         yield (
-            f"find status {status!r}",
-            Bad("status", InvalidDraft, "find", asked={"status": status}),
+            f"list status {status!r}",
+            Bad("status", InvalidDraft, "list", asked={"status": status}),
         )
     for most in (0, -1, 10_001, "5", 2.5, None):
-        for method in ("find", "held"):
+        for method in ("list", "held"):
             yield (
-                f"{method} at_most {most!r}",
-                Bad("at_most", InvalidDraft, method, asked={"at_most": most}),
+                f"{method} limit {most!r}",
+                Bad("limit", InvalidDraft, method, asked={"limit": most}),
             )
 
 

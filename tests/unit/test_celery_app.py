@@ -57,7 +57,7 @@ PINNED_TRANSPORT: dict[str, Any] = {
     "socket_keepalive": True,
     "max_connections": 50,
 }
-NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up", "tell"]
+NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up", "notify"]
 
 
 def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
@@ -140,7 +140,7 @@ def test_no_channel_that_catches_up_needs_no_tick_for_it() -> None:
 
 
 def test_where_nobody_may_ask_to_be_told_there_is_no_tick_for_it() -> None:
-    assert set(beat_schedule(TELLING)) - set(beat_schedule(REDIS)) == {"dispatcher.tell"}
+    assert set(beat_schedule(TELLING)) - set(beat_schedule(REDIS)) == {"dispatcher.notify"}
 
 
 def test_the_module_has_an_app_made_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,23 +6,47 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from dispatcher.delivery.destinations import Destinations
-from dispatcher.delivery.senders import Senders, Sending
+from dispatcher.delivery.group import Ended, Group, Report
+from dispatcher.delivery.sender_pool import SenderPool, SenderThreads
 from dispatcher.message import Message
-from dispatcher.store import Claim
+from dispatcher.store import Claim, Result
 from dispatcher.testing import a_message
 from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import MovableClock
+from tests.support.groups import a_group
 from tests.support.waiting import wait_until
 
 SHARE = 4
 TIMEOUT = 10.0
 MINUTE = timedelta(minutes=1)
+
+
+class Sends:
+    """The sends of one group."""
+
+    def __init__(self, pool: SenderPool, group: Group) -> None:
+        self._pool = pool
+        self._group = group
+
+    @property
+    def has_left(self) -> bool:
+        return self._pool.has_left(self._group)
+
+    def withdraw(self) -> list[tuple[Claim, timedelta]]:
+        return self._pool.withdraw(self._group)
+
+    def withdraw_silent(self) -> list[tuple[Claim, timedelta]]:
+        return self._pool.withdraw_silent(self._group)
+
+
+def ended(claim: Claim, *, answered: bool) -> Ended:
+    return Ended(claim, Result(claim, None), 0.0, answered=answered)
 
 
 class World:
@@ -37,7 +61,8 @@ class World:
             longest=MINUTE,
             clock=self.clock,
         )
-        self.senders = Senders("test", most=SHARE + spare)
+        self.threads = SenderThreads("test", most=SHARE + spare)
+        self.pool = SenderPool(self.threads, self._send, self.destinations, self.clock)
         self.silent: set[str] = set()
         self.gate = threading.Semaphore(0)
         self.begun: list[str] = []
@@ -45,15 +70,15 @@ class World:
         self.most: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def group(self, *names: str) -> Sending:
+    def group(self, *names: str) -> Sends:
         """Let a group of messages to these hosts be sent; all are due."""
-        idle = threading.Event()
-        sending = Sending(self.senders, self.clock, self._send, idle.set, self.destinations)
+        group = a_group()
         claims = [Claim(a_message(recipient=each), token=1) for each in names]
-        sending.add([(0.0, each) for each in claims])
-        return sending
+        self.pool.send(group, [(0.0, each) for each in claims])
+        return Sends(self.pool, group)
 
-    def _send(self, claim: Claim) -> bool | None:
+    def _send(self, group: Group, claim: Claim) -> Report:
+        del group
         name = claim.message.recipient
         with self._lock:
             self.begun.append(name)
@@ -64,7 +89,7 @@ class World:
             assert self.gate.acquire(timeout=60)
         with self._lock:
             self.busy[name] -= 1
-        return not is_silent
+        return ended(claim, answered=not is_silent)
 
     def wait_for(self, name: str, many: int) -> None:
         wait_until(lambda: self.begun.count(name) >= many, 60)
@@ -75,7 +100,7 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.gate.release(1_000)
-    made.senders.close()
+    made.threads.close()
 
 
 def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
@@ -100,13 +125,14 @@ def test_a_destination_that_is_alone_has_all_senders(world: World) -> None:
     barrier = threading.Barrier(SHARE)
     met: list[int] = []
 
-    def meet(claim: Claim) -> bool:
-        del claim
+    def meet(group: Group, claim: Claim) -> Report:
+        del group
         met.append(barrier.wait(60))
-        return True
+        return ended(claim, answered=True)
 
-    sending = Sending(world.senders, world.clock, meet, lambda: None, world.destinations)
-    sending.add([(0.0, Claim(a_message(recipient="one"), token=1)) for _ in range(3 * SHARE)])
+    pool = SenderPool(world.threads, meet, world.destinations, world.clock)
+    claims = [Claim(a_message(recipient="one"), token=1) for _ in range(3 * SHARE)]
+    pool.send(a_group(), [(0.0, each) for each in claims])
     wait_until(lambda: len(met) == 3 * SHARE, 60)
 
 
@@ -180,8 +206,8 @@ def test_a_transport_that_cannot_name_a_destination_sends_all_the_same() -> None
 
     destinations = Destinations(fail, share=1, timeout=1, longest=MINUTE, clock=MovableClock())
     claim = Claim(a_message(), token=1)
-    assert destinations.admit(cast("Sending", None), 0.0, claim)
-    destinations.leave(cast("Sending", None), claim, answered=False)
+    assert destinations.admit(a_group(), 0.0, claim)
+    assert destinations.leave(claim, answered=False) == []
 
 
 WEBHOOK = WebhookTransport(http=True, ports=[8080])

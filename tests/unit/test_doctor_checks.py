@@ -13,7 +13,9 @@ from dispatcher.operations.doctor.finding import Finding
 from dispatcher.operations.doctor.of_clocks import OF_STORE, Offset, measure
 from dispatcher.operations.doctor.of_store import StoreFacts
 from dispatcher.reservation import ClusterFacts, RedisFacts
-from dispatcher.store import SchemaStanding
+from dispatcher.store import Durability, SchemaStanding
+from dispatcher.store.engines.mariadb import MariaDBEngine
+from dispatcher.store.engines.postgresql import PostgreSQLEngine
 from dispatcher.store.migrate import Obstacle
 from tests.support.clock import NOON, MovableClock
 
@@ -87,7 +89,7 @@ def test_a_cluster_of_several_nodes_stops_the_worker(nodes: int) -> None:
 def test_tables_of_another_program_stop_the_worker() -> None:
     obstacle = Obstacle("it has dispatcher_messages", "set another table_prefix")
     standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
-    found = of_store.migrations(StoreFacts("sqlite", standing, None, {}))
+    found = of_store.migrations(StoreFacts(standing, None, Durability({}, (), "")))
     assert (found.level, found.stops_worker) == (Level.ERROR, True)
     assert (found.found, found.remedy) == (
         "the database cannot be migrated: it has dispatcher_messages", "set another table_prefix",
@@ -97,10 +99,11 @@ def test_tables_of_another_program_stop_the_worker() -> None:
 def test_a_postgres_that_is_durable() -> None:
     standing = SchemaStanding("0001", "0001", (), is_known=True)
     durable = {"fsync": "on", "synchronous_commit": "on"}
-    facts = StoreFacts("postgresql", standing, (), durable)
+    judge = PostgreSQLEngine.durable.judge
+    facts = StoreFacts(standing, (), judge(durable))
     assert of_store.durability(facts).level is Level.OK
     for name in durable:
-        asleep = facts._replace(durability=durable | {name: "off"})
+        asleep = facts._replace(durability=judge(durable | {name: "off"}))
         assert of_store.durability(asleep).level is Level.WARNING
 
 
@@ -108,7 +111,7 @@ def test_a_mariadb_that_is_durable() -> None:
     standing = SchemaStanding("0001", "0001", (), is_known=True)
     name = "innodb_flush_log_at_trx_commit"
     for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
-        facts = StoreFacts("mysql", standing, (), {name: value})
+        facts = StoreFacts(standing, (), MariaDBEngine.durable.judge({name: value}))
         assert of_store.durability(facts).level is level
 
 

@@ -35,11 +35,10 @@ from dispatcher.broker.queue import Ticket
 from dispatcher.errors import Unavailable
 from dispatcher.limiters.base import translated as in_limiters
 from dispatcher.message import new_id
-from dispatcher.redis.errors import EvictingServer, reason
-from dispatcher.reservation.answers import translated as in_reservation
-from dispatcher.store.database import Database, unavailable
-from dispatcher.store.database import translated as in_store
-from dispatcher.telemetry.liveness import translated as in_liveness
+from dispatcher.redis.errors import EvictingServer, reason, translated
+from dispatcher.store.database import Database
+from dispatcher.store.engines.errors import translated as in_store
+from dispatcher.store.engines.errors import unavailable
 from dispatcher.testing import a_message
 from dispatcher.transports.smtp.wire import Wire
 from dispatcher.transports.webhook import WebhookTransport
@@ -92,9 +91,8 @@ def test_a_database_of_redis_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("room", "ours"),
     [
-        (in_reservation, ReservationsUnavailable),
+        (lambda: translated(ReservationsUnavailable), ReservationsUnavailable),
         (in_limiters, LimitersUnavailable),
-        (in_liveness, ReservationsUnavailable),
     ],
 )
 def test_redis_errors_are_translated_without_their_text(

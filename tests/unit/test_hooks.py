@@ -57,7 +57,7 @@ def row(status: Status = Status.SENT) -> Message:
 
 def tell(hooks: Hooks, transition: Transition, *messages: Message) -> None:
     """Tell what a journal tells, which has no more than the ids of some."""
-    journal = Journal(listen=hooks.told)
+    journal = Journal(listeners=[hooks.told])
     for each in messages:
         if transition in (Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED):
             journal.tell(transition, each)

@@ -237,8 +237,7 @@ LOCAL = {"send_in": None, "send_at": "2100-01-01T12:00", "zone": "Europe/Berlin"
 MAIL = {"channel": "mail", "recipient": "ada@shop.example"}
 PARTS = ("subject", "text", "headers", "attachments", "reply_to")
 METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "find": ({}, ("status", "channel", "recipient", "at_most")),
-    "held": ({}, ("at_most",)),
+    "held": ({}, ("limit",)),
     "next_slot": (
         {"recipient": "ada"},
         ("recipient", "scope", "channel", "after", "zone", "scopes", "quiet_hours"),
@@ -247,7 +246,7 @@ METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"scope": "ada"}, ("scope", "channel", "zone", "length", "start", "kind", "scopes"),
     ),
     "status": ({}, ("since",)),
-    "top": ({}, ("of", "by", "within", "at_most")),
+    "top": ({}, ("of", "by", "within", "limit")),
     "suppressed": ({}, ("recipient",)),
     "suppress": ({"recipient": "ada"}, ("recipient", "channel")),
     "unsuppress": ({"recipient": "ada"}, ("recipient", "channel")),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher.cli.logs import JsonFormatter
-from dispatcher.telemetry.journal import FIELDS, Journal, Transition
+from dispatcher.telemetry.journal import FIELDS, EventLog, Journal, Transition
 from dispatcher.testing import a_message
 
 KEY = "sixteen letters and more"
@@ -77,7 +77,8 @@ def test_nothing_is_made_of_a_line_that_nobody_wants(
 
 
 def test_a_journal_shows_no_key() -> None:
-    assert KEY not in repr(Journal(log_key=KEY)) + repr(vars(Journal(log_key=KEY)))
+    for each in (Journal(log_key=KEY), EventLog(KEY)):
+        assert KEY not in repr(each) + repr(vars(each))
 
 
 def test_a_meter_that_fails_stops_counting_and_nothing_else(
@@ -94,7 +95,7 @@ def test_a_meter_that_fails_stops_counting_and_nothing_else(
     for _ in range(2):
         journal.tell(Transition.SENT, a_message())
         journal.swept("rescue", {})
-    assert calls == ["became"]
+    assert calls == ["told"]
     said = [each.getMessage() for each in lines.records if each.levelname == "ERROR"]
     assert said == ["nothing is counted any more in this process"]
     assert len(lines.records) == 3

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,7 +20,7 @@ from prometheus_client.registry import Collector
 from dispatcher import InvalidSettings, Settings
 from dispatcher.app import App
 from dispatcher.errors import DispatcherError, StoreUnavailable
-from dispatcher.telemetry.journal import FIELDS, Transition
+from dispatcher.telemetry.journal import FIELDS, Event, Transition
 from dispatcher.telemetry.metrics import meter
 from dispatcher.telemetry.metrics.exposition import Exposition, VitalsCollector
 from dispatcher.telemetry.metrics.vitals import Vitals
@@ -58,7 +59,7 @@ def samples(*collectors: Collector) -> Iterator[Any]:
 def touched() -> None:
     """Let each metric have a sample."""
     one = meter.PrometheusMeter()
-    one.became(next(iter(Transition)), "sms")
+    one.told(Event(next(iter(Transition)), UUID(int=1), "sms", {}))
     one.attempted("sms", "sent", 0.01)
     one.refused("quota", "1/minute")
     one.swept("rescue", {"messages": 1})
@@ -182,7 +183,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 def test_without_a_port_the_library_is_not_even_loaded() -> None:
     program = (
         "import sys; from dispatcher import Settings; from dispatcher.app import App; "
-        "parts = App(Settings.load()); parts.journal; parts.submission; "
+        "parts = App(Settings.load()); parts.journal; parts.submitter; "
         "sys.exit('prometheus_client' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)

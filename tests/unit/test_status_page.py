@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from dispatcher import Settings
 from dispatcher.message import Status
+from dispatcher.store.notifications import Reason, _body
 from dispatcher.store.schema import TOLD_OF
-from dispatcher.store.untold import Reason, _body
 from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport

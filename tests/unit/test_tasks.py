@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dispatcher.delivery.ticks import Ticks
+from dispatcher.delivery.duties import Ticks
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.telemetry.journal import Journal
 from dispatcher.times.clock import SystemClock
@@ -22,7 +22,7 @@ def test_a_server_that_is_away_is_told_in_a_line_and_not_in_a_traceback(
         raise ReservationsUnavailable("Redis is loading its data")
 
     parts = SimpleNamespace(
-        sweep=SimpleNamespace(reconcile=reconcile),
+        reconciler=SimpleNamespace(reconcile=reconcile),
         journal=Journal(),
         ticks=Ticks(SystemClock(), {"reconcile": timedelta(seconds=1)}),
     )

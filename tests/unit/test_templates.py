@@ -113,8 +113,15 @@ ATTACKS = {
     "a block": (GROWING.format("{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}"), TOO_MUCH),
     "joins": (GROWING.format("{% set n.s = [n.s, n.s] | join %}"), TOO_MUCH),
     "joins by a text": ("{{ xs | join(a) }}", TOO_MUCH),
+    "joins by a text that are not put out": ("{{ long | join(a ~ a) | length }}", TOO_MUCH),
     "replacements": ("{{ a | replace('x', a) }}", TOO_MUCH),
     "replacements of nothing": ("{{ a | replace('', a) }}", TOO_MUCH),
+    "a text that is not put out": ("{{ (a ~ a ~ a) | upper | length }}", TOO_MUCH),
+    "large numbers that are not put out": (
+        ("{% set n = namespace(l=[10 ** 1000]) %}{% for a in range(12) %}"
+        "{% set n.l = n.l + n.l %}{% endfor %}{{ n.l | string | length }}"),
+        TOO_MUCH,
+    ),
     "escapes": (GROWING.format("{% set n.s = (n.s ~ '<') | forceescape | urlencode %}"), TOO_MUCH),
     "calls": (
         "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
@@ -179,6 +186,10 @@ ATTACKS = {
     "a method by its name": ("{{ a['zfill'](n) }}", "calls zfill"),
     "a method of a list": ("{{ xs.count(1) }}", "calls count"),
     "a class of many": ("{{ {}.fromkeys(xs, a) }}", "calls fromkeys"),
+    "a filter of a map by names": (
+        "{{ long | map('replace', old='1', new=a) | list | length }}",
+        "gives a filter of map more than a value",
+    ),
     "a filter of a map": ("{{ xs | map('join', a) | list }}", "cannot be rendered"),
     "lists in a sum": ("{{ [xs, xs] | sum(start=[]) }}", "cannot be rendered (TypeError)"),
     "JSON with a margin": ("{{ xs | tojson(indent=n) }}", "cannot be rendered (TypeError)"),
@@ -228,7 +239,7 @@ def test_a_filter_that_makes_much_of_little_is_not_there(name: str) -> None:
 
 def test_the_page_names_the_filters_that_are_there() -> None:
     page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
-    [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. Of methods", page)
+    [named] = re.findall(r"\*\*Few filters\*\*.*?: (.*?)\. The methods", page)
     assert re.findall(r"`(\w+)`", named) == sorted(sandbox.READERS | sandbox.LOOKS)
 
 

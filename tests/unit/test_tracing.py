@@ -18,7 +18,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(InvalidSettings, match="needs opentelemetry-api") as caught:
-        App(Settings.load(traces=True)).submission  # noqa: B018 - it is built
+        App(Settings.load(traces=True)).submitter  # noqa: B018 - it is built
     assert caught.value.field == "traces"
     assert caught.value.accepted.startswith("pip install 'dispatcher[traces]'")
 
@@ -34,6 +34,6 @@ def test_where_traces_are_off_the_library_is_neither_needed_nor_asked_for() -> N
     program = (
         "import sys; sys.modules['opentelemetry'] = None; "
         "from dispatcher import Settings; from dispatcher.app import App; "
-        "parts = App(Settings.load()); parts.submission, parts.joined, parts.bulk, parts.delivery"
+        "parts = App(Settings.load()); parts.submitter, parts.batches, parts.delivery"
     )
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)

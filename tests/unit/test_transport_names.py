@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Channel, InvalidSettings, Message, Settings, TemporaryFailure
-from dispatcher.transports import base, load, naming
+from dispatcher.transports import base, load, registry
 
 CARRIER = """
 class Pigeon:
@@ -97,17 +97,17 @@ def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, site: Path
 ) -> None:
     (site / "needy_for_tests.py").write_text("import a_library_of_nobody\n")
-    needy = naming._Shipped("needy_for_tests:Needy", "needy")
-    monkeypatch.setitem(naming._SHIPPED, "needy", needy)
+    needy = registry._Shipped("needy_for_tests:Needy", "needy")
+    monkeypatch.setitem(registry._SHIPPED, "needy", needy)
     error = refused("needy")
     assert error.field == "channels.post.transport"
     assert "a_library_of_nobody" in error.problem
     assert "dispatcher[needy]" in error.accepted
 
 
-@pytest.mark.parametrize("name", sorted(naming._SHIPPED))
+@pytest.mark.parametrize("name", sorted(registry._SHIPPED))
 def test_every_transport_that_ships_is_there(name: str) -> None:
-    found = naming.find("post", name)
+    found = registry.find("post", name)
     assert callable(found.send)
 
 
@@ -132,8 +132,8 @@ def test_a_class_that_takes_a_timeout_is_given_that_of_the_settings(site: Path) 
 def test_a_transport_that_ships_has_the_timeout_of_the_settings(
     monkeypatch: pytest.MonkeyPatch, site: Path
 ) -> None:
-    shipped = naming._Shipped("pigeons_for_tests:Pigeon")
-    monkeypatch.setitem(naming._SHIPPED, "pigeon", shipped)
+    shipped = registry._Shipped("pigeons_for_tests:Pigeon")
+    monkeypatch.setitem(registry._SHIPPED, "pigeon", shipped)
     assert made("pigeon").timeout == 7
     error = refused("pigeon", timeout=2)
     assert error.accepted == "transport_timeout instead"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dispatcher.submission.uncollected import uncollected
+from dispatcher.submission.many import uncollected
 
 
 @pytest.fixture(autouse=True)

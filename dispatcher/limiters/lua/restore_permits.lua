@@ -11,7 +11,7 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')
--- Rounded up: a hand-over must not count from earlier than it was.
+-- Rounded up: a send must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 local position = 4
 for place = 2, #KEYS do

@@ -1,7 +1,7 @@
--- Move permits that were used to the time of their hand-over.
+-- Move permits that were used to the time of their send.
 --
 -- KEYS  logs, ZSETs of permits
--- ARGV  1 JSON list, per permit: time since its hand-over ended in ms (negative: how long it may
+-- ARGV  1 JSON list, per permit: time since its send ended in ms (negative: how long it may
 --       still be used), 1-based places of its logs
 --       2... permit id of each
 -- Reply 1
@@ -11,7 +11,7 @@
 -- the end of the log with it.
 
 local time = redis.call('TIME')
--- Rounded up: a hand-over must not count from earlier than it was.
+-- Rounded up: a send must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 for permit, told in ipairs(cjson.decode(ARGV[1])) do
   local at, id = now - told[1], ARGV[1 + permit]

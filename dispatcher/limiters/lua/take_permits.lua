@@ -1,7 +1,7 @@
--- Take permits from logs of hand-overs, for a group, in order; give turns to those refused.
+-- Take permits from logs of sends, for a group, in order; give turns to those refused.
 --
 -- KEYS  1 epoch HASH
---       2... logs, ZSETs of permits; score: time of the hand-over, ms
+--       2... logs, ZSETs of permits; score: time of the send, ms
 --       then lines, ZSETs of messages that were refused; score: when they come back, ms
 --       then closings, STRINGs: until when a channel is closed, ms
 -- ARGV  1 hold, ms: how long after now a permit may be used
@@ -15,8 +15,8 @@
 --       {'elsewhere', now ms}   the calendar periods given do not hold the present
 --       or, per request, two integers: wait in ms (0: the permit is taken), permits left
 --
--- A permit enters its logs at now + hold, the latest time its hand-over can happen, and is moved to
--- the real time by settle_permits.lua. So a hand-over never lies later than its score, and counting
+-- A permit enters its logs at now + hold, the latest time its send can happen, and is moved to
+-- the real time by settle_permits.lua. So a send never lies later than its score, and counting
 -- scores later than now - length never counts too few. A permit is in hand while its score is to
 -- come. A refused request takes nothing; it is told to wait as if all permits in flight were used
 -- now. It joins the line of the log that makes it wait longest. If that gives turns, it is told its

@@ -230,7 +230,6 @@ class Doctor:
     def _store_facts(self) -> StoreFacts:
         standing = self._store.standing()
         return StoreFacts(
-            kind=self._store.kind,
             standing=standing,
             missing_indexes=self._store.missing_indexes() if standing.revision else None,
             durability=self._store.durability(),

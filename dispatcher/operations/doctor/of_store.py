@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from dispatcher.operations.doctor.finding import Check, Level, Verdict, check, error, ok, warning
-from dispatcher.store import SchemaStanding
+from dispatcher.store import Durability, SchemaStanding
 
 _UNIQUE = "messages_idempotency_key"
-_DURABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "postgresql": {"fsync": ("on",), "synchronous_commit": ("on", "remote_apply")},
-    "mysql": {"innodb_flush_log_at_trx_commit": ("1",)},
-    "sqlite": {"journal_mode": ("wal",), "synchronous": ("2", "3")},
-}
 _MIGRATE = "run `dispatcher migrate`"
 
 
 class StoreFacts(NamedTuple):
     """Facts of the database. ``missing_indexes`` is None while it has no tables."""
 
-    kind: str
     standing: SchemaStanding
     missing_indexes: tuple[str, ...] | None
-    durability: Mapping[str, str]
+    durability: Durability
 
 
 @check("store.migrations")
@@ -76,23 +69,12 @@ def indexes(facts: StoreFacts) -> Verdict:
 @check("store.durability")
 def durability(facts: StoreFacts) -> Verdict:
     """Check that committed messages survive a power failure."""
-    expected = _DURABLE[facts.kind]
-    wrong = [
-        f"{name} is {facts.durability[name]}"
-        for name, accepted in expected.items()
-        if facts.durability[name].lower() not in accepted
-    ]
-    if not wrong:
-        told = ", ".join(f"{name} {value}" for name, value in facts.durability.items())
-        return ok(told)
-    if facts.kind == "sqlite":
-        remedy = "keep the file on a local disk that takes WAL, and let no other program change it"
-    elif facts.kind == "mysql":
-        remedy = "set innodb_flush_log_at_trx_commit = 1 in the server's configuration"
-    else:
-        remedy = "set fsync = on in postgresql.conf, and leave synchronous_commit out of the URL"
+    found, unsafe, remedy = facts.durability
+    if not unsafe:
+        return ok(", ".join(f"{name} {value}" for name, value in found.items()))
+    wrong = ", ".join(f"{name} is {found[name]}" for name in unsafe)
     return warning(
-        f"{', '.join(wrong)}: messages that were accepted can be lost when the machine dies", remedy
+        f"{wrong}: messages that were accepted can be lost when the machine dies", remedy
     )
 
 

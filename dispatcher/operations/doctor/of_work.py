@@ -138,8 +138,8 @@ def untold(facts: UntoldFacts) -> Verdict:
             "set status_channel for beat and workers to a webhook channel with payload = 'body'",
         )
     return warning(
-        f"{waits} {_rounded(late.longest)}: the duty `tell` does not run",
-        "see work.processes and work.sweep: the same beat starts `tell`, where its settings have "
+        f"{waits} {_rounded(late.longest)}: the duty `notify` does not run",
+        "see work.processes and work.sweep: the same beat starts `notify`, where its settings have "
         "the status_channel",
     )
 

@@ -1,8 +1,8 @@
--- Become the one that rebuilds a shard whose epoch is missing.
+-- Mark a shard whose epoch is missing as being rebuilt by the caller.
 --
 -- KEYS  1 epoch HASH   2 rebuild STRING
 -- ARGV  1 marker: identity of the server process, then a random token   2 its life, ms
--- Reply 1 when the caller may rebuild, 0 when the shard is complete or another one is at it
+-- Reply 1 when the caller may rebuild, 0 when the shard is complete or another rebuild is under way
 --
 -- Idempotent by marker.
 

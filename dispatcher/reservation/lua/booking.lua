@@ -1,9 +1,9 @@
--- What a script answers that judges one message, shared by reserve.lua and move.lua.
+-- Judging one message, shared by reserve.lua and move.lua. Needs rule.lua.
 
--- Look for a place at `asked`, or else for the first one after it, up to `latest`. Returns the
--- time, or nil and the reply to give.
-local function find_place(windows, sets, sky, asked, latest)
-  local open, covered = sky_above(sky, asked)
+-- Judge the time `asked`, or else look for the first slot after it, up to `latest`. Returns the time
+-- in ms, or nil and the reply to give.
+local function find_slot(windows, sets, blackouts, asked, latest)
+  local open, covered = blackout_end(blackouts, asked)
   if asked >= covered then
     return nil, {'searching', asked, 0, 0}
   end
@@ -19,7 +19,7 @@ local function find_place(windows, sets, sky, asked, latest)
     end
     open = furthest
   end
-  local slot, found = leap(windows, sets, sky, open)
+  local slot, found = leap(windows, sets, blackouts, open)
   if found == 'fits' and slot <= latest then
     return slot
   end
@@ -44,9 +44,4 @@ local function hold_in_all(windows, hold)
     at = tonumber(score)
   end
   return at
-end
-
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
 end

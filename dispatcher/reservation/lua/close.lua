@@ -1,8 +1,9 @@
--- Close a shard and become the one that rebuilds it, in one step: no other can begin in between.
+-- Close a shard and mark it as being rebuilt by the caller, in one step: no other rebuild can begin in
+-- between.
 --
 -- KEYS  1 epoch HASH   2 rebuild STRING
 -- ARGV  1 marker: identity of the server process, then a random token   2 its life, ms
--- Reply 1 when the caller may rebuild, 0 when another one is at it; then nothing was changed
+-- Reply 1 when the caller may rebuild, 0 when another rebuild is under way; then nothing was changed
 --
 -- Idempotent by marker.
 

@@ -1,5 +1,5 @@
 -- Make a window agree with the store about one message, and forget that it was pending, unless
--- somebody has asked for its place again since.
+-- its reservation was asked for again since.
 --
 -- KEYS  1 window ZSET   2 pending ZSET   3 moved HASH of the message (take.lua)
 -- ARGV  1 member that is pending: the message id, or a hold of the message

@@ -1,4 +1,4 @@
--- Take a place without judging it, so that others count it while it is judged.
+-- Hold a time without judging it, so that others count it while it is judged.
 --
 -- KEYS  1 pending ZSET   2 epoch HASH   3... window ZSETs
 -- ARGV  1 hold: message id (16 bytes), then a token without "{"   2 time, ms
@@ -6,7 +6,7 @@
 --
 -- Idempotent. A hold that nobody takes or drops is settled by reconcile like a reservation.
 
--- @include booking.lua
+-- @include clock.lua
 
 if redis.call('EXISTS', KEYS[2]) == 0 then
   return 0

@@ -1,11 +1,11 @@
--- Judge another time for a message that has a place, as if that place were free, and hold it. The
--- old place stays taken until take.lua, when the store has the new time.
+-- Judge another time for a message, as if its reservation were free, and hold it. The reservation
+-- stays until take.lua, when the store has the new time.
 --
 -- KEYS  1 pending ZSET   2 epoch HASH   3... window ZSETs
 -- ARGV  1 message id, 16 bytes   2 hold: message id, then a token without "{"
 --       3 another hold of the message that counts as free, or ''
 --       4 time asked for, ms   5 latest time, ms (= asked: that time or nothing)
---       6... judge table (rule.lua), one rule set for each window and one sky
+--       6... judge table (rule.lua), one rule set for each window and one blackout list
 -- Reply {'closed'}, {'held', at ms, present ms}, or 'refused', 'searching', 'unsure' as reserve.lua
 --
 -- Idempotent by hold. One that some window has lost, or has at a time that was not asked for, counts
@@ -13,11 +13,12 @@
 
 -- @include rule.lua
 -- @include booking.lua
+-- @include clock.lua
 
 if redis.call('EXISTS', KEYS[2]) == 0 then
   return {'closed'}
 end
-local sets, skies = judge_table(6)
+local sets, blackouts = judge_table(6)
 local windows = {unpack(KEYS, 3)}
 local asked, latest, now = tonumber(ARGV[4]), tonumber(ARGV[5]), now_ms()
 local at = hold_in_all(windows, ARGV[2])
@@ -25,7 +26,7 @@ if at and at >= asked and at <= latest then
   return {'held', at, now}
 end
 local found, reply = without(windows, {ARGV[1], ARGV[2], ARGV[3]}, function()
-  return find_place(windows, sets, skies[1], asked, latest)
+  return find_slot(windows, sets, blackouts[1], asked, latest)
 end)
 if not found then
   return reply

@@ -1,12 +1,12 @@
--- Give a reservation back.
+-- Release a reservation.
 --
 -- KEYS  1 pending ZSET
 --       2 twins HASH (only for the submit of a message with an idempotency key)
 --       then window ZSETs
 -- ARGV  1 message id, 16 bytes   2 token of the submit that gives up ('': there is no twins HASH)
--- Reply 1 when it is given back or was not there, 0 when another submit still relies on it
+-- Reply 1 when it is released or was not there, 0 when another submit still relies on it
 --
--- Idempotent. With a twins HASH only the last submit under way gives the reservation back; when
+-- Idempotent. With a twins HASH only the last submit under way releases the reservation; when
 -- the HASH has expired nobody can tell, so it stays, and reconcile decides from the store.
 
 local first = 2
@@ -23,7 +23,7 @@ if ARGV[2] ~= '' then
         return 0
       end
     end
-    return 1  -- given back before: only the reply was lost
+    return 1  -- released before: only the reply was lost
   end
   redis.call('DEL', KEYS[2])
 end

@@ -1,10 +1,10 @@
--- Give back the reservation, or the hold, of a message that the store does not know to need it,
--- unless somebody has asked for it again since.
+-- Release the reservation, or the hold, of a message that the store does not know to need it, unless
+-- it was asked for again since.
 --
 -- KEYS  1 window ZSET   2 pending ZSET
 -- ARGV  1 member: a message id, or a hold
 --       2 time up to which its entry in pending counts as an orphan's, ms
--- Reply 1 when it was given back, else 0
+-- Reply 1 when it was released, else 0
 --
 -- Idempotent.
 

@@ -6,15 +6,16 @@
 -- ARGV  1 how far ahead of now the pending time is set, ms
 --       2 life of the twins HASHes, ms
 --       3... judge table (rule.lua), then the number of different terms, each: size of the rest,
---       1 if its messages have extra words, place of the sky, place of the rule set of each window;
+--       1 if its messages have extra words, place of the blackout list, place of the rule set of each
+--       window;
 --       then of each message: id (16 bytes), time asked for in ms, latest time to book in ms
 --       (= asked: book that time or nothing), place of its terms; extra words: hold ('' or a
 --       member that hold.lua put at the time asked for, which needs no judging where it still
 --       stands in every window), fingerprint ('' without idempotency key), token of this submit
 -- Reply a list of one reply for each message, in order:
 --       at ms                                              booked
---       {'booked', at ms, id}                              a twin was there first, with that id
---       {'refused', slot ms, scope, quota, id, id, ...}    1-based places; 0, 0: quiet hours
+--       {'booked', at ms, id}                              a duplicate submit booked first, with that id
+--       {'refused', slot ms, scope, quota, id, id, ...}    1-based places; 0, 0: a blackout
 --       {'searching', from ms, scope, quota, id, ...}      too far for one call: ask again from there
 --       {'unsure', at ms}                                  judging that time takes more than one call
 --       {'unsure', at ms, scope, quota, id, ...}           so does a later time, if not the one asked
@@ -26,12 +27,13 @@
 
 -- @include rule.lua
 -- @include booking.lua
+-- @include clock.lua
 
 if redis.call('EXISTS', KEYS[2]) == 0 then
   return {{'closed'}}
 end
 
-local sets, skies, position = judge_table(3)
+local sets, blackouts, position = judge_table(3)
 local terms = {}
 local different = tonumber(ARGV[position])
 position = position + 1
@@ -42,7 +44,8 @@ for place = 1, different do
     rules[window] = sets[tonumber(ARGV[position + 2 + window])]
   end
   terms[place] = {
-    extra = ARGV[position + 1] == '1', sky = skies[tonumber(ARGV[position + 2])], rules = rules}
+    extra = ARGV[position + 1] == '1', rules = rules,
+    blackouts = blackouts[tonumber(ARGV[position + 2])]}
   position = position + 1 + size
 end
 local key = 3
@@ -105,7 +108,7 @@ while ARGV[position] do
           redis.call('ZREM', KEYS[1], hold .. window)
         end
       else
-        at, reply = find_place(missing, rules, mine.sky, asked, latest)
+        at, reply = find_slot(missing, rules, mine.blackouts, asked, latest)
         if reply then
           stop = reply[1] ~= 'refused'
           if reply[3] then
@@ -121,7 +124,7 @@ while ARGV[position] do
     end
     if at then
       -- Also when it was booked before: who asks now has yet to store the message, and so may a
-      -- twin that has longer to do it.
+      -- duplicate submit that has longer to do it.
       now = now or now_ms() + ARGV[1]
       for _, window in ipairs(windows) do
         redis.call('ZADD', KEYS[1], 'GT', now, id .. window)

@@ -9,14 +9,15 @@
 -- They go to pending too: a message that is cancelled while this runs is found there. With the
 -- first key alone it keeps the marker alive. Idempotent.
 
+-- @include clock.lua
+
 local DIGITS, WIDTH = 15, 31
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-local time = redis.call('TIME')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+local now = string.format('%.0f', now_ms())
 local entries = {}
 for place = 3, #KEYS do
   local window, packed = KEYS[place], ARGV[place]

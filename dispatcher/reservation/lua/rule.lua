@@ -9,9 +9,9 @@
 --   number of rule sets, each: size of the rest, longest length, least N,
 --                              number of quotas, N and W of each,
 --                              number of calendar quotas, each: N, number of bounds, bounds
---   number of skies, each:     size of the rest, end of what bounds and blocks cover,
---                              from and until of each blocked time (quiet hours), sorted
--- A rule set is what one scope is judged by; a sky is what is the same for all scopes of a message.
+--   number of blackout lists:  size of the rest, end of what bounds and blackouts cover,
+--                              from and until of each blackout (quiet hours), sorted
+-- A rule set is what one scope is judged by; the blackouts are the same for all scopes of a message.
 
 -- One call reads at most about so many members and counts, so that it stays in the low
 -- milliseconds; what takes longer goes on in another call. Edges of periods and of quiet hours that
@@ -33,8 +33,8 @@ local counted = 0
 local MOST_FOR_BLOCKED = 500
 
 local function judge_table(position)
-  local sets, skies = {}, {}
-  for _, list in ipairs({sets, skies}) do
+  local sets, blackouts = {}, {}
+  for _, list in ipairs({sets, blackouts}) do
     local many = tonumber(ARGV[position])
     position = position + 1
     for place = 1, many do
@@ -42,7 +42,7 @@ local function judge_table(position)
       position = position + 1 + ARGV[position]
     end
   end
-  return sets, skies, position
+  return sets, blackouts, position
 end
 
 local function read_set(set)
@@ -65,17 +65,17 @@ local function read_set(set)
   set.rolling, set.calendars = rolling, calendars
 end
 
--- When the blocked time that holds t ends; t itself when none does. And where the sky ends.
-local function sky_above(sky, t)
-  local last = sky.at + ARGV[sky.at]
-  for position = sky.at + 2, last, 2 do
+-- When the blackout that holds t ends; t itself when none does. And up to when blackouts are known.
+local function blackout_end(blackouts, t)
+  local last = blackouts.at + ARGV[blackouts.at]
+  for position = blackouts.at + 2, last, 2 do
     if t < tonumber(ARGV[position]) then
       break
     end
     t = math.max(t, tonumber(ARGV[position + 1]))
     counted = counted + 1 / EDGES
   end
-  return t, tonumber(ARGV[sky.at + 1])
+  return t, tonumber(ARGV[blackouts.at + 1])
 end
 
 -- What `work` returns, two values, where it sees the windows without these members ('' is none).
@@ -344,10 +344,10 @@ end
 
 -- The first time at or after t that nothing blocks, and 'fits'; or a time before which there is
 -- none, and 'more' (ask again from there) or 'unsure' (judging it takes more than one call).
-local function leap(windows, sets, sky, t)
+local function leap(windows, sets, blackouts, t)
   local seen = {spare = MOST_FOR_BLOCKED}
   for _ = 1, MOST_LEAPS do
-    local open, covered = sky_above(sky, t)
+    local open, covered = blackout_end(blackouts, t)
     if open >= covered then
       return open, 'more'
     end

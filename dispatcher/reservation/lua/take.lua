@@ -1,4 +1,5 @@
--- Make a hold the place of its message: the store has the new time. The old place is free at once.
+-- Make a hold the reservation of its message: the store has the new time. The old reservation is
+-- released at once.
 --
 -- KEYS  1 pending ZSET   2 moved HASH   3... window ZSETs
 -- ARGV  1 message id, 16 bytes   2 hold   3 its time, ms
@@ -11,7 +12,7 @@
 -- that was told of a later one only gives up the hold. The message is pending again, so that
 -- reconcile compares both times once more.
 
--- @include booking.lua
+-- @include clock.lua
 
 local id, hold, at, token, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5]), now_ms()
 local told = redis.call('HMGET', KEYS[2], unpack(KEYS, 3))

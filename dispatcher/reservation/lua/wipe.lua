@@ -3,6 +3,8 @@
 -- KEYS  1 rebuild STRING   2... keys to delete
 -- ARGV  1 marker   2 life of the marker, ms
 -- Reply 1, or 0 when the marker is no longer the caller's; then nothing was deleted
+--
+-- Idempotent.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0

@@ -12,7 +12,7 @@ from functools import cache
 
 from prometheus_client import Counter, Histogram
 
-from dispatcher.telemetry.journal import Transition
+from dispatcher.telemetry.journal import Event, Transition
 
 _LATENESS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 3_600,
@@ -56,9 +56,9 @@ def _lateness(channel: str) -> Histogram:
 class PrometheusMeter:
     """The :class:`dispatcher.telemetry.journal.Meter` of Prometheus."""
 
-    def became(self, transition: Transition, channel: str) -> None:
+    def told(self, event: Event) -> None:
         """Count a transition."""
-        _transitions(transition, channel).inc()
+        _transitions(event.kind, event.channel).inc()
 
     def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
         """Count a try; ``late_seconds`` where it is the first of its message."""

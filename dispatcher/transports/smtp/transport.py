@@ -15,7 +15,7 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message
 from dispatcher.times.clock import Clock, SystemClock
-from dispatcher.transports.smtp.line import Line
+from dispatcher.transports.smtp.connection import Connection
 from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_allowed, read_sender
 from dispatcher.transports.smtp.pool import Pool
 from dispatcher.transports.smtp.server import read_server
@@ -27,15 +27,15 @@ _PROBE_SECONDS = 5.0
 
 
 class SmtpTransport:
-    """Hands messages to the mail server ``url``; see docs/transports.md.
+    """Sends messages to the mail server ``url``; see docs/transports.md.
 
     The scheme says what is on the wire: ``smtps`` (TLS from the first byte), ``smtp+starttls`` (TLS
     or nothing), ``smtp`` (no TLS: to this machine only, or with ``plaintext=True``). Options are
     ``url`` and ``from``; ``ca_file`` (PEM, instead of the system's authorities); ``name`` (how we
-    call ourselves); ``idle_seconds`` (how long a line is kept for the next message);
+    call ourselves); ``idle_seconds`` (how long a connection is kept for the next message);
     ``allow_headers`` (names that bodies may set though they steer a provider). ``timeout`` bounds a
-    hand-over from the first look for a line to the answer, in seconds; looking the server's name up
-    is bounded by the resolver alone.
+    send, in seconds, from the first look for a connection to the answer; looking the server's name
+    up is bounded by the resolver alone.
 
     Nothing connects before the first message. Raises InvalidSettings.
     """
@@ -88,7 +88,7 @@ class SmtpTransport:
         return message.recipient.rpartition("@")[2].lower() or None
 
     def send(self, message: Message) -> str | None:
-        """Hand ``message`` over; return the server's answer.
+        """Send ``message``; return the server's answer.
 
         Raises TemporaryFailure and PermanentFailure where the server does not have it, PerhapsSent
         where its answer to the whole message was lost.
@@ -100,44 +100,46 @@ class SmtpTransport:
         except InvalidDraft as refused:
             raise PermanentFailure(str(refused)) from None
         deadline = Deadline(self._clock, self._timeout)
-        line = self._pool.take()
-        if line is not None:
+        connection = self._pool.take()
+        if connection is not None:
             try:
-                return self._deliver(line, mail, deadline)
+                return self._deliver(connection, mail, deadline)
             except Broke:
                 pass  # it was closed while nobody used it, and has seen nothing of the message
-        line = Line.open(self._server, deadline)
+        connection = Connection.open(self._server, deadline)
         try:
-            return self._deliver(line, mail, deadline)
+            return self._deliver(connection, mail, deadline)
         except Broke as broke:
             raise TemporaryFailure(f"{self._server}: {broke}") from None
 
     def probe(self) -> None:
-        """Connect, log in, and ask whether all is well; nothing is handed over.
+        """Connect, log in, and ask whether all is well; nothing is sent.
 
         Within five seconds, beside looking the server's name up. Raises TemporaryFailure, which
         says why no message would get through.
         """
-        line = Line.open(self._server, Deadline(self._clock, min(self._timeout, _PROBE_SECONDS)))
+        connection = Connection.open(
+            self._server, Deadline(self._clock, min(self._timeout, _PROBE_SECONDS))
+        )
         try:
-            line.ask()
+            connection.ask()
         finally:
-            if line.is_open:
-                line.close(self._clock)
+            if connection.is_open:
+                connection.close(self._clock)
 
-    def _deliver(self, line: Line, mail: Mail, deadline: Deadline) -> str:
+    def _deliver(self, connection: Connection, mail: Mail, deadline: Deadline) -> str:
         try:
-            return str(line.deliver(mail, deadline))
+            return str(connection.deliver(mail, deadline))
         except (Broke, DeliveryError):
             raise
         except BaseException:
-            line.break_off()  # nobody knows where it stands
+            connection.break_off()  # nobody knows where it stands
             raise
         finally:
-            self._pool.give(line)
+            self._pool.give(connection)
 
     def close(self) -> None:
-        """Close the lines that are idle; those in use are closed after their message."""
+        """Close the connections that are idle; those in use are closed after their message."""
         self._pool.close()
 
 

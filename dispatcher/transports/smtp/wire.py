@@ -17,15 +17,15 @@ _LAST_CODES = (299, 399, 499)
 
 
 class Broke(Exception):
-    """The line broke, fell silent or made no sense."""
+    """The connection broke, fell silent or made no sense."""
 
 
 LINE_ERRORS = (Broke, OSError, smtplib.SMTPException)
-"""What a wire raises when its line fails."""
+"""What a wire raises when its connection fails."""
 
 
 class Deadline:
-    """The end of one hand-over, by a monotonic clock. ``seconds`` is its whole length."""
+    """The end of one send, by a monotonic clock. ``seconds`` is its whole length."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.seconds = seconds
@@ -40,7 +40,7 @@ class Deadline:
         return left
 
     def why(self, error: BaseException) -> str:
-        """Say in a few words what became of a line."""
+        """Say in a few words what became of a connection."""
         if isinstance(error, TimeoutError) and error.errno is None:
             return f"it did not answer within {self.seconds:g} s"
         if isinstance(error, ssl.SSLError):

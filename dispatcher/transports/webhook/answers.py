@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 from dispatcher.errors import PerhapsSent, PermanentFailure, TemporaryFailure
-from dispatcher.transports.webhook.lines import Answer
+from dispatcher.transports.webhook.connections import Answer
 
 LONGEST_WAIT = timedelta(days=1)
 """Longest wait that a server may ask for: a date in the wrong year stops nothing for a year."""

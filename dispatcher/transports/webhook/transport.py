@@ -24,8 +24,8 @@ from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.send_time import as_text
 from dispatcher.transports.webhook.addresses import Addresses
 from dispatcher.transports.webhook.answers import receipt_of
-from dispatcher.transports.webhook.lines import Answer, Broken, Lines, tls_context
-from dispatcher.transports.webhook.signing import Signer
+from dispatcher.transports.webhook.connections import Answer, Broken, Connections, tls_context
+from dispatcher.transports.webhook.signatures import Signer
 from dispatcher.transports.webhook.target import LAST_PORT, Reader, Target
 from dispatcher.transports.webhook.wire import Forbidden, Resolve, Unresolved, resolve
 
@@ -53,7 +53,7 @@ class WebhookTransport:
     ``allow``: networks, addresses and names that may be reached although they are not public.
     ``http``: whether URLs without TLS are taken. ``ports``: those taken beside the scheme's own.
     ``ca_file``: authorities to trust instead of the known ones. ``timeout``: seconds for all of a
-    hand-over. Raises InvalidSettings.
+    send. Raises InvalidSettings.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class WebhookTransport:
         addresses = Addresses(allow)
         self._reader = _reader(addresses, http, ports)
         self._target = None if url is None else _fixed(url, addresses, http)
-        self._lines = Lines(addresses, self._clock, tls=_tls(ca_file), resolver=resolver)
+        self._connections = Connections(
+            addresses, self._clock, tls=_tls(ca_file), resolver=resolver
+        )
 
     @classmethod
     def check(cls, recipient: str, body: Body, options: Mapping[str, Any] | None = None) -> None:
@@ -135,7 +137,7 @@ class WebhookTransport:
 
     def close(self) -> None:
         """End the connections that are kept."""
-        self._lines.close()
+        self._connections.close()
 
     def _read(self, url: str) -> Target:
         try:
@@ -161,7 +163,7 @@ class WebhookTransport:
     def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> Answer:
         """Post, and say in our words what went wrong. No error names the URL or is chained."""
         try:
-            return self._lines.post(target, headers, content, seconds=self._seconds)
+            return self._connections.post(target, headers, content, seconds=self._seconds)
         except Forbidden:
             problem = "the host has an address that may not be reached"
             raise PermanentFailure(problem) from None
@@ -169,7 +171,7 @@ class WebhookTransport:
             raise TemporaryFailure("the host cannot be resolved") from None
         except Broken as broken:
             timed_out = isinstance(broken.__cause__, httpcore.TimeoutException)
-            how = "no answer came in time" if timed_out else "the line broke before an answer"
+            how = "no answer came in time" if timed_out else "the connection broke before an answer"
             raise PerhapsSent(how) from None
         except httpcore.ConnectTimeout:
             raise TemporaryFailure("no connection in time") from None

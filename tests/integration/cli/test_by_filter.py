@@ -251,7 +251,7 @@ def test_another_zone_for_messages_is_named_before_it_is_confirmed(
 
 def test_release_drop_and_retry_take_filters(house: House, run: Run) -> None:
     messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
-    house.parts.delivery._claims.claim([each.id for each in messages])
+    house.parts.delivery.parts.claims.claim([each.id for each in messages])
     house.end_claims(*messages)
     house.parts.sweep.rescue()
     assert run("release", "--recipient", "ada", "--yes").out == "release: 1 of 1 message done\n"

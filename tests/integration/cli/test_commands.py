@@ -71,7 +71,7 @@ def test_submit_as_json_has_every_field(house: House, run: Run) -> None:
 
 def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> None:
     ran = run("submit", *TO, "--text", "hello", *SOON)
-    [stored] = house.dispatcher.find()
+    [stored] = [*house.dispatcher.select()]
     assert ran.code == 0
     assert ran.out.split() == [
         str(stored.id), "is", "scheduled", "for", iso(stored.send_at),

@@ -82,11 +82,11 @@ def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) ->
         "accepted": 3, "known": 0, "shifted": 0, "refused": 0, "reasons": {},
         "rejected_file": None, "complete": True,
     }  # fmt: skip
-    [ada] = house.dispatcher.find(recipient="ada")
+    [ada] = [*house.dispatcher.select(recipient="ada")]
     assert (ada.body, ada.scope, ada.idempotency_key) == ({"a": [1, "ü"]}, "family", "k")
     assert ada.send_at.isoformat() == "2028-10-29T01:30:00+00:00"
     assert ada.quiet_hours is not None
-    [ben] = house.dispatcher.find(recipient="ben")
+    [ben] = [*house.dispatcher.select(recipient="ben")]
     assert ben.body == {"text": "hi"}
     assert not Path("rows.rejected.jsonl").exists()
 
@@ -125,7 +125,7 @@ def test_refused_rows_are_written_with_their_lines_and_can_be_imported_again(
     assert ran.code == 2
     assert (ran.data["accepted"], ran.data["refused"]) == (3, 5)
     assert ran.data["reasons"] == {"InvalidDraft": 4, "QuotaExceeded 1/minute": 1}
-    assert house.dispatcher.find(recipient="ben")[0].body == {"text": "two\nlines"}
+    assert next(iter(house.dispatcher.select(recipient="ben"))).body == {"text": "two\nlines"}
     found = refused_rows()
     assert [(each["line"], each["error"].split(":")[0]) for each in found] == [
         (6, "fold"), (7, "row"), (8, "send_in"), (9, "row"), (10, "2028-01-01T11"),
@@ -315,7 +315,7 @@ def test_a_field_may_be_as_long_as_a_body(house: House, run: Run) -> None:
     csv.field_size_limit(100_000)
     assert len(text) > 100_000
     assert run_import(run, text).code == 0
-    assert house.dispatcher.find()[0].body == body
+    assert next(iter(house.dispatcher.select())).body == body
 
 
 @pytest.mark.parametrize("why", ["unavailable", "terminated"])

@@ -98,7 +98,7 @@ def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
     assert [run(*each).code for each in (["status"], ["top"], ["show", str(message.id)])] == [0] * 3
     assert house.snapshot() == before, "though its settings reach further than Redis is complete"
     with closing(App(Settings.load())) as parts:
-        parts.sweep.reconcile(settle=timedelta(0))
+        parts.reconciler.reconcile(settle=timedelta(0))
     before = house.snapshot()
     [found] = run("status", "--json").data["limits"]
     assert found == {

@@ -57,7 +57,7 @@ def test_a_file_says_for_each_row_who_is_told(house: House, run: Run, tmp_path: 
     path.write_text(f"recipient,text,send_in,status_url\nada,a,1 hour,{URL}\nben,b,1 hour,\n")
     ran = run("import", str(path), "--channel", "memory", "--json")
     assert (ran.code, ran.data["accepted"]) == (0, 2)
-    found = {each.recipient: each for each in house.dispatcher.find()}
+    found = {each.recipient: each for each in house.dispatcher.select()}
     assert house.columns(found["ada"], "status_url", "told") == (URL, "scheduled")
     assert house.columns(found["ben"], "status_url", "told") == (None, None)
 

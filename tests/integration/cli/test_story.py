@@ -115,7 +115,7 @@ def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run:
 
 def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
     message = house.submit(on_unknown="hold")
-    house.parts.delivery._claims.claim([message.id])
+    house.parts.delivery.parts.claims.claim([message.id])
     out = told(run, message)
     assert "under way" in out
     assert "a worker is sending it; without a recorded outcome it is held at" in out
@@ -132,7 +132,7 @@ def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -
     assert data["reservations"] == [{"scope": "ben", "at": None}]
     assert data["next"]["what"] == "it is deleted after"
     house.deliver(house.submit("cyd"))
-    [sent] = house.dispatcher.find(recipient="cyd")
+    [sent] = [*house.dispatcher.select(recipient="cyd")]
     assert told(run, sent).count("sent ") == 2, "its status, and its only try"
 
 

@@ -144,6 +144,6 @@ def test_a_rebuild_that_is_killed_is_taken_over(house: House, tmp_path: Path) ->
         process.send_signal(signal.SIGKILL)
     assert house.redis.exists(shard.rebuild)
     house.redis.delete(shard.rebuild)  # as the marker's expiry does
-    house.parts.sweep.reconcile(settle=timedelta(0))
+    house.parts.reconciler.reconcile(settle=timedelta(0))
     assert house.places() == house.all_members()
     assert house.dispatcher.verify_windows().equal

@@ -70,7 +70,7 @@ def order(pickup_at: str = TOMORROW.isoformat()) -> dict[str, Any]:
 def test_an_order_is_reminded_of_from_the_same_database(shop: tuple[Any, House]) -> None:
     example, house = shop
     stored = example.Order.objects.get(pk=order()["order"])
-    [message] = house.dispatcher.find()
+    [message] = [*house.dispatcher.select()]
     assert stored.message_id == message.id
     assert message.send_at == TOMORROW - HOUR
     assert example.remind_the_rest() == 0
@@ -107,7 +107,7 @@ def test_what_redis_kept_from_being_submitted_is_made_good_once(shop: tuple[Any,
     assert house.rows() == []
     house.open()
     assert [example.remind_the_rest(), example.remind_the_rest()] == [1, 0]
-    assert len(house.dispatcher.find()) == 1
+    assert len([*house.dispatcher.select()]) == 1
 
 
 def test_a_process_that_dies_after_the_submit_reminds_nobody_twice(shop: tuple[Any, House]) -> None:
@@ -115,7 +115,7 @@ def test_a_process_that_dies_after_the_submit_reminds_nobody_twice(shop: tuple[A
     order()
     example.Order.objects.update(message_id=None)
     assert example.remind_the_rest() == 1
-    assert len(house.dispatcher.find()) == 1
+    assert len([*house.dispatcher.select()]) == 1
 
 
 def test_the_celery_app_of_the_project_works_with_its_settings(shop: tuple[Any, House]) -> None:

@@ -31,7 +31,7 @@ def test_a_reminder_is_accepted_once_for_each_key_and_found(
 ) -> None:
     answers = [client.post("/reminders", json=ASKED, headers=key("17")) for _ in range(2)]
     assert [each.status_code for each in answers] == [201, 201]
-    [message] = house.dispatcher.find()
+    [message] = [*house.dispatcher.select()]
     found = client.get(f"/reminders/{message.id}").json()
     assert found == answers[0].json() == answers[1].json()
     assert found["status"] == "scheduled"

@@ -29,7 +29,7 @@ def test_a_reminder_is_accepted_repeated_and_forgotten(client: FlaskClient, hous
     first = client.post("/reminders", json=ASKED, headers=key)
     assert first.status_code == 201
     assert client.post("/reminders", json=ASKED, headers=key).json == first.json
-    [message] = house.dispatcher.find()
+    [message] = [*house.dispatcher.select()]
     assert first.json == {"id": str(message.id), "send_at": TOMORROW.isoformat()}
     assert client.delete(f"/reminders/{message.id}").json == {"status": "cancelled"}
     assert house.again(message).status is Status.CANCELLED

@@ -97,7 +97,7 @@ def test_what_is_cancelled_goes_on_or_never_began(build: Build, own_redis: Redis
         await house.dispatcher.aclose()
 
     asyncio.run(story())
-    stored = {message.recipient: message.id for message in house.dispatcher.find()}
+    stored = {message.recipient: message.id for message in house.dispatcher.select()}
     assert set(stored) == set(names[:8])
     assert house.all_members() == house.places()
     again = {name: house.dispatcher.submit(**asked(name)).id for name in names}

@@ -116,7 +116,7 @@ def test_a_bad_recipient_of_a_next_slot_is_named_so(full: House) -> None:
     ],
     ids=ascii,
 )
-def test_a_bad_filter_of_find_is_refused(full: House, filters: dict[str, Any]) -> None:
+def test_a_bad_filter_is_refused(full: House, filters: dict[str, Any]) -> None:
     with pytest.raises(InvalidDraft) as caught:
-        full.dispatcher.find(**filters)
+        [*full.dispatcher.select(**filters)]
     assert caught.value.field in filters

@@ -47,7 +47,7 @@ def test_it_stands_though_redis_is_away_and_reconcile_frees_the_places(build: Bu
     answers = away.dispatcher.cancel_many([each.id for each in messages])
     assert all(isinstance(each, Message) for each in answers)
     assert len(house.all_members()) == 3
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert house.all_members() == {}
 
 

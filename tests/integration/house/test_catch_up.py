@@ -64,7 +64,7 @@ def test_expired_it_gives_its_quota_back(back: House) -> None:
     assert ended.status is Status.EXPIRED
     assert ended.last_error is not None
     assert ended.last_error.startswith("overdue")
-    assert back.parts.sweep.reconcile().released == 1
+    assert back.parts.reconciler.reconcile().released == 1
     assert back.members() == {}
     assert catch_up(back) == CaughtUp()
 
@@ -185,7 +185,7 @@ def test_without_a_slot_before_its_expiry_it_ends(back: House) -> None:
     ended = back.again(second)
     assert ended.status is Status.EXPIRED
     assert "slot" in (ended.last_error or "")
-    assert back.parts.sweep.reconcile().released == 1
+    assert back.parts.reconciler.reconcile().released == 1
     assert set(back.members()) == {first.id}
 
 

@@ -172,7 +172,7 @@ def test_a_process_that_dies_in_a_batch_is_healed(house: House, step: str) -> No
     assert {house.again(each).send_at for each in messages} == {at}
     for _ in range(2):
         let_graces_pass(house)
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
     assert agree(house)
 
 
@@ -220,7 +220,7 @@ def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: Hous
     event.listen(house.parts.database.engine, "before_execute", note)
     sent = Between(
         house.parts.windows.shards,
-        after={"ask_moves": lambda: asked.append("move"), "take": lambda: asked.append("take")},
+        after={"hold": lambda: asked.append("move"), "take": lambda: asked.append("take")},
     )
     vars(house.parts.windows)["shards"] = sent
     house.dispatcher.reschedule_many(ids[:2], send_at=LATER + HOUR)
@@ -241,7 +241,7 @@ def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
     failed = [*messages[:3], messages[4]]
     slow.deliver(*failed)
     held = messages[3]
-    slow.parts.delivery._claims.claim([held.id])
+    slow.parts.delivery.parts.claims.claim([held.id])
     slow.change([held], on_unknown="hold")
     slow.end_claims(held)
     assert slow.parts.sweep.rescue() == 1

@@ -108,7 +108,7 @@ def test_lost_windows_are_rebuilt(house: House) -> None:
     message = house.submit(send_in=2 * HOUR, scopes={"tenant": "acme"})
     before = house.all_members()
     house.redis.flushall()
-    house.parts.sweep.reconcile(settle=timedelta(0))
+    house.parts.reconciler.reconcile(settle=timedelta(0))
     assert house.all_members() == before == {"ada": {message.id: before["ada"][message.id]}}
 
 
@@ -121,7 +121,7 @@ def test_another_number_of_shards_takes_every_epoch_back(
     with house_on(
         cluster, sqlite_url, broker_url=broker, clock=hour_ago(), opened=False, **changed
     ) as other:
-        other.parts.sweep.reconcile(settle=timedelta(0))
+        other.parts.reconciler.reconcile(settle=timedelta(0))
         assert set(other.members()) == {message.id}
         other.submit("ben", send_in=2 * HOUR)
 
@@ -170,9 +170,9 @@ def submit_many(house: House, booked: Sequence[Message]) -> None:
     drafts = drafts_of(20)
     for atomic in (False, True):
         results = house.dispatcher.submit_many(drafts, atomic=atomic)
-        assert [each for each in results if isinstance(each, Message)] == house.dispatcher.find()[
-            ::-1
-        ]
+        assert [each for each in results if isinstance(each, Message)] == [
+            *house.dispatcher.select()
+        ][::-1]
 
 
 def next_slot(house: House, booked: Sequence[Message]) -> None:
@@ -216,12 +216,12 @@ def duties_of_the_sweep(house: House, booked: Sequence[Message]) -> None:
     house.change([lost], status="cancelled", finished_at=past)
     house.dispatcher.cancel(cancelled.id)
     [due] = [house.submit("due", send_in=timedelta(0))]
-    house.parts.delivery._claims.claim([due.id])
+    house.parts.delivery.parts.claims.claim([due.id])
     house.end_claims(due)
     sweep = house.parts.sweep
     assert sweep.enqueue_due() == 1
     assert sweep.rescue() == 1
-    assert sweep.reconcile().released >= 2
+    assert house.parts.reconciler.reconcile().released >= 2
     assert sweep.prune() == 2
 
 
@@ -232,7 +232,7 @@ def deliver(house: House, booked: Sequence[Message]) -> None:
     assert house.again(late).status is Status.SCHEDULED
     assert house.again(late).next_attempt_at > house.database_time()
     house.redis.delete(PermitKeys("house").epoch)
-    house.parts.sweep.reconcile(settle=timedelta(0))
+    house.parts.reconciler.reconcile(settle=timedelta(0))
     assert len(house.permits()) == 1
 
 

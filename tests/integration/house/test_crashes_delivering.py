@@ -93,10 +93,10 @@ def begun(house: House) -> list[str]:
 KILLED: dict[str, tuple[int, int]] = {
     "deliver.after_claim": (0, 0),
     "deliver.after_permits": (0, 0),
-    "deliver.before_hand_over": (0, 0),
-    "deliver.before_hand_over@3": (2, 2),
+    "deliver.before_send": (0, 0),
+    "deliver.before_send@3": (2, 2),
     "deliver.after_begin@3": (2, 3),
-    "deliver.after_hand_over@2": (2, 2),
+    "deliver.after_send@2": (2, 2),
     "deliver.after_record": (4, 4),
 }
 """By point: how many of four are handed over by then, and of how many the send had begun.
@@ -142,7 +142,7 @@ def test_an_error_nobody_expects_costs_at_most_the_outcome_of_one_message(
     heal(house)
     judge(house, [each.id for each in messages])
     found = [each for tries in outcomes(house).values() for each in tries]
-    begins = point.startswith(("deliver.after_begin", "deliver.after_hand"))
+    begins = point.startswith(("deliver.after_begin", "deliver.after_send"))
     assert found.count(UNKNOWN) == begins, "the others were put back, or recorded"
     assert found.count(SENT) == len(PEOPLE)
 
@@ -176,7 +176,7 @@ def test_a_worker_killed_while_it_renews_a_claim_leaves_one_message_of_unknown_o
 
 
 @on_postgresql
-@pytest.mark.parametrize("point", ["after_begin", "after_hand_over"])
+@pytest.mark.parametrize("point", ["after_begin", "after_send"])
 def test_what_a_killed_worker_may_have_sent_counts_against_the_limit_of_its_next_try(
     make: Callable[..., House], point: str
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_worker_frozen_past_its_claim_does_not_send_when_it_goes_on(
 ) -> None:
     house = make(claim_ttl=2.1, transport_timeout=0.1)
     messages = due(house, *PEOPLE)
-    with frozen_at("deliver.before_hand_over", house, messages) as worker:
+    with frozen_at("deliver.before_send", house, messages) as worker:
         ended = house.database_time() + timedelta(seconds=2.1)
         wait_until(lambda: house.database_time() > ended, every=0.05)
         if is_rescued:
@@ -255,7 +255,7 @@ def test_a_poison_message_fails_after_its_tries_and_its_neighbours_are_sent(
 
 
 @on_postgresql
-@pytest.mark.parametrize("point", ["after_claim", "after_permits", "before_hand_over"])
+@pytest.mark.parametrize("point", ["after_claim", "after_permits", "before_send"])
 def test_what_a_killed_worker_did_not_begin_is_due_at_once_and_its_permit_is_free(
     make: Callable[..., House], point: str
 ) -> None:
@@ -283,7 +283,7 @@ def test_no_claim_ends_as_unknown_before_the_logs_that_are_left_have_been_read(
     house = make()
     messages = due(house, *PEOPLE[:3])
     for each in messages:
-        die("deliver.before_hand_over", delivers, house.settings, [each])
+        die("deliver.before_send", delivers, house.settings, [each])
     house.end_claims(*messages)
     assert [house.parts.sweep.rescue() for _ in range(3)] == [2, 1, 0]
     assert {house.again(each).status for each in messages} == {Status.SCHEDULED}
@@ -297,7 +297,7 @@ def test_a_rescue_that_dies_before_it_puts_back_is_done_again(
 ) -> None:
     house = make()
     messages = due(house, *PEOPLE)
-    die("deliver.before_hand_over@3", delivers, house.settings, messages)
+    die("deliver.before_send@3", delivers, house.settings, messages)
     die("rescue.before_put_back", rescues, house.settings, how=how)
     heal(house)
     judge(house, [each.id for each in messages])
@@ -312,7 +312,7 @@ def test_without_the_log_of_its_sends_all_that_a_killed_worker_held_is_of_unknow
     """The machine was started again, or is another one: what is not noted may have begun."""
     house = make()
     messages = due(house, *PEOPLE)
-    die("deliver.before_hand_over", delivers, house.settings, messages)
+    die("deliver.before_send", delivers, house.settings, messages)
     [lock] = house.settings.data_dir.glob("sends.*/*/lock")
     lock.write_text("the id of another boot\n")
     assert house.parts.sweep.rescue() == 0
@@ -332,7 +332,7 @@ def test_what_ends_its_worker_before_its_send_begins_fails_after_its_tries(
     killed = 0
     while house.again(poison).status is Status.SCHEDULED:
         house.change([poison], next_attempt_at=poison.send_at)
-        die("deliver.before_hand_over", delivers, house.settings, [poison])
+        die("deliver.before_send", delivers, house.settings, [poison])
         killed += 1
         assert house.parts.sweep.rescue() == 1
     assert killed == 1 + 3, "the first time it is not what it died of"
@@ -345,7 +345,7 @@ def test_what_ends_its_worker_before_its_send_begins_fails_after_its_tries(
 def test_a_worker_that_is_alive_keeps_what_it_has_not_begun(make: Callable[..., House]) -> None:
     house = make()
     messages = due(house, *PEOPLE)
-    with frozen_at("deliver.before_hand_over", house, messages) as worker:
+    with frozen_at("deliver.before_send", house, messages) as worker:
         assert house.parts.sweep.rescue() == 0
         assert {house.again(each).status for each in messages} == {Status.SENDING}
         os.kill(worker.pid, signal.SIGCONT)

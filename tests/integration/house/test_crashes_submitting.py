@@ -84,28 +84,28 @@ def reschedules(dispatcher: Dispatcher, message: Message) -> None:
     dispatcher.reschedule(message.id, send_in=timedelta(0))
 
 
-WAYS: dict[str, tuple[Callable[..., None], int, bool]] = {
-    "submit.after_reserve": (submits, 0, False),
-    "submit.after_commit": (submits, 1, False),
-    "submit.after_enqueue": (submits, 1, True),
-    "joined.after_reserve": (joins, 0, False),
-    "joined.after_add": (joins, 0, False),
-    "joined.after_commit": (joins, 1, False),
-    "joined.after_enqueue": (joins, 1, True),
-    "submit_many.after_post": (submits_many, 0, False),
-    "submit_many.after_reserve": (submits_many, 0, False),
-    "submit_many.after_commit": (submits_many, 3, False),
-    "submit_many.after_enqueue": (submits_many, 3, True),
-}
-"""At each point: who dies there, how many messages are stored then, whether they are published."""
+WAYS: tuple[tuple[str, Callable[..., None], int, bool], ...] = (
+    ("submit.after_reserve", submits, 0, False),
+    ("submit.after_commit", submits, 1, False),
+    ("submit.after_enqueue", submits, 1, True),
+    ("submit.after_reserve", joins, 0, False),
+    ("joined.after_add", joins, 0, False),
+    ("joined.after_commit", joins, 1, False),
+    ("submit.after_enqueue", joins, 1, True),
+    ("submit.after_post", submits_many, 0, False),
+    ("submit.after_reserve", submits_many, 0, False),
+    ("submit.after_commit", submits_many, 3, False),
+    ("submit.after_enqueue", submits_many, 3, True),
+)
+"""The point, who dies there, how many messages are stored then, whether they are published."""
 
 
 @each_how
-@pytest.mark.parametrize("point", WAYS)
+@pytest.mark.parametrize("way", WAYS, ids=[f"{work.__name__} {point}" for point, work, *_ in WAYS])
 def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
-    house: House, how: How, point: str
+    house: House, how: How, way: tuple[str, Callable[..., None], int, bool]
 ) -> None:
-    work, stored, is_published = WAYS[point]
+    point, work, stored, is_published = way
     die(point, work, house.settings, how=how)
     rows = house.rows()
     assert len(rows) == stored
@@ -116,7 +116,7 @@ def test_a_submit_that_dies_leaves_its_message_or_nothing_and_can_be_repeated(
     if not stored and how == "kill":
         reconcile(house)
         assert windows_of(house) == {}, "a reservation without a message"
-    before = {each.recipient: each for each in house.dispatcher.find()}
+    before = {each.recipient: each for each in house.dispatcher.select()}
     messages = [house.dispatcher.submit(**wish(each)) for each in people]
     for each in messages:
         assert before.get(each.recipient, each) == each, "the same message, not another one"
@@ -143,7 +143,7 @@ def test_a_submit_killed_between_two_shards_leaves_no_place_in_either(
     assert windows_of(house) == {}
     submits_in_two_shards(house.dispatcher)
     heal(house)
-    judge(house, [each.id for each in house.dispatcher.find()])
+    judge(house, [each.id for each in house.dispatcher.select()])
 
 
 @each_how

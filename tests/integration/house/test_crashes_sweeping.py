@@ -58,7 +58,8 @@ def submitted(house: House, send_in: timedelta = timedelta(0)) -> list[Message]:
 
 
 def sweeps(dispatcher: Dispatcher, duty: str) -> None:
-    getattr(dispatcher._app.sweep, duty)()
+    app = dispatcher._app
+    getattr(app.reconciler if duty == "reconcile" else app.sweep, duty)()
 
 
 def begins(house: House) -> int:
@@ -86,7 +87,7 @@ def test_what_was_taken_and_not_published_is_taken_again_after_its_grace(
 )
 def test_a_rescue_that_dies_in_its_transaction_changed_nothing(house: House, how: How) -> None:
     messages = submitted(house)
-    house.parts.delivery._claims.claim([each.id for each in messages])
+    house.parts.delivery.parts.claims.claim([each.id for each in messages])
     house.end_claims(*messages)
     before = house.rows(), house.attempt_rows()
     die("rescue.in_transaction", sweeps, house.settings, "rescue", how=how)
@@ -149,7 +150,7 @@ def test_while_a_rebuild_that_died_is_not_taken_over_submits_are_refused(
     messages = submitted(house)
     house.redis.flushdb()
     die(point, sweeps, house.settings, "reconcile", how=how)
-    assert house.parts.sweep.reconcile().rebuilt == 0, "its marker still stands"
+    assert house.parts.reconciler.reconcile().rebuilt == 0, "its marker still stands"
     with pytest.raises(ReservationsUnavailable):
         submits_more(house.dispatcher)
     house.deliver(*messages)
@@ -192,7 +193,7 @@ def test_a_prune_that_dies_deleted_whole_messages_and_what_is_young_stays(
     house.change(old, finished_at=long_ago, send_at=long_ago)
     young = submitted(house)
     die("prune.after_batch", sweeps, house.settings, "prune", how=how)
-    assert {each.id for each in house.dispatcher.find()} == {each.id for each in young}
+    assert {each.id for each in house.dispatcher.select()} == {each.id for each in young}
     assert house.attempt_rows() == []
     assert house.parts.sweep.prune() == 0
 
@@ -202,7 +203,7 @@ def test_what_was_rescued_is_handed_over_alone_and_what_was_never_tried_in_group
     house: House,
 ) -> None:
     rescued, fresh = submitted(house), submitted(house)
-    house.parts.delivery._claims.claim([each.id for each in rescued])
+    house.parts.delivery.parts.claims.claim([each.id for each in rescued])
     house.end_claims(*rescued)
     house.parts.sweep.rescue()
     house.change(fresh, enqueue_at=house.database_time() - timedelta(seconds=1))

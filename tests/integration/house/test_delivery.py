@@ -104,7 +104,7 @@ def test_a_message_past_its_expiry_is_never_sent_and_gives_its_quota_back(slow: 
     assert slow.dispatcher.attempts(message.id) == []
     assert slow.permits() == {}
     assert set(slow.members()) == {message.id}
-    assert slow.parts.sweep.reconcile().released == 1
+    assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
     slow.submit()
 

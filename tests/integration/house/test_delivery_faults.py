@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -205,10 +206,9 @@ def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue
     slow: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = slow.submit()
-    claims = vars(slow.parts.delivery)["_claims"]
-    down = Between(claims, before={"record": raising(*[StoreUnavailable("down")] * 10_000)})
-    for part in (slow.parts.delivery, vars(slow.parts.delivery)["_outcomes"]):
-        vars(part)["_claims"] = down
+    parts: Any = slow.parts.delivery.parts
+    down = {"record": raising(*[StoreUnavailable("down")] * 10_000)}
+    parts.claims = Between(parts.claims, before=down)
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENDING
     assert "will be rescued" in caplog.text
@@ -228,10 +228,8 @@ def test_what_was_sent_is_recorded_though_the_store_was_away_for_longer_than_the
         if slow.moved.monotonic() < back:
             raise StoreUnavailable("down")
 
-    claims = vars(slow.parts.delivery)["_claims"]
-    vars(vars(slow.parts.delivery)["_outcomes"])["_claims"] = Between(
-        claims, before={"record": away}
-    )
+    parts: Any = slow.parts.delivery.parts
+    parts.claims = Between(parts.claims, before={"record": away})
     assert slow.deliver(message) == 1
     slow.end_claims(message)
     assert slow.parts.sweep.rescue() == 0
@@ -240,10 +238,8 @@ def test_what_was_sent_is_recorded_though_the_store_was_away_for_longer_than_the
 
 def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
     message = slow.submit()
-    claims = vars(slow.parts.delivery)["_claims"]
-    down = Between(claims, before={"claim": raising(StoreUnavailable("down"))})
-    for part in (slow.parts.delivery, vars(slow.parts.delivery)["_outcomes"]):
-        vars(part)["_claims"] = down
+    parts: Any = slow.parts.delivery.parts
+    parts.claims = Between(parts.claims, before={"claim": raising(StoreUnavailable("down"))})
     with pytest.raises(StoreUnavailable):
         slow.deliver(message)
     assert slow.sent == []

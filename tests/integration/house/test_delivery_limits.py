@@ -99,7 +99,7 @@ def test_a_group_takes_and_settles_its_permits_in_one_script_each(slow: House) -
 def test_a_short_wait_for_a_permit_is_spent_in_hand(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.delivery.round._WAIT_FOR_PERMITS_SECONDS", 20.0)
+    monkeypatch.setattr("dispatcher.delivery.task._LONGEST_ASKING_SECONDS", 20.0)
     house = build(clock=hour_ago(), quotas="1/20 second", claim_ttl=300)
     first = house.submit()
     second = house.submit(send_in=timedelta(seconds=20))

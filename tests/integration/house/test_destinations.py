@@ -78,7 +78,7 @@ def delivering(house: House, *groups: Sequence[Message]) -> list[threading.Threa
     """Let threads deliver these groups as those of a worker do."""
     threads = [
         threading.Thread(
-            target=house.parts.lanes.deliver, args=([each.id for each in group], "hook")
+            target=house.parts.group_queue.deliver, args=([each.id for each in group], "hook")
         )
         for group in groups
     ]
@@ -103,11 +103,11 @@ def test_who_answers_is_not_kept_waiting_by_who_does_not(
     for each in bad:
         [attempt] = house.dispatcher.attempts(each.id)
         assert attempt.finished_at is None, "no send to the silent one has ended by then"
-    house.parts.lanes.stop()
+    house.parts.group_queue.stop()
     silent.close()
     for thread in threads:
         thread.join(LATE)
-    assert house.parts.lanes.finish(LATE)
+    assert house.parts.group_queue.finish(LATE)
     tried = [house.again(each).attempt_count for each in bad]
     senders = house.settings.channels["hook"].senders
     assert sum(tried) == senders - senders // 4, "the others were put back"

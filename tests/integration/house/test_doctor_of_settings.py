@@ -265,7 +265,7 @@ def test_a_status_url_that_nobody_tells(house: House) -> None:
     assert "there is no status_channel" in found.found
     assert "set status_channel" in (found.remedy or "")
     found = examined(house, status_channel="status")["work.untold"]
-    assert "the duty `tell` does not run" in found.found
+    assert "the duty `notify` does not run" in found.found
     house.change(ended, told="sent")
     house.change([held], told="held")
     assert levels(examined(house), "work.untold") == {}

@@ -102,7 +102,7 @@ def test_a_near_message_that_a_refused_move_brings_back_is_enqueued(build: Build
     def lose() -> None:
         window = house.keys(message.scope).window(message.scope)
         (hold,) = (member for member, _ in house.redis.zscan_iter(window) if len(member) > 16)
-        [group] = windows.groups(house.parts.moves._scopes_of(message))
+        [group] = windows.legs(house.parts.moves._scopes_of(message))
         windows.shards.drop([(group, hold)])
         windows.reserve(new_id(), terms=Terms(group.scopes), send_at=far)
 
@@ -206,7 +206,7 @@ def test_two_sweeps_side_by_side_enqueue_each_message_once(build: Build) -> None
     house = sweeps[0]
     first = house.submit()
     house.store_copy(first, rows=2_500)
-    house.change(house.dispatcher.find(at_most=10_000), enqueue_at=first.send_at)
+    house.change([*house.dispatcher.select()], enqueue_at=first.send_at)
     house.broker.flushdb()
     counts = at_once([each.parts.sweep.enqueue_due for each in sweeps])
     assert sum(each for each in counts if isinstance(each, int)) == 2_501

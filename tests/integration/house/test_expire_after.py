@@ -58,7 +58,7 @@ def test_past_it_the_message_ends_and_its_quota_is_free(slow: House) -> None:
     message = slow.submit(expire_after=10 * MINUTE)
     assert slow.deliver(message) == 0
     assert slow.again(message).status is Status.EXPIRED
-    assert slow.parts.sweep.reconcile().released == 1
+    assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
 
 

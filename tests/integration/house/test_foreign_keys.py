@@ -63,7 +63,7 @@ def turns(house: House) -> int:
     failed = 0
     for _ in range(4):
         try:
-            house.parts.sweep.reconcile(settle=timedelta(0))
+            house.parts.reconciler.reconcile(settle=timedelta(0))
         except ReservationsUnavailable:
             failed += 1
     return failed
@@ -108,14 +108,14 @@ def test_nothing_is_accepted_between_setting_aside_and_the_rebuild(house: House)
     assert house.parts.upkeep.set_aside() == 1
     with pytest.raises(ReservationsUnavailable, match="not complete"):
         house.submit("ada", send_at=LATER)
-    house.parts.sweep.reconcile(settle=timedelta(0))
+    house.parts.reconciler.reconcile(settle=timedelta(0))
     with pytest.raises(NoPlace):
         house.submit("ada", send_at=LATER)
 
 
 def test_what_is_ours_is_left_alone(house: House) -> None:
     message = house.submit("ben", send_at=LATER)
-    valid = house.parts.submission.scheduled(
+    valid = house.parts.submitter.validated(
         Draft(channel="memory", recipient="ben", body=BODY, send_at=LATER), now=FAR
     )
     house.parts.windows.move(message.id, terms=valid.terms, send_at=LATER + timedelta(hours=1))

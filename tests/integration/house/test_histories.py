@@ -66,7 +66,7 @@ def play(house: House, event: tuple[str, object, int], accepted: list[Message]) 
     elif kind == "flush":
         house.redis.flushall()
     elif kind == "reconcile":
-        house.parts.sweep.reconcile(settle=timedelta(0))
+        house.parts.reconciler.reconcile(settle=timedelta(0))
     elif accepted:
         message = accepted[int(str(what)) % len(accepted)]
         if kind == "deliver":
@@ -88,7 +88,7 @@ def test_windows_and_store_agree_after_a_reconcile(
         play(shared, event, accepted)
 
     def settled() -> bool:
-        shared.parts.sweep.reconcile(settle=timedelta(0))
+        shared.parts.reconciler.reconcile(settle=timedelta(0))
         return shared.pending() == set()
 
     wait_until(settled)

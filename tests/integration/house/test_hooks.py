@@ -120,7 +120,7 @@ def test_what_ends_without_a_hand_over_is_told(house: House) -> None:
 
 def test_what_a_dead_worker_left_is_told(house: House) -> None:
     held, again = house.submit("ada"), house.submit("ben", on_unknown="retry")
-    house.parts.delivery._claims.claim([held.id, again.id])
+    house.parts.delivery.parts.claims.claim([held.id, again.id])
     house.end_claims(held, again)
     assert house.parts.sweep.rescue() == 2
     house.dispatcher.drop(held.id)

@@ -66,7 +66,7 @@ def test_threads_with_keys_of_their_own_fill_a_quota_exactly(house: House) -> No
 
 def _submit_all(gate: Any, number: int, settings: Settings) -> list[str]:
     with Dispatcher(settings, clock=MovableClock(FAR)) as dispatcher:
-        dispatcher.find(at_most=1)
+        [*dispatcher.select()]
         dispatcher.next_slot(recipient="nobody")
         found = []
         for turn in range(ROUNDS):

@@ -146,7 +146,7 @@ def test_one_whose_next_try_would_come_after_its_expiry(roomy: House, told: Any)
 
 def test_those_that_are_rescued(roomy: House, told: Any) -> None:
     again_, held = roomy.submit(), roomy.submit(on_unknown="hold")
-    roomy.parts.delivery._claims.claim([again_.id, held.id])
+    roomy.parts.delivery.parts.claims.claim([again_.id, held.id])
     roomy.end_claims(again_, held)
     assert roomy.parts.sweep.rescue() == 2
     assert told(again_)[2:] == ["rescued"]

@@ -17,7 +17,7 @@ from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Settings
 from dispatcher.app import App
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
-from dispatcher.reservation.places import Group, Place
+from dispatcher.reservation.booking import Leg, Place
 from tests.integration.house.conftest import Build
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.clock import MovableClock
@@ -58,9 +58,10 @@ def in_shard(method: str, number: int) -> Arm:
     """Stand when the message has got a place, or taken it, in so many of its shards."""
 
     def arm(parts: App, line: Line) -> None:
-        def is_there(given: tuple[Any, ...], answer: object) -> bool:
-            group = given[0] if isinstance(given[0], Group) else given[0][0][0]
-            return level(parts, group) == number and (isinstance(answer, Place) or answer == [True])
+        def is_there(given: tuple[Any, ...], answer: list[object]) -> bool:
+            leg = given[0][0][0]
+            is_held = isinstance(answer[0], int | Place)
+            return level(parts, leg) == number and is_held and answer != [False]
 
         stop(parts.windows.shards, method, line, when=is_there)
 
@@ -71,18 +72,18 @@ def in_shard_many(number: int) -> Arm:
     """Stand when messages submitted together have places in so many of their shards."""
 
     def arm(parts: App, line: Line) -> None:
-        def is_there(given: tuple[Any, ...], answer: list[list[object]]) -> bool:
-            booked = any(isinstance(each, int | Place) for found in answer for each in found)
-            return booked and level(parts, given[0][0].group(0)) == number
+        def is_there(given: tuple[Any, ...], answer: list[object]) -> bool:
+            booked = any(isinstance(each, int | Place) for each in answer)
+            return booked and level(parts, given[0][0].leg) == number
 
-        stop(parts.windows.shards, "answers", line, when=is_there)
+        stop(parts.windows.shards, "book", line, when=is_there)
 
     return arm
 
 
-def level(parts: App, group: Group) -> int:
+def level(parts: App, leg: Leg) -> int:
     """Return which of its message's shards this is, from 1 on."""
-    return parts.windows.groups(group.terms).index(group) + 1
+    return parts.windows.legs(leg.terms).index(leg) + 1
 
 
 def at_row(method: str, *, before: bool) -> Arm:
@@ -92,7 +93,9 @@ def at_row(method: str, *, before: bool) -> Arm:
 
 def at_rows(*, before: bool) -> Arm:
     """Stand before the rows of messages submitted together are written, or after that."""
-    return lambda parts, line: stop(vars(parts.bulk)["_store"], "add", line, before=before)
+    return lambda parts, line: stop(
+        vars(parts.own_transaction)["_bulk"], "add", line, before=before
+    )
 
 
 SUBMITS: Mapping[str, Arm] = {
@@ -108,8 +111,8 @@ SUBMITS_MANY: Mapping[str, Arm] = {
     "is stored": at_rows(before=False),
 }
 MOVES: Mapping[str, Arm] = {
-    "holds in the first shard": in_shard("move", 1),
-    "holds in two shards of three": in_shard("move", 2),
+    "holds in the first shard": in_shard("hold", 1),
+    "holds in two shards of three": in_shard("hold", 2),
     "holds in all shards, old row": at_row("move", before=True),
     "holds in all shards, new row": at_row("move", before=False),
     "has taken in the first shard": in_shard("take", 1),
@@ -209,7 +212,7 @@ def heal(house: House) -> None:
 
 def left_over(house: House) -> list[int]:
     """Return of each message that Redis has and the store does not in how many windows it is."""
-    stored = {each.id.bytes for each in house.dispatcher.find(at_most=10_000)}
+    stored = {each.id.bytes for each in house.dispatcher.select()}
     found = [member for members in windows_of(house).values() for member in members]
     return sorted(found.count(each) for each in {*found} - stored)
 
@@ -225,7 +228,7 @@ def test_submits_that_die_between_shards_leak_nothing(house: House) -> None:
     assert orphans.count(2) >= 2, "of two"
     assert orphans.count(3) >= 2, "of all, but not stored"
     assert keeps_quotas(house), "also with the places of the dead"
-    before = {each.idempotency_key: each for each in house.dispatcher.find(at_most=10_000)}
+    before = {each.idempotency_key: each for each in house.dispatcher.select()}
     heal(house)
 
     wishes = [wish(process, turn) for process in range(len(ways)) for turn in range(TURNS)]

@@ -109,9 +109,7 @@ def is_healed_and_moved_again(house: House, messages: Sequence[Message], many: i
     others_take_what_fits(house, messages[APART - 1].send_at)
     heal(house)
     assert moved(house, messages) == many, "the repair moves none"
-    others = {each.id for each in house.dispatcher.find(at_most=1_000)} - {
-        each.id for each in messages
-    }
+    others = {each.id for each in house.dispatcher.select()} - {each.id for each in messages}
     house.dispatcher.cancel_many([*others])
     heal(house)
     moves(house.dispatcher, [each.id for each in messages[many:]])

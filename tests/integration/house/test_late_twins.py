@@ -61,7 +61,7 @@ def die_after_reserving(house: House) -> UUID:
 
 def between_read_and_release(house: House, action: Callable[[], object], when: str) -> None:
     """Act once, around the moment at which the sweep asks the store for what it found pending."""
-    sweep = vars(house.parts.sweep)
+    sweep = vars(house.parts.reconciler)
     sweep["_store"] = Between(sweep["_store"], **{when: {"holding": once(action)}})
 
 
@@ -69,7 +69,7 @@ def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) ->
     first = reserve(house, Submit("key", "print"))
     age_pending(house)
     assert reserve(house, Submit("key", "print")) == first
-    reconciled = house.parts.sweep.reconcile()
+    reconciled = house.parts.reconciler.reconcile()
     assert (reconciled.confirmed, reconciled.released) == (0, 0)
     assert house.members() == {first: to_ms(SOON)}
     assert house.pending() == {first}
@@ -78,7 +78,7 @@ def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) ->
 def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> None:
     reserve(house, Submit("key", "print"))
     age_pending(house)
-    assert house.parts.sweep.reconcile().released == 1
+    assert house.parts.reconciler.reconcile().released == 1
     assert house.members() == {}
     assert house.pending() == set()
 
@@ -88,13 +88,13 @@ def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None
     house, second = build(), build()
     first = die_after_reserving(house)
     age_pending(house)
-    reconcile = once(house.parts.sweep.reconcile)
+    reconcile = once(house.parts.reconciler.reconcile)
     second.swap("messages", Between(second.parts.messages, before={"add": reconcile}))
     message = keyed(second)
     assert message.id == first
     assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
     age_pending(house)
-    assert house.parts.sweep.reconcile().confirmed == 1
+    assert house.parts.reconciler.reconcile().confirmed == 1
     assert house.places() == house.all_members()
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=SOON + SECOND)
@@ -109,7 +109,7 @@ def test_a_place_shared_again_while_the_sweep_gives_it_up_is_shared_by_nobody(
     age_pending(house)
     shared: list[UUID] = []
     between_read_and_release(house, lambda: shared.append(die_after_reserving(second)), when)
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert shared == [first]
     assert house.members() == {}
     assert house.pending() == set()
@@ -129,7 +129,7 @@ def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
     def sweep() -> None:
         given_up.extend(house.members())
         age_pending(house)
-        assert house.parts.sweep.reconcile().released == 1
+        assert house.parts.reconciler.reconcile().released == 1
 
     second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
     message = second.submit(send_at=SOON, idempotency_key=key)
@@ -146,7 +146,7 @@ def test_a_submit_that_stood_still_for_long_is_told_of_its_twin(build: Build) ->
 
     def sweep() -> None:
         age_pending(house)
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
         told.append(keyed(house))
         assert house.redis.delete(house.keys("ada").twins("key"))
 
@@ -166,7 +166,7 @@ def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_noth
 
     def sweep() -> None:
         age_pending(house)
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
         taken.append(house.submit(send_at=SOON))
 
     hooks: Any = {"before": {"add": once(sweep)}, "after": {"add": raising(Died())}}
@@ -186,10 +186,10 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
     def sweep() -> None:
         given_up.extend(house.members())
         age_pending(house)
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
 
-    bulk = vars(second.parts.bulk)
-    bulk["_store"] = Between(bulk["_store"], before={"add": once(sweep)})
+    own = vars(second.parts.own_transaction)
+    own["_bulk"] = Between(own["_bulk"], before={"add": once(sweep)})
     minutes = [timedelta(minutes=n) for n in range(3)]
     drafts = [
         Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes
@@ -206,8 +206,8 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     house = build()
     first = die_after_reserving(house)
     age_pending(house)
-    house.parts.sweep.reconcile()
-    assert house.dispatcher.find() == []
+    house.parts.reconciler.reconcile()
+    assert [*house.dispatcher.select()] == []
     desk = house.dispatcher
     move = partial(desk.reschedule, send_at=SOON + SECOND)
     change = partial(desk.update, body={"text": "another"})
@@ -231,7 +231,7 @@ def test_a_place_looked_at_again_after_the_sweep_looked_is_confirmed(house: Hous
     age_pending(house)
     again = once(lambda: reserve(house, message_id=message.id))
     between_read_and_release(house, again, "after")
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert house.members() == {message.id: to_ms(SOON)}
     assert house.pending() == {message.id}
 
@@ -241,7 +241,7 @@ def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) ->
     first = die_after_reserving(house)
     age_pending(house)
     between_read_and_release(house, lambda: keyed(second), "after")
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
 
 
@@ -254,6 +254,6 @@ def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
     for scope in ("ada", "ben"):
         age_pending(house, scope)
     between_read_and_release(house, lambda: keyed(second), "after")
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert house.all_members() == {"ada": {first: to_ms(SOON)}}
     assert orphan not in house.pending()

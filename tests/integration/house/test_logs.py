@@ -76,7 +76,7 @@ def play(house: House) -> None:
     house.parts.sweep.enqueue_due()
     house.parts.sweep.rescue()
     house.parts.sweep.prune()
-    house.dispatcher.find(recipient=RECIPIENT)
+    [*house.dispatcher.select(recipient=RECIPIENT)]
     with doctor_for(house.settings, clock=house.clock) as doctor:
         doctor.examine()
 
@@ -163,7 +163,7 @@ def test_no_traceback_quotes_the_key_of_a_command_that_redis_refused(house: Hous
         house.redis.set(key, "no sorted set")
     permit = Permit(message.id, 1, SCOPE, message.channel)
     house.change([message], reserved=True)
-    for act in (house.parts.sweep.reconcile, lambda: house.parts.permits.give_back([permit])):
+    for act in (house.parts.reconciler.reconcile, lambda: house.parts.permits.give_back([permit])):
         with pytest.raises(Unavailable, match="WRONGTYPE") as caught:
             act()
         assert SCOPE not in "".join(traceback.format_exception(caught.value))

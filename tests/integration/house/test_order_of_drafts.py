@@ -68,7 +68,7 @@ def one_by_one(house: House, drafts: list[Draft]) -> list[Any]:
 
     def submitted(each: Draft) -> Message | Rejection:
         try:
-            return house.parts.submission.submit(each)
+            return house.parts.submitter.submit(each, house.parts.own_transaction)
         except NoPlace as refused:
             return Rejection(0, each, refused)
 

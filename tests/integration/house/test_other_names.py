@@ -92,14 +92,14 @@ def test_a_whole_life_under_other_names(house: House) -> None:
     assert door.release(unknown.id).status is Status.SCHEDULED
     assert door.retry(failing.id).status is Status.SCHEDULED
     assert house.parts.sweep.enqueue_due() == 2
-    assert house.parts.status_messages.tell() == 1
+    assert house.parts.sweep.notify() == 1
 
     for way in ("expire", "reslot"):
         house.submit(way, channel=way)
     done = house.parts.catch_up.run()
     assert (done.expired, done.moved) == (1, 1)
     assert house.parts.sweep.rescue() == 0
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert door.verify_windows().equal
     door.rebuild_windows()
     assert door.verify_windows().equal

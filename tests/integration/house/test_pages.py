@@ -63,7 +63,7 @@ def run(page: str, **names: Any) -> dict[str, Any]:
 def opened() -> Settings:
     """Let the sweep declare Redis complete, for the settings that this folder has now."""
     with Dispatcher() as dispatcher:
-        dispatcher._app.sweep.reconcile(settle=timedelta(0))
+        dispatcher._app.reconciler.reconcile(settle=timedelta(0))
         return dispatcher.settings
 
 

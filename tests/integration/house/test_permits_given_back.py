@@ -17,6 +17,7 @@ from dispatcher.redis.keys import PermitKeys
 from dispatcher.store import Claim, Claims, Failure, Result
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once
+from tests.support.groups import a_recorder
 from tests.support.house import House, hour_ago
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -40,7 +41,7 @@ def permit_of(claim: Claim) -> Permit:
 def emptied_while(house: House, meanwhile: object, *, when: str) -> None:
     """Empty Redis and rebuild it; something happens when the permits were read from the store."""
     house.redis.flushall()
-    sweep = vars(house.parts.sweep)
+    sweep = vars(house.parts.reconciler)
     act = once(meanwhile)  # type: ignore[arg-type]  # a call without arguments
     sweep["_permits"] = Between(house.parts.permits, **{when: {"restore": act}})
     house.open()
@@ -51,7 +52,7 @@ def test_a_claim_put_back_while_redis_is_rebuilt_keeps_no_permit(slow: House, wh
     claims = claimed(slow, *(slow.submit(f"name {n}") for n in range(5)))
 
     def put_back() -> None:
-        slow.parts.delivery._returns.put_back([(claim, NOW) for claim in claims])
+        a_recorder(slow.parts.delivery).put_back([(claim, NOW) for claim in claims])
 
     emptied_while(slow, put_back, when=when)
     assert [slow.permits(f"name {n}") for n in range(5)] == [{}] * 5
@@ -82,7 +83,7 @@ def test_a_claim_that_was_refused_before_redis_was_emptied_keeps_no_permit(build
     assert len(house.permits()) == 2, "the store does not know who was refused"
 
     refused = next(each for each in claims if each.message.id == second.id)
-    house.parts.delivery._returns.snooze([(refused, HOUR)])
+    a_recorder(house.parts.delivery).snooze([(refused, HOUR)])
     granted = next(each for each in claims if each.message.id == first.id)
     [known] = house.permits()
     assert known[:16] == granted.message.id.bytes
@@ -94,7 +95,7 @@ def test_a_claim_under_way_keeps_its_permit_through_a_rebuild(slow: House) -> No
     slow.open()
     [at_ms] = slow.permits().values()
     assert at_ms > slow.redis_ms()
-    slow.parts.delivery._returns.put_back([(claim, NOW)])
+    a_recorder(slow.parts.delivery).put_back([(claim, NOW)])
     assert slow.permits() == {}
 
 
@@ -117,7 +118,7 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     house.open()
     assert snoozed(house, [waiting]), "there is no room"
 
-    house.parts.delivery._returns.put_back([(claim, HOUR / 2)])
+    a_recorder(house.parts.delivery).put_back([(claim, HOUR / 2)])
     house.open()
     assert snoozed(house, [waiting]) == []
     assert house.deliver(waiting) == 1
@@ -140,7 +141,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
 
     with monkeypatch.context() as patched:
         patched.setattr(house.parts.permits._log, "give_back", away)
-        house.parts.delivery._returns.put_back([(claim, HOUR)])
+        a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
     assert len(house.permits()) == 1
     assert house.deliver(second) == 0
     assert house.permits() == {}
@@ -160,7 +161,7 @@ def test_of_a_herd_as_many_come_as_permits_are_given_back(build: Build) -> None:
     house.open()
     assert len(snoozed(house, herd)) == HERD - 10
 
-    house.parts.delivery._returns.put_back([(claim, 2 * HOUR) for claim in claims[:4]])
+    a_recorder(house.parts.delivery).put_back([(claim, 2 * HOUR) for claim in claims[:4]])
     house.open()
     waiting = snoozed(house, herd[10:])
     assert len(waiting) == HERD - 14
@@ -179,7 +180,7 @@ def test_what_was_promised_for_later_is_not_brought_forward(build: Build) -> Non
     assert house.deliver(second) == 0
     later = house.database_time() + 3 * HOUR
     house.change([second], send_at=later, next_attempt_at=later)
-    house.parts.delivery._returns.put_back([(claim, HOUR)])
+    a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
     house.open()
     found = house.again(second)
     assert (found.status, snoozed(house, [second])) == (Status.SCHEDULED, [found])
@@ -204,7 +205,7 @@ def test_room_goes_to_the_next_where_the_first_in_line_comes_no_more(
         later = house.database_time() + 3 * HOUR
         house.change([second], send_at=later, next_attempt_at=later)
 
-    house.parts.delivery._returns.put_back([(claim, 2 * HOUR)])
+    a_recorder(house.parts.delivery).put_back([(claim, 2 * HOUR)])
     for _ in range(4):
         house.open()
     assert snoozed(house, [third]) == []
@@ -225,7 +226,7 @@ def test_who_was_snoozed_before_redis_was_emptied_is_judged_once_more(build: Bui
     house.open()
     assert snoozed(house, [second]), "there is no room yet, and it is judged once more only"
 
-    house.parts.delivery._returns.put_back([(claim, HOUR)])
+    a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
     house.open()
     assert snoozed(house, [second]) == []
     assert house.deliver(second) == 1

@@ -13,7 +13,7 @@ from redis.connection import AbstractConnection
 from sqlalchemy import Engine, event
 
 from dispatcher import Draft, Message
-from dispatcher.delivery import sweep
+from dispatcher.delivery import reconciler
 from dispatcher.message import new_id
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House, hour_ago
@@ -33,8 +33,8 @@ PAGE = 100
 
 @pytest.fixture
 def pages_of_100(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_ROWS_AT_ONCE", "_BATCH"):
-        monkeypatch.setattr(sweep, name, PAGE)
+    for name in ("_ROWS_AT_ONCE", "BATCH"):
+        monkeypatch.setattr(reconciler, name, PAGE)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def rebuild_all(house: House) -> None:
     house.redis.flushall()
     rebuild = house.parts.upkeep.begin()
     assert rebuild is not None
-    assert house.parts.sweep._rebuild(rebuild, timedelta(0)) == len(rebuild.parts)
+    assert house.parts.reconciler._rebuild(rebuild, timedelta(0)) == len(rebuild.parts)
 
 
 def submitted(house: House, many: int, *, first: int = 0, start: datetime = FAR) -> list[Message]:

@@ -14,13 +14,13 @@ MINUTE = timedelta(minutes=1)
 
 
 def meddle(house: House, part: Between) -> None:
-    vars(house.parts.sweep)["_store"] = part
+    vars(house.parts.reconciler)["_store"] = part
 
 
 def test_submits_are_accepted_where_the_permits_cannot_be_read(slow: House) -> None:
     kept = [slow.submit(f"name {n}") for n in range(12)]
     slow.redis.flushall()
-    store = vars(slow.parts.sweep)["_store"]
+    store = vars(slow.parts.reconciler)["_store"]
     meddle(slow, Between(store, before={"permits": raising(StoreUnavailable("down"))}))
     with suppress(StoreUnavailable):
         slow.open()
@@ -40,7 +40,7 @@ def test_submits_are_accepted_where_the_permits_cannot_be_read(slow: House) -> N
 def test_submits_are_accepted_while_the_permits_are_read(slow: House) -> None:
     slow.deliver(slow.submit())
     slow.redis.flushall()
-    store = vars(slow.parts.sweep)["_store"]
+    store = vars(slow.parts.reconciler)["_store"]
     submit = once(lambda: slow.submit("ben", send_in=MINUTE))
     meddle(slow, Between(store, before={"permits": submit}))
     slow.open()

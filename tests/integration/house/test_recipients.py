@@ -58,7 +58,7 @@ def test_who_has_opted_out_is_known_in_every_spelling(house: House) -> None:
 def test_filters_find_every_spelling(house: House) -> None:
     message = house.submit(SPELLINGS[0], send_in=HOUR)
     for each in SPELLINGS:
-        assert [one.id for one in house.dispatcher.find(recipient=each)] == [message.id]
+        assert [one.id for one in house.dispatcher.select(recipient=each)] == [message.id]
         assert house.dispatcher.count(recipient=each, channel="memory") == 1
 
 
@@ -70,6 +70,6 @@ def test_many_at_once_and_moves_are_spelt_as_well(house: House) -> None:
         house.submit("ada", channel="sms", body=BODY, send_in=HOUR)
     with pytest.raises(InvalidDraft, match="no \\+ before a country code"):
         house.submit("491512345678", channel="sms", body=BODY, send_in=HOUR)
-    [message] = house.dispatcher.find(recipient="00491512345678")
+    [message] = [*house.dispatcher.select(recipient="00491512345678")]
     moved = house.dispatcher.reschedule(message.id, send_in=3 * HOUR)
     assert moved.recipient == "+491512345678"

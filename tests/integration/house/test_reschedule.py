@@ -145,7 +145,7 @@ def test_what_is_being_sent_or_has_ended_stays(slow: House, status: Status) -> N
     if status is Status.SENT:
         slow.deliver(message)
     elif status is Status.SENDING:
-        slow.parts.delivery._claims.claim([message.id])
+        slow.parts.delivery.parts.claims.claim([message.id])
     else:
         slow.dispatcher.cancel(message.id)
         ended = {} if status.is_final else {"finished_at": None}
@@ -181,7 +181,7 @@ def test_update_changes_the_body_alone(house: House, message: Message) -> None:
 @pytest.mark.every_database
 def test_a_worker_that_claims_first_wins(slow: House) -> None:
     message = slow.submit()
-    claim = once(lambda: slow.parts.delivery._claims.claim([message.id]))
+    claim = once(lambda: slow.parts.delivery.parts.claims.claim([message.id]))
     between(slow, "_windows", after={"move_many": claim})
     with pytest.raises(TooLate) as refused:
         slow.dispatcher.reschedule(message.id, send_in=HOUR)
@@ -389,7 +389,7 @@ def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: b
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
     terms = house.parts.moves._scopes_of(message)
-    groups = house.parts.windows.groups(terms)
+    groups = house.parts.windows.legs(terms)
     assert len(groups) == 3
     windows = house.parts.windows
 
@@ -438,7 +438,7 @@ def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
     )
     message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
     past_the_grace(house)
-    groups = house.parts.windows.groups(house.parts.moves._scopes_of(message))
+    groups = house.parts.windows.legs(house.parts.moves._scopes_of(message))
     windows = house.parts.windows
 
     def lose() -> None:
@@ -476,7 +476,7 @@ def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
     terms = house.parts.moves._scopes_of(message)
     house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
     window = house.keys(message.scope).window(message.scope)
-    sweep = vars(house.parts.sweep)
+    sweep = vars(house.parts.reconciler)
     locked = raising(StoreUnavailable("the database is locked"))
     sweep["_store"] = Between(sweep["_store"], before={"bar_moves": locked})
     past_the_grace(house)

@@ -81,7 +81,7 @@ def test_only_the_shard_that_lost_its_epoch_is_refused(house: House) -> None:
 def test_redis_evicts(shaky: House, build: Build) -> None:
     shaky.redis.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(ReservationsUnavailable, match=r"allkeys-lru.*must be noeviction"):
-        shaky.parts.sweep.reconcile()
+        shaky.parts.reconciler.reconcile()
     refuses_everything(shaky, says="not complete")
     refuses_everything(build(server=shaky.server, opened=False), says="must be noeviction")
     shaky.redis.config_set("maxmemory-policy", "noeviction")

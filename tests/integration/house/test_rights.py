@@ -41,7 +41,7 @@ def test_submits_moves_rebuilds_and_deliveries_need_no_more(
         assert house.dispatcher.verify_windows().equal
         house.dispatcher.rebuild_windows()
         house.dispatcher.suppress("ben")
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
         assert house.dispatcher.verify_windows().equal
     with redis.Redis.from_url(url) as client:
         for words in (

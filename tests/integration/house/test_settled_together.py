@@ -20,18 +20,18 @@ TERMS = Terms.plain("ada")
 def test_a_place_that_is_looked_at_for_its_hold_is_settled_by_a_later_sweep(house: House) -> None:
     message = house.submit(send_at=FAR)
     age_pending(house)
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     house.parts.windows.move(message.id, terms=TERMS, send_at=FAR + HOUR)  # and its mover died
     house.parts.windows.reserve(new_id(), terms=TERMS, send_at=FAR + 2 * HOUR)
     age_pending(house)
 
-    sweep = vars(house.parts.sweep)
+    sweep = vars(house.parts.reconciler)
     real = sweep["_windows"]
     sweep["_windows"] = Between(real, after={"places": raising(Died())})
     with pytest.raises(Died):
-        house.parts.sweep.reconcile()
+        house.parts.reconciler.reconcile()
     sweep["_windows"] = real
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
 
     assert windows_of(house) == promised(house)
     assert not pending_entries(house)

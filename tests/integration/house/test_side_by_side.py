@@ -136,14 +136,14 @@ def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> N
     """The one that is on its way goes on; the other has too little left of its claim."""
     house = build(clock=hour_ago(), channels={"memory": {"transport": "memory"}})
     messages = [house.submit(name) for name in ("ada", "ben")]
-    claims = vars(house.parts.delivery)["_claims"]
+    parts: Any = house.parts.delivery.parts
     tried = threading.Event()
 
     def renew() -> None:
         tried.set()
         raise StoreUnavailable("down")
 
-    vars(house.parts.delivery)["_claims"] = Between(claims, before={"renew": renew})
+    parts.claims = Between(parts.claims, before={"renew": renew})
 
     def last(_: Message) -> None:
         house.moved.advance(house.settings.claim_ttl - timedelta(seconds=5))
@@ -170,7 +170,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build)
     house.memory.before = hold
     thread = in_background(house, *messages)
     under_way.wait(60)
-    house.parts.lanes.stop()
+    house.parts.group_queue.stop()
     stopped.set()
     thread.join(60)
     assert len(house.sent) == 2

@@ -21,7 +21,7 @@ from dispatcher import (
 )
 from dispatcher.reservation import Terms
 from dispatcher.submission import terms_for
-from dispatcher.submission.submission import LOOKING_SECONDS
+from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
@@ -77,7 +77,7 @@ def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) 
     with pytest.raises(QuotaExceeded) as caught:
         house.submit(send_at=SOON)
     assert caught.value.conflicting == (taken[0].id,)
-    assert [row.id for row in house.dispatcher.find()] == [taken[0].id]
+    assert [row.id for row in house.dispatcher.select()] == [taken[0].id]
     assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
 
 
@@ -128,7 +128,7 @@ def test_with_a_key_the_row_that_lost_its_place_stays_as_cancelled(build: Build)
     )
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=SOON, idempotency_key="key")
-    statuses = {row.id: row.status for row in house.dispatcher.find()}
+    statuses = {row.id: row.status for row in house.dispatcher.select()}
     assert statuses.pop(taken[0].id) is Status.SCHEDULED
     assert list(statuses.values()) == [Status.CANCELLED]
     assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
@@ -141,7 +141,7 @@ def test_a_message_that_is_already_being_sent_is_not_taken_back(build: Build) ->
     claimed: list[UUID] = []
 
     def claim() -> None:
-        mine = next(each for each in house.dispatcher.find() if each.id != taken[0].id)
+        mine = next(each for each in house.dispatcher.select() if each.id != taken[0].id)
         claimed.append(mine.id)
         house.change(
             [mine], status="sending", claimed_by=mine.id, claim_expires_at=SOON, claim_token=1
@@ -197,19 +197,20 @@ def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed
     with pytest.raises(ReservationsUnavailable):
         house.submit(send_at=SOON)
     assert len(house.members()) == 1
-    other.parts.sweep.reconcile()
+    other.parts.reconciler.reconcile()
     assert house.members() == {}
 
 
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     house = build()
-    store, settle = house.parts.bulk._store, house.settings.settle
+    own = vars(house.parts.own_transaction)
+    store, settle = own["_bulk"], house.settings.settle
 
     def meanwhile() -> None:
         house.moved.advance(settle + timedelta(milliseconds=1))
         house.redis.flushall()
 
-    house.parts.bulk._store = Between(store, before={"add": once(meanwhile)})  # type: ignore[assignment]
+    own["_bulk"] = Between(store, before={"add": once(meanwhile)})
     results = house.dispatcher.submit_many(
         Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
         for number in range(20)
@@ -226,7 +227,7 @@ def test_a_second_look_that_one_shard_does_not_answer_frees_every_shard(
     house = build(scopes={"tenant": {"quotas": ["5/minute"]}})
     scopes = {"tenant": "acme"}
     further = next(
-        group.keys for group in house.parts.windows.groups(_terms(house, scopes))
+        group.keys for group in house.parts.windows.legs(_terms(house, scopes))
         if group.keys != house.keys("ada")
     )  # fmt: skip
     slow_store(house, lambda: house.redis.delete(further.epoch))
@@ -239,7 +240,7 @@ def test_a_second_look_that_one_shard_does_not_answer_frees_every_shard(
 def _terms(house: House, scopes: dict[str, str]) -> Terms:
     for number in range(100):
         found = terms_for(house.settings, scope="ada", channel="memory", scopes=scopes)
-        if len(house.parts.windows.groups(found)) > 1:
+        if len(house.parts.windows.legs(found)) > 1:
             return found
         scopes["tenant"] = f"acme {number}"
     raise AssertionError

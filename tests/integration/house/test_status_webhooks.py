@@ -70,7 +70,7 @@ def status_messages(house: House) -> list[Message]:
 
 def tell(house: House) -> int:
     """Let the sweep tell, hand over what is due, and deliver it; return how many were made."""
-    made = house.parts.status_messages.tell()
+    made = house.parts.sweep.notify()
     house.parts.sweep.enqueue_due()
     house.deliver(*(each for each in status_messages(house) if not each.status.is_final))
     return made
@@ -255,7 +255,7 @@ def test_the_limits_of_their_channel_hold_for_status_messages(
 
 
 def tells(dispatcher: Dispatcher) -> None:
-    dispatcher._app.status_messages.tell()
+    dispatcher._app.sweep.notify()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_status_message_is_an_ordinary_one_that_has_no_place(
     house: House, receiver: Receiver
 ) -> None:
     house.deliver(house.submit(status_url=receiver.url))
-    house.parts.status_messages.tell()
+    house.parts.sweep.notify()
     [status_message] = status_messages(house)
     with pytest.raises(InvalidDraft, match="it is a status message"):
         house.dispatcher.reschedule(status_message.id, send_in=HOUR)
@@ -322,11 +322,11 @@ def test_a_status_message_that_is_cancelled_has_no_place_to_give_back(
 ) -> None:
     message = house.submit(status_url=receiver.url)
     house.deliver(message)
-    house.parts.status_messages.tell()
+    house.parts.sweep.notify()
     [status_message] = status_messages(house)
     before = house.all_members()
     house.dispatcher.cancel(status_message.id)
-    assert house.parts.sweep.reconcile().released == 0
+    assert house.parts.reconciler.reconcile().released == 0
     assert house.all_members() == before
     assert house.dispatcher.verify_windows().equal
     assert tell(house) == 0
@@ -392,7 +392,7 @@ def test_without_a_channel_for_it_nobody_may_ask_and_nothing_is_told(build: Buil
     with pytest.raises(InvalidDraft, match="no channel carries what is told") as refusal:
         house.submit(status_url="https://shop.example/hook")
     assert refusal.value.field == "status_url"
-    assert house.parts.status_messages.tell() == 0
+    assert house.parts.sweep.notify() == 0
 
 
 def test_no_log_names_more_than_ids(

@@ -196,14 +196,14 @@ def test_messages_are_found_by_what_they_are(house: House) -> None:
     two = house.submit("ben", send_at=SEED, channel="file")
     three = house.submit("ada", send_at=SEED + MINUTE)
     house.dispatcher.cancel(three.id)
-    find = house.dispatcher.find
-    assert [each.id for each in find()] == [three.id, two.id, one.id]
-    assert [each.id for each in find(at_most=2)] == [three.id, two.id]
-    assert [each.id for each in find(recipient="ada")] == [three.id, one.id]
-    assert [each.id for each in find(channel="file")] == [two.id]
-    assert [each.id for each in find(status="cancelled")] == [three.id]
-    assert [each.id for each in find(status=Status.SCHEDULED, recipient="ada")] == [one.id]
-    assert find(recipient="ADA") == []
+    assert [each.id for each in house.dispatcher.list()] == [three.id, two.id, one.id]
+    assert [each.id for each in house.dispatcher.list(limit=2)] == [three.id, two.id]
+    assert [each.id for each in house.dispatcher.list(recipient="ada")] == [three.id, one.id]
+    assert [each.id for each in house.dispatcher.list(channel="file")] == [two.id]
+    assert [each.id for each in house.dispatcher.list(status="cancelled")] == [three.id]
+    scheduled = house.dispatcher.list(status=Status.SCHEDULED, recipient="ada")
+    assert [each.id for each in scheduled] == [one.id]
+    assert [*house.dispatcher.list(recipient="ADA")] == []
 
 
 def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:

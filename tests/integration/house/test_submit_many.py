@@ -57,7 +57,7 @@ def errors(results: list[Message | Rejection]) -> list[type[Exception] | None]:
 
 def fail(house: House, *with_errors: StoreUnavailable) -> None:
     """Let the statement that stores a batch fail so often."""
-    store = house.parts.bulk._store
+    store = house.parts.own_transaction._bulk
     hidden = "_copy" if house.url.startswith("postgresql") else "_insert"
     real, failures = getattr(store, hidden), raising(*with_errors)
 
@@ -211,14 +211,16 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
         if not other:
             other.append(house.submit("ben", send_at=LATER, idempotency_key="key"))
 
-    store = house.parts.bulk._store
-    vars(house.parts.bulk)["_store"] = Between(store, after={"with_keys": take})
+    store = house.parts.own_transaction._bulk
+    vars(house.parts.own_transaction)["_bulk"] = Between(store, after={"with_keys": take})
     same = draft("ben", idempotency_key="key")
     else_ = draft("eve", idempotency_key="key")
-    assert house.dispatcher.submit_many([draft("ada"), same, draft("cleo")])[1] == other[0]
+    ada = draft("ada", idempotency_key="ada")
+    assert house.dispatcher.submit_many([ada, same, draft("cleo")])[1] == other[0]
     other.clear()
-    house.dispatcher.cancel(house.dispatcher.find(recipient="ben")[0].id)
-    results = house.dispatcher.submit_many([draft("dora"), else_, draft("emil")])
+    house.dispatcher.cancel(next(iter(house.dispatcher.select(recipient="ben"))).id)
+    dora = draft("dora", idempotency_key="dora")
+    results = house.dispatcher.submit_many([dora, else_, draft("emil")])
     assert errors(results) == [None, IdempotencyConflict, None]
     assert house.places() == house.all_members()
 
@@ -275,14 +277,14 @@ def test_memory_does_not_grow_with_the_number_of_drafts(
 def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
     house = build()
     taken: list[Message] = []
-    store = house.parts.bulk._store
+    store = house.parts.own_transaction._bulk
 
     def lose_and_take() -> None:
         house.moved.advance(timedelta(seconds=5))
         house.redis.delete(house.keys("to 1").window("to 1"))
         taken.append(house.submit("to 1", send_at=LATER))
 
-    vars(house.parts.bulk)["_store"] = Between(store, before={"add": lose_and_take})
+    vars(house.parts.own_transaction)["_bulk"] = Between(store, before={"add": lose_and_take})
     results = house.dispatcher.submit_many(drafts(3))
     assert errors(results) == [None, QuotaExceeded, None]
     assert house.places() == house.all_members()
@@ -292,7 +294,7 @@ def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
 @pytest.mark.every_database
 def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     """The rows were stored, the line broke, and the database stays away."""
-    store = house.parts.bulk._store
+    store = house.parts.own_transaction._bulk
     hidden = "_copy" if house.url.startswith("postgresql") else "_insert"
     real = getattr(store, hidden)
 
@@ -301,9 +303,9 @@ def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
         raise StoreUnavailable("the line broke")
 
     setattr(store, hidden, lose_the_reply)
-    submission = vars(house.parts.bulk)["_submission"]
+    own = vars(house.parts.own_transaction)
     away = raising(*[StoreUnavailable("away") for _ in range(9)])
-    vars(submission)["_messages"] = Between(vars(submission)["_messages"], before={"add": away})
+    own["_messages"] = Between(own["_messages"], before={"add": away})
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many(drafts(3))
     assert len(house.rows()) == 3

@@ -28,8 +28,8 @@ def told(results: Sequence[Message | Rejection]) -> list[object]:
 
 
 def store_of(house: House, **actions: Callable[[], None]) -> None:
-    bulk = vars(house.parts.bulk)
-    bulk["_store"] = Between(bulk["_store"], before=actions)
+    own = vars(house.parts.own_transaction)
+    own["_bulk"] = Between(own["_bulk"], before=actions)
 
 
 def nth(number: int, action: Callable[[], None]) -> Callable[[], None]:
@@ -59,18 +59,18 @@ def test_drafts_for_one_scope_see_those_of_earlier_batches(house: House) -> None
 def test_a_list_and_a_generator_are_answered_alike(house: House) -> None:
     drafts = [draft(f"to {n % 700}", send_at=LATER + n % 3 * MINUTE / 2) for n in range(2_100)]
     in_a_list = told(house.dispatcher.submit_many(drafts))
-    for each in house.dispatcher.find(at_most=1_000):
+    for each in house.dispatcher.select():
         house.dispatcher.cancel(each.id)
-    for each in house.dispatcher.find(status="scheduled", at_most=1_000):
+    for each in house.dispatcher.select(status="scheduled"):
         house.dispatcher.cancel(each.id)
     assert told(list(house.dispatcher.submit_many(iter(drafts)))) == in_a_list
 
 
 def test_a_batch_that_cannot_be_stored_frees_the_next_one(house: House) -> None:
     fail(house, StoreUnavailable("the line broke"))
-    submission = vars(house.parts.bulk)["_submission"]
+    own = vars(house.parts.own_transaction)
     away = raising(*[StoreUnavailable("away") for _ in range(9)])
-    vars(submission)["_messages"] = Between(vars(submission)["_messages"], before={"add": away})
+    own["_messages"] = Between(own["_messages"], before={"add": away})
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
     assert len(house.all_members()) == BATCH, "reconcile decides about the batch nobody knows of"
@@ -85,8 +85,9 @@ def test_a_batch_that_cannot_be_booked_leaves_the_one_before_stored(house: House
             raise StoreUnavailable("gone for a moment")
 
     store_of(house, with_keys=lose)
+    drafts = [draft(f"to {n}", idempotency_key=f"{n}") for n in range(BATCH + 50)]
     with pytest.raises(StoreUnavailable):
-        house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
+        house.dispatcher.submit_many(drafts)
     assert len(house.rows()) == BATCH
     assert house.places() == house.all_members()
 
@@ -123,9 +124,9 @@ def test_drafts_that_cannot_be_read_to_the_end_are_stored_up_to_the_last_batch(
 
 def test_who_stops_is_told_so_even_where_the_store_fails_too(house: House) -> None:
     fail(house, StoreUnavailable("away"))
-    submission = vars(house.parts.bulk)["_submission"]
+    own = vars(house.parts.own_transaction)
     away = raising(*[StoreUnavailable("away") for _ in range(9)])
-    vars(submission)["_messages"] = Between(vars(submission)["_messages"], before={"add": away})
+    own["_messages"] = Between(own["_messages"], before={"add": away})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many(Torn([draft(f"to {n}") for n in range(BATCH + 50)]))
 
@@ -141,7 +142,7 @@ def test_progress_that_raises_frees_the_batch_under_way(house: House) -> None:
 
 
 def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> None:
-    answers = house.parts.bulk.submit_each(
+    answers = house.parts.batches.submit_each(
         [draft(f"to {n}") for n in range(2 * BATCH + 50)], total=None, progress=None, ahead=True
     )
     next(answers)
@@ -152,9 +153,9 @@ def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> 
 
 
 def test_who_stops_while_places_are_awaited_leaves_none(house: House) -> None:
-    bulk = vars(house.parts.bulk)
+    reserver = vars(house.parts.reserver)
     stop = nth(2, raising(KeyboardInterrupt()))
-    bulk["_bulk"] = Between(bulk["_bulk"], before={"collect": stop})
+    reserver["_bulk"] = Between(reserver["_bulk"], before={"collect": stop})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
     assert len(house.rows()) == BATCH
@@ -166,13 +167,14 @@ def test_keys_are_known_from_batch_to_batch(house: House) -> None:
     keyed = [draft(f"to {n}", idempotency_key=f"key {n}") for n in range(BATCH)]
     other = draft("to 7", idempotency_key="key 7", body={"other": 1})
     one_by_one = raising(*[AssertionError("stored one by one") for _ in range(9)])
-    submission = vars(house.parts.bulk)["_submission"]
-    messages = Between(vars(submission)["_messages"], before={"add": one_by_one})
-    vars(submission)["_messages"] = messages
-    results = house.dispatcher.submit_many([*keyed, *keyed[:20], other, draft("else")])
-    assert errors(results) == [*[None] * (BATCH + 20), IdempotencyConflict, None]
+    own = vars(house.parts.own_transaction)
+    own["_messages"] = Between(own["_messages"], before={"add": one_by_one})
+    results = house.dispatcher.submit_many(
+        [*keyed, *keyed[:20], other, draft("else"), draft("there")]
+    )
+    assert errors(results) == [*[None] * (BATCH + 20), IdempotencyConflict, None, None]
     assert results[BATCH : BATCH + 20] == results[:20]
-    assert len(house.rows()) == BATCH + 1
+    assert len(house.rows()) == BATCH + 2
 
 
 @pytest.mark.parametrize("key", [["key 7"], {}])

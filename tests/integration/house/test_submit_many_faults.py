@@ -48,15 +48,15 @@ def test_a_batch_of_which_a_twin_stored_one_is_not_taken_for_stored(house: House
     """The twin relies on the place, and so on the id, that the batch has booked."""
     batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
     twins: list[Message] = []
-    bulk = vars(house.parts.bulk)
-    store = bulk["_store"]
+    own = vars(house.parts.own_transaction)
+    store = own["_bulk"]
     twin = once(lambda: twins.extend(map(accepted, house.dispatcher.submit_many(batch[:1]))))
 
     def store_one() -> None:
-        bulk["_store"] = store
+        own["_bulk"] = store
         twin()
 
-    bulk["_store"] = Between(store, before={"add": store_one})
+    own["_bulk"] = Between(store, before={"add": store_one})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(batch, atomic=True)
     assert [row[0] for row in house.rows()] == [each.id for each in twins]
@@ -71,8 +71,8 @@ def test_a_batch_of_which_a_twin_stored_one_is_not_taken_for_stored(house: House
 def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: House) -> None:
     """The line broke in its first try; the others are refused, for the first one's locks say."""
     answers = [None, False, False]
-    bulk = vars(house.parts.bulk)
-    store = bulk["_store"]
+    own = vars(house.parts.own_transaction)
+    store = own["_bulk"]
 
     class Busy:
         def add(self, _: object) -> bool | None:
@@ -81,7 +81,7 @@ def test_a_batch_that_may_be_under_way_yet_is_not_said_to_be_refused(house: Hous
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-    bulk["_store"] = Busy()
+    own["_bulk"] = Busy()
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many([draft("ada"), draft("ben")], atomic=True)
     assert not answers

@@ -22,6 +22,7 @@ from dispatcher import (
     UnknownChannel,
 )
 from dispatcher.store import Messages
+from dispatcher.submission.batch import Batch
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House
 
@@ -102,7 +103,7 @@ def test_many_that_are_stored_one_by_one_are_looked_at_again(
     """Somebody opts out while a batch is under way that cannot be stored together."""
     house.dispatcher.suppress("r1")
     monkeypatch.setattr(house.parts.suppressions, "among", lambda _: set())
-    monkeypatch.setattr("dispatcher.submission.bulk.twins", lambda _: True)
+    monkeypatch.setattr(Batch, "has_twins", True)
     answers = house.dispatcher.submit_many([draft("r0"), draft("r1")])
     assert isinstance(answers[0], Message)
     assert isinstance(answers[1], Rejection)
@@ -198,7 +199,7 @@ def test_what_slips_in_is_cancelled_when_it_is_due(slow: House) -> None:
     assert (ended.status, ended.attempt_count) == (Status.CANCELLED, 0)
     assert ended.last_error == "its recipient is suppressed"
     assert slow.dispatcher.attempts(message.id) == []
-    slow.parts.sweep.reconcile()
+    slow.parts.reconciler.reconcile()
     assert {*slow.all_members()} == {"ben"}
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Message, Outcome, Status
-from dispatcher.delivery.sweep import Reconciled
+from dispatcher.delivery.reconciler import Reconciled
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
 from dispatcher.times.send_time import to_ms
@@ -90,7 +90,7 @@ def test_a_cancelled_message_whose_place_is_not_free_yet_is_not_pruned(slow: Hou
     ended = slow.database_time() - 2 * slow.settings.retention
     slow.change([message], status="cancelled", finished_at=ended)
     assert slow.parts.sweep.prune() == 0
-    assert slow.parts.sweep.reconcile().released == 1
+    assert slow.parts.reconciler.reconcile().released == 1
     assert slow.parts.sweep.prune() == 1
 
 
@@ -101,7 +101,7 @@ def test_two_sweeps_side_by_side_prune_each_message_once(build: Build) -> None:
     first = house.submit()
     house.store_copy(first, rows=2_499)
     ended = house.database_time() - 2 * house.settings.retention
-    house.change(house.dispatcher.find(at_most=10_000), status="sent", finished_at=ended)
+    house.change([*house.dispatcher.select()], status="sent", finished_at=ended)
     counts = at_once([each.parts.sweep.prune for each in sweeps])
     assert [each for each in counts if isinstance(each, Exception)] == []
     # What one of them reads may be locked for the other; then it goes with the next tick.
@@ -113,10 +113,10 @@ def test_two_sweeps_side_by_side_prune_each_message_once(build: Build) -> None:
 def test_an_orphan_keeps_its_place_within_the_grace_and_loses_it_after(build: Build) -> None:
     house = build()
     message_id = orphan(house)
-    assert house.parts.sweep.reconcile() == Reconciled()
+    assert house.parts.reconciler.reconcile() == Reconciled()
     assert set(house.members()) == house.pending() == {message_id}
     quick = build(opened=False, **QUICK)
-    assert wait_until(lambda: quick.parts.sweep.reconcile().released) == 1
+    assert wait_until(lambda: quick.parts.reconciler.reconcile().released) == 1
     assert house.members() == {}
     assert house.pending() == set()
 
@@ -125,10 +125,10 @@ def test_a_stored_message_is_confirmed_and_keeps_its_place(build: Build) -> None
     house = build(**QUICK)
     message = house.submit(send_at=FAR + MINUTE)
     assert house.pending() == {message.id}
-    assert wait_until(lambda: house.parts.sweep.reconcile().confirmed) == 1
+    assert wait_until(lambda: house.parts.reconciler.reconcile().confirmed) == 1
     assert house.pending() == set()
     assert house.members() == {message.id: to_ms(message.send_at)}
-    assert house.parts.sweep.reconcile() == Reconciled()
+    assert house.parts.reconciler.reconcile() == Reconciled()
 
 
 def test_a_place_whose_cancel_found_redis_down_is_freed_by_the_sweep(
@@ -140,9 +140,9 @@ def test_a_place_whose_cancel_found_redis_down_is_freed_by_the_sweep(
     away = build(server=own_redis, redis_url="unix:///nowhere/redis.sock", opened=False)
     assert away.dispatcher.cancel(message.id).status is Status.CANCELLED
     assert set(house.members()) == {message.id}
-    assert house.parts.sweep.reconcile().released == 1
+    assert house.parts.reconciler.reconcile().released == 1
     assert house.all_members() == house.places() == {"ben": {kept.id: to_ms(kept.send_at)}}
-    assert house.parts.sweep.reconcile().released == 0
+    assert house.parts.reconciler.reconcile().released == 0
 
 
 def fill(house: House) -> None:
@@ -159,10 +159,10 @@ def test_after_a_flush_the_windows_are_exactly_what_the_store_says(house: House)
     before = house.all_members()
     assert before == house.places()
     house.redis.flushall()
-    reconciled = house.parts.sweep.reconcile()
+    reconciled = house.parts.reconciler.reconcile()
     assert reconciled.rebuilt == house.settings.shards + 1, "each shard, and the permit logs"
     assert house.all_members() == before
-    assert house.parts.sweep.reconcile() == Reconciled(), "once is enough"
+    assert house.parts.reconciler.reconcile() == Reconciled(), "once is enough"
     assert house.all_members() == before
 
 
@@ -173,7 +173,7 @@ def test_what_is_left_in_a_stale_redis_is_thrown_away(house: House) -> None:
     house.redis.zadd(house.keys("scope 1").window("scope 1"), {new_id().bytes: to_ms(FAR)})
     for shard in house.parts.fence.keys:
         house.redis.delete(shard.epoch)
-    assert house.parts.sweep.reconcile().rebuilt == house.settings.shards
+    assert house.parts.reconciler.reconcile().rebuilt == house.settings.shards
     assert house.all_members() == before
 
 
@@ -185,7 +185,7 @@ def test_two_sweeps_side_by_side_reconcile_once(build: Build, flush: bool) -> No
     before = house.all_members()
     if flush:
         house.redis.flushall()
-    answers = at_once([each.parts.sweep.reconcile for each in sweeps])
+    answers = at_once([each.parts.reconciler.reconcile for each in sweeps])
     done = [each for each in answers if isinstance(each, Reconciled)]
     assert len(done) == 3
     assert sum(each.rebuilt for each in done) == (house.settings.shards + 1 if flush else 0)

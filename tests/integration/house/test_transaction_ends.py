@@ -69,7 +69,7 @@ def lose_the_place(house: House) -> None:
 
 def fail_after_the_end(house: House, *errors: BaseException) -> None:
     """Let the question what is stored fail."""
-    joined = vars(house.parts.joined)
+    joined = vars(house.parts.callers_transactions)
     joined["_store"] = Between(joined["_store"], before={"stored": raising(*errors)})
 
 
@@ -91,7 +91,7 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
 def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.delivery.sweep._BATCH", 2)
+    monkeypatch.setattr("dispatcher.delivery.duties.BATCH", 2)
     house = build(**QUICK, shards=1)
     with transaction(house) as session:
         for n in range(5):
@@ -109,7 +109,7 @@ def test_a_transaction_that_outlasts_the_grace_keeps_its_place(
     build: Build, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database has the message's id, though nobody else can see it."""
-    monkeypatch.setattr("dispatcher.store.database._BUSY_SECONDS", 0.2)  # SQLite's one writer
+    monkeypatch.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)  # SQLite's one writer
     house = build(**QUICK)
     with transaction(house) as session:
         message = remind(house, session)
@@ -172,12 +172,13 @@ def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
 ) -> None:
     house = build(**QUICK)
     down = raising(ReservationsUnavailable("gone"))
-    house.swap("windows", Between(house.parts.windows, before={"withdraw": down}))
+    reserver = vars(house.parts.reserver)
+    reserver["_bulk"] = Between(reserver["_bulk"], before={"withdraw": down})
     with transaction(house) as session:
         remind(house, session)
         session.rollback()
         assert len(house.members()) == 1
-    assert "settled later" in caplog.text
+    assert "reconcile releases them" in caplog.text
     wait_until(lambda: house.reconciled().members() == {})
 
 
@@ -293,7 +294,7 @@ def die(environment: dict[str, str], when: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if when == "after":
-        vars(dispatcher._app.handover)["enqueue"] = end
+        vars(dispatcher._app.enqueuer)["enqueue"] = end
     database = Database(dispatcher.settings.database_url)
     with callers_engine(database) as engine, Session(engine) as session, session.begin():
         order(session)

@@ -14,7 +14,7 @@ from sqlalchemy.event import contains
 from sqlalchemy.orm import Session
 
 from dispatcher import IdempotencyConflict, QuotaExceeded, Status, StoreUnavailable
-from dispatcher.store.joined import _returns
+from dispatcher.store.outbox import _returns
 from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.callers import (

@@ -42,7 +42,7 @@ def test_an_order_and_its_reminder_commit_together(build: Build) -> None:
     with callers_engine(house.database, table=False) as engine:
         names = run_page(house, engine)
         order, take_order = names["Order"], names["take_order"]
-        [message] = house.dispatcher.find()
+        [message] = [*house.dispatcher.select()]
         rounded = message.send_at - (names["tomorrow"] - timedelta(hours=1))
         assert timedelta(0) <= rounded < timedelta(milliseconds=1)
         with suppress(QuotaExceeded), Session(engine) as session, session.begin():
@@ -51,5 +51,5 @@ def test_an_order_and_its_reminder_commit_together(build: Build) -> None:
             pytest.fail("both fit")
         with Session(engine) as session:
             assert list(session.scalars(select(order.number))) == [17]
-    assert house.dispatcher.find() == [message]
+    assert [*house.dispatcher.select()] == [message]
     assert house.places() == house.all_members()

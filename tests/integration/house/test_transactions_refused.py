@@ -123,7 +123,7 @@ def test_the_same_file_by_another_name_is_joined(house: House, tmp_path: Path) -
         connection.exec_driver_sql(f"ATTACH '{house.database.url.database}' AS ours")
         remind(house, connection, "attached")
         connection.commit()
-    assert {each.recipient for each in house.dispatcher.find()} == {"by a link", "attached"}
+    assert {each.recipient for each in house.dispatcher.select()} == {"by a link", "attached"}
     for engine in (linked, attached):
         engine.dispose()
 
@@ -145,7 +145,7 @@ def test_the_same_server_by_another_address_is_joined(
 def test_a_server_that_does_not_say_which_it_is_is_joined(
     house: House, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = "dispatcher.store.identity._POSTGRESQL"
+    query = "dispatcher.store.engines.postgresql._PLACE"
     for number, says in enumerate((None, "SELECT not_allowed()")):
         if says is not None:
             monkeypatch.setattr(query, text(says))

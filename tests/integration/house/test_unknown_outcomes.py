@@ -76,7 +76,7 @@ def test_a_held_message_is_sent_by_nobody_and_keeps_its_place(slow: House) -> No
     assert "unknown" in (message.last_error or "")
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.UNKNOWN]
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == slow.parts.sweep.rescue() == 0
-    assert slow.parts.sweep.prune() == slow.parts.sweep.reconcile().released == 0
+    assert slow.parts.sweep.prune() == slow.parts.reconciler.reconcile().released == 0
     assert slow.members() == {message.id: to_ms(message.send_at)}
     slow.redis.flushall()
     slow.open()
@@ -97,7 +97,7 @@ def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) 
     assert house.submit("ben", channel="careful", on_unknown="retry").on_unknown == "retry"
     assert house.submit("cyd").on_unknown == "retry"
     other = build(clock=hour_ago(), channels={"careful": {"transport": "memory"}}, opened=False)
-    assert [each.on_unknown for each in other.dispatcher.find(channel="careful")] == [
+    assert [each.on_unknown for each in other.dispatcher.select(channel="careful")] == [
         "retry", "hold",
     ]  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_one_whose_tries_or_time_are_used_up_is_held_all_the_same(
     slow: House, expires: bool
 ) -> None:
     message = slow.submit(on_unknown="hold")
-    slow.parts.delivery._claims.claim([message.id])
+    slow.parts.delivery.parts.claims.claim([message.id])
     past = slow.database_time() - timedelta(seconds=2)
     slow.change([message], **({"expires_at": past} if expires else {"max_attempts": 1}))
     slow.end_claims(message)
@@ -162,7 +162,7 @@ def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> 
     released = slow.dispatcher.release(message.id)
     assert released.status is Status.EXPIRED
     assert released.finished_at is not None
-    assert slow.parts.sweep.reconcile().released == 1
+    assert slow.parts.reconciler.reconcile().released == 1
     assert slow.members() == {}
 
 
@@ -172,7 +172,7 @@ def test_dropped_it_fails_and_keeps_its_place(slow: House) -> None:
     dropped = slow.dispatcher.drop(message.id)
     assert dropped.status is Status.FAILED
     assert "may have been sent" in (dropped.last_error or "")
-    assert slow.parts.sweep.reconcile().released == 0
+    assert slow.parts.reconciler.reconcile().released == 0
     assert set(slow.members()) == {message.id}
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
 
@@ -182,8 +182,8 @@ def test_what_is_held_is_found_oldest_first(slow: House) -> None:
     slow.submit("other")
     messages = left_open(slow, "ada", "ben", "cyd")
     assert slow.dispatcher.held() == messages
-    assert slow.dispatcher.held(at_most=2) == messages[:2]
-    assert slow.dispatcher.find(status="held", recipient="ben") == [messages[1]]
+    assert slow.dispatcher.held(limit=2) == messages[:2]
+    assert [*slow.dispatcher.select(status="held", recipient="ben")] == [messages[1]]
 
 
 @pytest.mark.parametrize("decide", DECISIONS)
@@ -257,11 +257,11 @@ def test_a_late_success_of_a_held_message_is_taken(slow: House) -> None:
 
 def test_a_late_success_is_taken_from_who_released_meanwhile(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
-    [claim] = slow.parts.delivery._claims.claim([message.id])
+    [claim] = slow.parts.delivery.parts.claims.claim([message.id])
     slow.end_claims(message)
     slow.parts.sweep.rescue()
     slow.dispatcher.release(message.id)
-    slow.parts.delivery._claims.record([Result(claim, "late")], [], enqueue_in=HOUR)
+    slow.parts.delivery.parts.claims.record([Result(claim, "late")], [], enqueue_in=HOUR)
     assert slow.again(message).status is Status.SENT
     assert slow.deliver(message) == 0
 
@@ -287,7 +287,7 @@ def test_a_late_failure_of_a_held_message_is_taken(
 def test_a_success_that_is_told_after_a_drop_is_the_truth(slow: House) -> None:
     message = held(slow)
     slow.dispatcher.drop(message.id)
-    claims = slow.parts.delivery._claims
+    claims = slow.parts.delivery.parts.claims
     [claim] = claims.claim([slow.submit("ben").id])
     late = type(claim)(message, 1)
     claims.record([Result(late, "receipt")], [], enqueue_in=HOUR)
@@ -310,8 +310,8 @@ def test_what_a_worker_says_it_never_handed_over_is_not_held_for_it(
             assert slow.parts.sweep.rescue() == 2
             assert slow.again(message).status is Status.HELD
 
-    delivery = vars(slow.parts.delivery)
-    delivery["_permits"] = Between(slow.parts.permits, after={"acquire": once(freeze)})
+    parts: Any = slow.parts.delivery.parts
+    parts.permits = Between(slow.parts.permits, after={"acquire": once(freeze)})
     assert slow.deliver(message, other) == 0
     now = slow.again(message)
     assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
@@ -357,9 +357,9 @@ def test_what_a_transport_can_tell_is_not_held(slow: House, error: Exception) ->
 
 def test_a_lost_outcome_is_held(slow: House) -> None:
     message = slow.submit(on_unknown="hold")
-    claims = slow.parts.delivery._claims
-    down = Between(claims, before={"record": raising(OSError("no"), OSError("no"))})
-    vars(vars(slow.parts.delivery)["_outcomes"])["_claims"] = down
+    parts: Any = slow.parts.delivery.parts
+    down = {"record": raising(OSError("no"), OSError("no"))}
+    parts.claims = Between(parts.claims, before=down)
     with pytest.raises(OSError, match="no"):
         slow.deliver(message)
     slow.end_claims(message)

@@ -95,7 +95,7 @@ def test_what_is_equal_is_equal(kinds: House) -> None:
 def test_exactly_what_was_put_wrong_is_told(kinds: House) -> None:
     gone, moved, wrong_kind, cancelled, *_ = filled(kinds)
     kinds.dispatcher.cancel(cancelled.id)
-    kinds.parts.sweep.reconcile()
+    kinds.parts.reconciler.reconcile()
     keys, stranger = kinds.keys, new_id()
 
     def window(scope: str, kind: str = "") -> str:
@@ -159,7 +159,7 @@ def test_what_a_submit_may_still_need_is_under_way(house: House) -> None:
     verified = house.dispatcher.verify_windows()
     assert {each.fault for each in verified.differences} == {Fault.ORPHAN}
     assert len(verified.differences) == 3
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert house.dispatcher.verify_windows().differences == ()
 
 
@@ -314,7 +314,7 @@ def test_all_shards_are_rebuilt_a_few_at_a_time_or_at_once_where_there_is_little
     build: Build, monkeypatch: pytest.MonkeyPatch, few: int, expected: list[int]
 ) -> None:
     """Each group waits for the settle time: an almost empty rebuild of 16 took four of them."""
-    monkeypatch.setattr("dispatcher.delivery.sweep._FEW_ROWS", few)
+    monkeypatch.setattr("dispatcher.delivery.reconciler._FEW_ROWS", few)
     house = build(shards=10)
     accepted = filled(house, many=20)
     lost, *_ = accepted
@@ -383,11 +383,11 @@ def test_a_rebuild_that_is_killed_is_taken_over(house: House) -> None:
         house.dispatcher.rebuild_windows([shard.shard], progress=die)
     assert not house.redis.exists(shard.epoch), "what may be incomplete stays closed"
     assert 0 < house.redis.pttl(shard.rebuild) <= 11_000
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert not house.redis.exists(shard.epoch), "nobody begins while it may still be at it"
     assert house.dispatcher.rebuild_windows([shard.shard]) == ()
     house.redis.delete(shard.rebuild)  # as the marker's expiry does
-    house.parts.sweep.reconcile()
+    house.parts.reconciler.reconcile()
     assert house.places() == house.all_members()
     assert house.dispatcher.verify_windows().equal
 

@@ -25,7 +25,7 @@ from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports import load
 from dispatcher.transports.webhook import WebhookTransport, receiver_secret
-from dispatcher.transports.webhook.signing import Signer
+from dispatcher.transports.webhook.signatures import Signer
 from tests.integration.http.conftest import Authority
 from tests.integration.http.webhooks import LOOPBACK, open_to, to
 from tests.support.clock import NOON, MovableClock

@@ -21,7 +21,7 @@ from dispatcher.limiters import (
     SlidingList,
     SlidingLog,
 )
-from dispatcher.limiters.counted import CountPerLength
+from dispatcher.limiters.algorithm import CountPerLength
 from tests.support.limiters import MINUTE, MS, START_US, Clocked, clocked, taken
 from tests.support.servers import RedisServer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -12,6 +13,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
+from redis.observability import ObservabilityInstance
 from redis.retry import Retry
 
 from dispatcher import InvalidValue, LimitersUnavailable
@@ -24,8 +26,7 @@ from dispatcher.limiters import (
     SlidingLog,
     State,
 )
-from dispatcher.limiters.acquisitions import Acquisitions
-from dispatcher.redis.direct import AsyncDirect, Direct
+from dispatcher.limiters.direct import AsyncDirect, Commands, Direct
 from tests.support.limiters import ALL
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -302,6 +303,35 @@ def test_whoever_instruments_a_client_sees_every_call(
     assert ("EVALSHA" in seen, past) == (True, [])
 
 
+def test_a_class_that_is_wrapped_sees_every_call(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past, seen = calls(monkeypatch), list[object]()
+    real: Any = redis.Redis.execute_command
+
+    @wraps(real)
+    def traced(self: redis.Redis, *args: Any, **options: Any) -> Any:
+        seen.append(args[0])
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(redis.Redis, "execute_command", traced)
+    FIVE.on(redis_client).acquire("ada")
+    assert ("EVALSHA" in seen, past) == (True, [])
+
+
+def test_the_metrics_of_redis_py_count_every_call(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past, limiter = calls(monkeypatch), FIVE.on(redis_client)
+    monkeypatch.setattr(ObservabilityInstance, "is_enabled", lambda _: True)
+    assert limiter.acquire("ada").remaining == 4
+    assert past == []
+    monkeypatch.undo()
+    past = calls(monkeypatch)
+    assert limiter.acquire("ada").remaining == 3
+    assert len(past) == 1
+
+
 @pytest.mark.parametrize(
     ("kwargs", "directly"),
     [
@@ -450,13 +480,13 @@ def test_what_is_packed_is_what_redis_py_would_pack(
 ) -> None:
     connection: Any = redis_client.connection_pool.get_connection()
     limiter = Limits([make(7) for make in ALL.values()]).on(redis_client, tag=tag)
-    asking = limiter._asking
-    names, sha = asking.addresses.whole(key), "5" * 40
-    acquisitions = Acquisitions(asking, sha)
+    limit_set = limiter._limit_set
+    names, sha = limit_set.addresses.whole(key), "5" * 40
+    commands = Commands(limit_set, sha)
     for n, permit, new in ((1, "p" * 20, True), (12, "order 17", False)):
-        words = (asking.span, *asking.words(asking.server_ms()), permit, int(new), n, n)
+        words = (limit_set.span, *limit_set.words(limit_set.server_ms()), permit, int(new), n, n)
         expected = connection.pack_command("EVALSHA", sha, len(names), *names, *words)
-        assert acquisitions.command(key, n, permit, new=new) == b"".join(expected)
+        assert commands.command(key, n, permit, new=new) == b"".join(expected)
     redis_client.connection_pool.release(connection)
 
 

@@ -16,7 +16,7 @@ import redis
 from celery.contrib.testing.worker import start_worker
 
 from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
-from dispatcher.limiters.counted import CountPerLength
+from dispatcher.limiters.algorithm import CountPerLength
 from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, svg
 from tests.support.limiters import Clocked
 from tests.support.processes import in_processes

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.reservation import Terms
-from dispatcher.reservation.tidy import KEEP_MS
+from dispatcher.reservation.upkeep import KEEP_MS
 from tests.support.reserving import Reserving, pending, stored, times_of
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)

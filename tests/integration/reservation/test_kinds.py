@@ -15,10 +15,11 @@ from dispatcher.errors import QuotaExceeded, ReservationsUnavailable, TwinUnderW
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import Booking, Bulk, Place, Request, Reserved, Submit, Terms
+from dispatcher.reservation import Booking, Bulk, Request, Reserved, Submit, Terms
+from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
-from tests.support.doubles import Between, once
+from tests.support.doubles import once
 from tests.support.proxy import Proxy
 from tests.support.reserving import SHARDS, TOKENS, Reserving, calls_of, ms, reserving, stored
 from tests.support.servers import RedisServer
@@ -347,11 +348,10 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
 def test_a_twin_that_holds_its_places_stops_only_its_own_message_of_many(real: Reserving) -> None:
     """It has booked at noon in the first shard; the channel has room only a second later."""
     died, lives = Submit("key", "print"), Submit("key", "print")
-    first = real.windows.groups(terms())[0]
-    twin = real.windows.shards.book(
-        first, new_id(), asked_ms=ms(NOON), latest_ms=ms(NOON), submit=died
-    )
-    assert isinstance(twin, Place)
+    first = real.windows.legs(terms())[0]
+    twin = new_id()
+    asked = LegRequest(first, twin, ms(NOON), ms(NOON), died)
+    assert real.windows.shards.book([asked]) == [ms(NOON)]
     fill(real, WHOLE, NOON, NOON, NOON)
     latest = ms(NOON + HOUR)
     requests = [
@@ -361,7 +361,7 @@ def test_a_twin_that_holds_its_places_stops_only_its_own_message_of_many(real: R
     twin_under_way, shifted = Bulk(real.windows).reserve(requests)
     assert isinstance(twin_under_way, TwinUnderWay)
     assert shifted == ms(NOON + SECOND)
-    assert real.places(terms().scopes[0])[twin.message_id.bytes] == ms(NOON), "it may be stored yet"
+    assert real.places(terms().scopes[0])[twin.bytes] == ms(NOON), "it may be stored yet"
     with pytest.raises(TwinUnderWay):
         real.windows.reserve(
             new_id(), terms=terms(), send_at=NOON, latest=NOON + HOUR, submit=Submit("key", "print")
@@ -374,15 +374,22 @@ def test_a_twin_that_is_changing_its_time_stops_only_its_own_message_of_many(
 ) -> None:
     """It has its new time in the first shard, and still the old one in that of the channel."""
     twin, theirs = new_id(), Submit("key", "print")
-    first, second = real.windows.groups(terms())
+    first, second = real.windows.legs(terms())
     shards = real.windows.shards
-    for group, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
-        shards.book(group, twin, asked_ms=ms(at), latest_ms=ms(at), submit=submit)
+    for leg, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
+        shards.book([LegRequest(leg, twin, ms(at), ms(at), submit)])
     if ends:
-        # Its places stay while ours is asked for: we rely on them then.
-        shards.book = Between(shards, after={"book": once(  # type: ignore[method-assign]  # a double
-            lambda: shards.release(first, twin, theirs)
-        )}).book  # fmt: skip
+        # Its reservations stay while ours is asked for on its own: we rely on them then.
+        real_book = shards.book
+
+        def book(asked: Sequence[LegRequest], **more: Any) -> Any:
+            found = real_book(asked, **more)
+            if len(asked) == 1:
+                end()
+            return found
+
+        end = once(lambda: shards.release(first, twin, theirs))
+        shards.book = book  # type: ignore[method-assign]  # this one, to act behind it
     requests = [
         Request(new_id(), terms(), ms(NOON), ms(NOON + HOUR), Submit("key", "print")),
         Request(new_id(), terms(named(EARLY)), ms(NOON), ms(NOON)),

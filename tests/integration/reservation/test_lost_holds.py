@@ -12,6 +12,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Place, Terms
+from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import PLAIN, Scope, counted
 from dispatcher.times.send_time import from_ms
 from tests.support.limits import little_at_once
@@ -83,11 +84,11 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     """The same move comes again, as after a lost reply."""
     message_id, far = new_id(), AWAY - 100_000
     real.windows.reserve(message_id, terms=BOTH, send_at=from_ms(AWAY))
-    [group] = real.windows.groups(BOTH)
+    [leg] = real.windows.legs(BOTH)
 
     def move() -> Any:
         hold = message_id.bytes + b"token"
-        found = real.windows.shards.move(group, message_id, hold=hold, asked_ms=far, latest_ms=far)
+        [found] = real.windows.shards.hold([LegRequest(leg, message_id, far, far, hold=hold)])
         return found._replace(held_at_ms=0) if isinstance(found, Place) else found
 
     held = move()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +19,7 @@ from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.redis.scripts import source
 from dispatcher.reservation import Blocked, Moving, Reserved, Terms
+from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import PLAIN, Scope, counted, plain
 from tests.support import model
 from tests.support.proxy import Proxy
@@ -383,13 +384,13 @@ def test_what_is_held_in_a_further_round_has_another_name(real: Reserving) -> No
         book(real, Terms((full,)), NOON + 5 * HOUR + n * SECOND)
     holds: list[bytes] = []
     shards = real.windows.shards
-    held = shards.move
+    held = shards.hold
 
-    def noted(group: Any, message_id: UUID, **given: Any) -> Any:
-        holds.append(given["hold"])
-        return held(group, message_id, **given)
+    def noted(asked: Sequence[LegRequest]) -> Any:
+        holds.extend(each.hold for each in asked)
+        return held(asked)
 
-    vars(shards)["move"] = noted
+    vars(shards)["hold"] = noted
     moving = real.windows.move(
         message_id, terms=SEVERAL, send_at=NOON + 5 * HOUR, latest=NOON + 7 * HOUR
     )
@@ -458,7 +459,7 @@ def test_where_a_hold_is_left_all_windows_of_its_message_are_put_right(real: Res
     message_id = book(real, SEVERAL)
     sweep(real, {message_id: NOON})
     moving = move(real, message_id, SEVERAL, NOON + HOUR)
-    groups = real.windows.groups(SEVERAL)
+    groups = real.windows.legs(SEVERAL)
     for group in groups[1:]:
         real.windows.shards.drop([(group, moving.hold)])
     found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)

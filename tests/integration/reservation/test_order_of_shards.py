@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import combinations, count, product
@@ -16,7 +16,7 @@ from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Booking, Terms
-from dispatcher.reservation.places import Group
+from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.scope import PLAIN, Scope, counted
 from tests.support.reserving import SHARDS, Reserving, reserving
 from tests.support.servers import RedisServer
@@ -47,8 +47,8 @@ def real(opened: Callable[..., Reserving]) -> Reserving:
 
 def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Reserving) -> None:
     def places(each: Terms) -> dict[Scope, int]:
-        groups = enumerate(real.windows.groups(each))
-        return {scope: place for place, group in groups for scope in group.scopes}
+        legs = enumerate(real.windows.legs(each))
+        return {scope: place for place, leg in legs for scope in leg.scopes}
 
     every = [terms(*shards) for shards in product(range(SHARDS), repeat=2)]
     for one, other in combinations(map(places, every), 2):
@@ -56,13 +56,13 @@ def test_windows_that_two_messages_share_are_booked_in_the_same_order(real: Rese
             assert (one[first] - one[second]) * (other[first] - other[second]) >= 0
 
 
-Step = Callable[[Group], None]
+Step = Callable[[Leg], None]
 LATE = SHARDS - 1
 A, B = terms(0, LATE), terms(LATE, LATE)
 WHOLE, TENANT = A.scopes[1], A.scopes[2]
 
 
-def nothing(_: Group) -> None:
+def nothing(_: Leg) -> None:
     pass
 
 
@@ -70,10 +70,10 @@ def book_slowly(real: Reserving, of: Terms, before: Step, after: Step) -> Bookin
     """Book shard by shard, with something to do before and after each; None when refused."""
     book = real.windows.shards.book
 
-    def call(group: Group, *given: Any, **named: Any) -> Any:
-        before(group)
-        found = book(group, *given, **named)
-        after(group)
+    def call(asked: Sequence[LegRequest], **named: Any) -> Any:
+        before(asked[0].leg)
+        found = book(asked, **named)
+        after(asked[0].leg)
         return found
 
     real.windows.shards.book = call  # type: ignore[method-assign]  # this one, to wait in it
@@ -93,20 +93,20 @@ def test_of_two_that_want_the_same_last_places_one_gets_them(
     assert 0 < CHANNEL < LATE
     has_channel, has_tenant, asked_tenant, is_done = Event(), Event(), Event(), Event()
 
-    def after_one(group: Group) -> None:
-        if WHOLE in group.scopes:
+    def after_one(leg: Leg) -> None:
+        if WHOLE in leg.scopes:
             has_channel.set()
             wait_until(lambda: has_tenant.is_set() or is_done.is_set())
-        if TENANT in group.scopes:
+        if TENANT in leg.scopes:
             asked_tenant.set()
             is_done.wait(60)
 
-    def before_other(group: Group) -> None:
-        if WHOLE in group.scopes and has_tenant.is_set():
+    def before_other(leg: Leg) -> None:
+        if WHOLE in leg.scopes and has_tenant.is_set():
             asked_tenant.wait(60)
 
-    def after_other(group: Group) -> None:
-        if TENANT in group.scopes:
+    def after_other(leg: Leg) -> None:
+        if TENANT in leg.scopes:
             has_tenant.set()
 
     def submit_other(other: Reserving) -> Booking | None:

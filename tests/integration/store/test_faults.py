@@ -12,8 +12,8 @@ from sqlalchemy import make_url, select
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable
 from dispatcher.message import Outcome, Status
 from dispatcher.store import Claims, Database, Failure, Messages, Result
-from dispatcher.store.database import Unanswered
-from dispatcher.store.postgres import BoundedConnection
+from dispatcher.store.engines import Unanswered
+from dispatcher.store.engines.postgresql import BoundedConnection
 from tests.support import rows
 from tests.support.far import FarDatabase
 
@@ -256,7 +256,7 @@ def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
         assert quickly == Messages(direct).get(message.id) == message
     ordinary = rows.a_message(**(everything | {"idempotency_key": "other"}))
     with monkeypatch.context() as patched:
-        patched.setattr("dispatcher.store.postgres.execute", unanswered)
+        patched.setattr("dispatcher.store.engines.postgresql.DirectStatement.__call__", unanswered)
         Messages(direct).add(ordinary, enqueue_at=ordinary.send_at, fingerprint="print")
     with direct.engine.connect() as connection:
         quick, slow = connection.exec_driver_sql(

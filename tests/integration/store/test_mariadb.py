@@ -1,4 +1,4 @@
-"""What MariaDB and MySQL do in ways of their own, the store does as on other databases."""
+"""What MariaDB does in ways of its own, the store does as on other databases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from dispatcher.store import (
     StoreUpkeep,
 )
 from tests.support import rows
-from tests.support.mariadb import MariaDBServer
 from tests.support.tables import messages
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
@@ -35,9 +34,9 @@ COLD = 1_000
 
 
 @pytest.fixture
-def impatient(database_url: str, mariadb: MariaDBServer) -> Iterator[Database]:
-    """Give a database that waits for no lock, or as short as it can."""
-    asked = f"SET SESSION innodb_lock_wait_timeout = {mariadb.shortest_wait}"
+def impatient(database_url: str) -> Iterator[Database]:
+    """Give a database that waits for no lock."""
+    asked = "SET SESSION innodb_lock_wait_timeout = 0"
     database = Database(f"{database_url}?init_command={asked}")
     yield database
     database.close()
@@ -66,14 +65,10 @@ def numbers_of_errors(database: Database) -> list[int]:
     return seen
 
 
-def test_a_connection_is_set_up_whatever_the_server_is_used_to(
-    database: Database, mariadb: MariaDBServer
-) -> None:
+def test_a_connection_is_set_up_whatever_the_server_is_used_to(database: Database) -> None:
     own: dict[str, object] = {
         "tx_isolation": "READ-COMMITTED", "max_statement_time": 10.0, "idle_transaction_timeout": 30
     }  # fmt: skip
-    if mariadb.is_mysql:
-        own = {"transaction_isolation": "READ-COMMITTED", "max_execution_time": 10_000}
     names = ("sql_mode", "time_zone", "character_set_client", "autocommit",
              "innodb_lock_wait_timeout", "lock_wait_timeout", *own)  # fmt: skip
     with database.engine.connect() as connection:
@@ -87,10 +82,10 @@ def test_a_connection_is_set_up_whatever_the_server_is_used_to(
     }  # fmt: skip
 
 
-def test_what_a_url_asks_for_wins(impatient: Database, mariadb: MariaDBServer) -> None:
+def test_what_a_url_asks_for_wins(impatient: Database) -> None:
     with impatient.engine.connect() as connection:
         asked = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
-    assert asked == mariadb.shortest_wait
+    assert asked == 0
 
 
 def test_a_url_of_either_name_leads_there_also_with_another_encoding(database_url: str) -> None:

@@ -83,7 +83,7 @@ def test_who_first_opens_a_file_waits_for_another_who_does(tmp_path: Path) -> No
 def test_who_first_opens_a_file_waits_no_longer_than_for_any_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.store.database._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)
     path = tmp_path / "new.db"
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -149,7 +149,8 @@ def columns(database: Database) -> set[str]:
 def differences(connection: Connection) -> list[object]:
     """Return what the schema describes and the database has not, or the other way round."""
     context = MigrationContext.configure(connection, opts=options(TABLES))
-    return list(compare_metadata(context, TABLES.described(connection.dialect.name)))
+    partial = connection.dialect.name != "mysql"
+    return list(compare_metadata(context, TABLES.described(partial_indexes=partial)))
 
 
 def test_the_migrations_build_what_the_schema_describes(database: Database) -> None:
@@ -229,7 +230,7 @@ def test_a_migration_keeps_what_is_stored_and_its_attempts(
 def back_to(database: Database, revision: str) -> None:
     config = _config()
     with database.engine.connect() as connection:
-        config.attributes.update(connection=connection, tables=database.tables)
+        config.attributes.update(connection=connection, database=database)
         command.downgrade(config, revision)
 
 

@@ -54,7 +54,8 @@ def named(empty_database_url: str, names: dict[str, Any]) -> Iterator[Database]:
 
 def differences(connection: Connection, database: Database) -> list[object]:
     context = MigrationContext.configure(connection, opts=options(database.tables))
-    return list(compare_metadata(context, database.tables.described(connection.dialect.name)))
+    partial = database.backend.has_partial_indexes
+    return list(compare_metadata(context, database.tables.described(partial_indexes=partial)))
 
 
 def names_there(connection: Connection, database: Database) -> set[str]:

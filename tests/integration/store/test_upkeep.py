@@ -24,7 +24,7 @@ from dispatcher.store import (
     Result,
     StoreUpkeep,
 )
-from dispatcher.store.instants import database_now, later
+from dispatcher.store.engines.types import database_now, later
 from tests.support import rows
 from tests.support.doubles import raising
 from tests.support.tables import messages

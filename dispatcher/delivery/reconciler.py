@@ -1,0 +1,357 @@
+"""Make Redis agree with SQL: rebuild what it lost, settle what was not confirmed, free places."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from dispatcher.delivery.duties import BATCH, in_batches
+from dispatcher.errors import (
+    InvalidValue,
+    LimitersUnavailable,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
+from dispatcher.faults import fault
+from dispatcher.limiters import Permit, Permits
+from dispatcher.redis.keys import ShardKeys
+from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
+from dispatcher.settings import Settings
+from dispatcher.store import Kept, Place, Settled, StoreUpkeep
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+MARKER_SPARE = timedelta(seconds=10)
+"""How long a rebuild may pause between two pages, or die, before another one takes over."""
+_TIDY_KEYS = 500
+_ROOMS_AT_ONCE = 100
+"""For how many limits one turn brings snoozed messages forward."""
+_ROWS_AT_ONCE = 5_000
+"""How many reservations, or permits, a rebuild reads from the store and restores at once."""
+_EVER = 10**15
+"""A time in ms after all others: what is given up goes, also where it was asked for since."""
+_SHARDS_AT_ONCE = 4
+"""How many shards are closed together to be rebuilt; the rows are read once for all of them."""
+_FEW_ROWS = 10_000
+"""Up to so many rows all shards are rebuilt together."""
+
+OnRows = Callable[[int, int], object]
+"""Told how many rows a rebuild has read, and how many there are to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What one ``reconcile`` did.
+
+    ``rebuilt`` parts of Redis, ``restored`` reservations that were missing or at another time than
+    in the store, ``confirmed`` ones that the store knows, ``released`` ones that it does not or no
+    longer needs.
+    """
+
+    rebuilt: int = 0
+    restored: int = 0
+    confirmed: int = 0
+    released: int = 0
+
+
+class Reconciler:
+    """The duty ``reconcile``, and the rebuild of windows that an operator asks for.
+
+    Any number may run side by side.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        store: StoreUpkeep,
+        windows: Upkeep,
+        permits: Permits,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._store = store
+        self._windows = windows
+        self._permits = permits
+
+    def reconcile(self, *, settle: timedelta | None = None) -> Reconciled:
+        """Make Redis agree with the store.
+
+        Rebuild what Redis lost; look up reservations that were not confirmed within the grace;
+        free the places of cancelled and expired messages; forget what no quota counts any more;
+        set aside what stands under the names of windows and is none, and rebuild its shards;
+        bring forward snoozed messages for which permits that were given back made room, and all of
+        them where the permit logs were rebuilt.
+        ``settle`` is how long to let submits that are under way finish before a rebuild reads the
+        store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        try:
+            return self._reconcile(self._settings.settle if settle is None else settle)
+        except ReservationsUnavailable:
+            # One key that is not ours fails every turn.
+            self._windows.set_aside()
+            raise
+
+    def _reconcile(self, settle: timedelta) -> Reconciled:
+        rebuild = self._windows.begin()
+        rebuilt = 0
+        if rebuild is not None:
+            rebuilt = self._rebuild(rebuild, settle)
+        restored = self._restore_missing()
+        unconfirmed = self._settle_unconfirmed()
+        released = in_batches(self._release_unneeded)
+        self._windows.tidy(keys_at_once=_TIDY_KEYS)
+        self._bring_forward()
+        return Reconciled(
+            rebuilt,
+            restored + unconfirmed["corrected"],
+            unconfirmed["confirmed"],
+            released + unconfirmed["released"],
+        )
+
+    def rebuild(
+        self, shards: Collection[int] | None = None, *, progress: OnRows | None = None
+    ) -> tuple[int, ...]:
+        """Close shards of the windows (default: all) and fill them again from the store.
+
+        A few at a time, while the others serve; together where there is little to read. Return the
+        shards that were rebuilt; those missing are being rebuilt by another process. One that dies
+        here leaves its shards closed, until reconcile takes them over. Raises InvalidValue,
+        ReservationsUnavailable, StoreUnavailable.
+        """
+        chosen = self._chosen(shards)
+        rows = self._store.count_places(memory=self._windows.memory)
+        # Each group waits for the settle time, which is longer than few rows take.
+        at_once = len(chosen) if rows <= _FEW_ROWS else _SHARDS_AT_ONCE
+        groups = [
+            chosen[start : start + at_once] for start in range(0, len(chosen), max(1, at_once))
+        ]
+        total = rows * len(groups)
+        read = 0
+        rebuilt: list[int] = []
+
+        def tell(rows: int) -> None:
+            nonlocal read
+            read += rows
+            if progress is not None:
+                progress(read, max(read, total))
+
+        tell(0)
+        for group in groups:
+            rebuild = self._windows.close(group)
+            if rebuild is None:
+                continue
+            opened = self._rebuild(rebuild, self._settings.settle, tell)
+            if opened == len(rebuild.shards):
+                rebuilt += [keys.shard for keys in rebuild.shards]
+        return tuple(rebuilt)
+
+    def _chosen(self, shards: Collection[int] | None) -> list[int]:
+        known = range(self._settings.shards)
+        if shards is None:
+            return list(known)
+        for shard in shards:
+            if not isinstance(shard, int) or shard not in known:
+                raise InvalidValue("shards", f"there is no shard {shard}", f"0 to {known[-1]}")
+        return sorted(set(shards))
+
+    def _rebuild(
+        self, rebuild: Rebuild, settle: timedelta, tell: Callable[[int], None] | None = None
+    ) -> int:
+        # A submit that reserved before the loss and commits after the store is read would be
+        # missed. It either commits within the settle time, or looks at its reservation again.
+        self._clock.sleep(settle.total_seconds())
+        self._windows.wipe(rebuild)
+        fault("rebuild.after_wipe")
+        windows, permits = rebuild.of_windows, rebuild.of_permits
+        if windows.parts:
+            for page in self._store.places(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
+                self._windows.restore(rebuild, self._reserved(page))
+                if tell is not None:
+                    tell(len(page))
+        fault("rebuild.after_restore")
+        opened = self._windows.open(windows)
+        fault("rebuild.after_windows")
+        if permits.parts:
+            life = self._settings.settle + MARKER_SPARE
+            under_way: list[Permit] = []
+            for taken in self._store.permits(memory=self._permits.memory, batch=_ROWS_AT_ONCE):
+                known = [(Permit(*each[:4]), each.age) for each in taken]
+                self._permits.restore(known, marker=rebuild.marker, marker_life=life)
+                under_way += [
+                    permit
+                    for (permit, _), each in zip(known, taken, strict=True)
+                    if each.is_under_way
+                ]
+            self._correct(under_way, permits)
+        opened_logs = self._windows.open(permits)
+        opened += opened_logs
+        log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
+        if opened_logs:
+            self._bring_all_forward()
+        return opened
+
+    def _correct(self, under_way: Sequence[Permit], permits: Rebuild) -> None:
+        """Look again at claims whose permits were restored, before the logs open.
+
+        What was put back or recorded after it was read told a log that had no permit of it. What is
+        so after this look finds the permit there.
+        """
+        for start in range(0, len(under_way), BATCH):
+            some = under_way[start : start + BATCH]
+            ages = self._store.ages([(each.message_id, each.token) for each in some])
+            gone = [each for each in some if (each.message_id, each.token) not in ages]
+            ended = [
+                (each, age)
+                for each in some
+                if (age := ages.get((each.message_id, each.token))) is not None
+            ]
+            if gone:
+                self._permits.give_back(gone)
+            if ended:
+                self._permits.settle(ended)
+            self._windows.hold(permits)
+
+    def _bring_all_forward(self) -> None:
+        """Let all snoozed messages be due: the new logs judge them once more.
+
+        Their turns were told by logs and lines that are gone, and the new logs may have room.
+        """
+        count = 0
+        for snoozed in self._store.snoozed(batch=BATCH):
+            count += len(self._store.bring_forward(snoozed))
+        if count:
+            log.info("%d snoozed messages are due now: the permit logs were rebuilt", count)
+
+    def _restore_missing(self) -> int:
+        """Look, once after each rebuild, for messages stored while it read the store."""
+        grace = self._settings.reconcile_grace
+        unchecked = self._windows.unchecked(older_than=grace)
+        if not unchecked:
+            return 0
+        longest = max(grace, self._settings.transaction_grace)
+        created = (min(unchecked.values()) - longest, max(unchecked.values()) + grace)
+        restored = 0
+        for page in self._store.places(memory=self._windows.memory, batch=BATCH, created=created):
+            restored += self._windows.put_back(self._reserved(page))
+        self._windows.mark_checked(unchecked)
+        return restored
+
+    def _settle_unconfirmed(self) -> Counter[str]:
+        """Settle the reservations that no submit has confirmed; return how many, by what was done.
+
+        ``confirmed`` are those that the store knows, ``released`` those that it does not,
+        ``corrected`` those that were at another time than in the store.
+        """
+        did: Counter[str] = Counter(confirmed=0, released=0, corrected=0)
+        waiting: Counter[ShardKeys] = Counter()
+        in_batches(lambda at_most: self._settle_some(at_most, did, waiting))
+        return did
+
+    def _settle_some(self, at_most: int, did: Counter[str], waiting: Counter[ShardKeys]) -> int:
+        """Settle a batch; return how many were found. ``waiting`` counts those left so far."""
+        found = self._windows.unconfirmed(
+            older_than=self._settings.reconcile_grace, at_most=at_most, skip=waiting
+        )
+        if not found:
+            return 0
+        being_moved = self._bar_moves(found)
+        holding = self._store.holding([each.message_id for each in found])
+        fault("reconcile.after_look_up")
+        settled = self._give_up(found, holding)
+        holding |= settled.holding
+        left = settled.under_way | (being_moved & holding.keys())
+        stored = {message_id: Stored(*kept) for message_id, kept in holding.items()}
+        some = [each for each in found if each.message_id not in left]
+        # Asked for while all have the ages they were found with: if this process dies now, what
+        # it puts down stays, and is to be found by the next sweep.
+        beside = self._beside_holds(some, stored)
+        some = [
+            each._replace(before_ms=_EVER) if each.message_id in settled.void else each
+            for each in some
+        ]
+        did["corrected"] += self._windows.confirm([*some, *beside], stored)
+        confirmed = sum(each.message_id in holding for each in some)
+        did["confirmed"] += confirmed
+        did["released"] += len(some) - confirmed
+        waiting.update(each.keys for each in found if each.message_id in left)
+        return len(found)
+
+    def _bar_moves(self, found: Sequence[Unconfirmed]) -> set[UUID]:
+        """Let no move take effect whose hold is old, and return those that may do so yet.
+
+        Whoever is moving the message stood still, or has died: the hold may go then.
+        """
+        held = {each.message_id for each in found if each.is_hold}
+        if not held:
+            return held
+        try:
+            barred = self._store.bar_moves(sorted(held))
+        except StoreUnavailable as error:
+            log.warning("%d holds stay for the next sweep: %s", len(held), error)
+            return held
+        fault("reconcile.after_barring")
+        return held - barred
+
+    def _beside_holds(
+        self, found: Sequence[Unconfirmed], stored: Collection[UUID]
+    ) -> list[Unconfirmed]:
+        """Return the places of the messages whose holds are settled, also where none is left."""
+        held = {each.message_id for each in found if each.is_hold} & set(stored)
+        if not held:
+            return []
+        return self._windows.places(found, self._reserved(self._store.places_of(sorted(held))))
+
+    def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, Kept]) -> Settled:
+        """Make sure that what the store does not know to need its place is never stored."""
+        missing = {each.message_id for each in found} - holding.keys()
+        if not missing:
+            return Settled({}, set(), set())
+        settled = self._store.give_up(list(missing))
+        fault("reconcile.after_giving_up")
+        return settled
+
+    def _reserved(self, places: Iterable[Place]) -> list[Reserved]:
+        kinds = self._settings.quotas_of
+        return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in places]
+
+    def _bring_forward(self) -> None:
+        """Let messages that wait for a limit be due now where room was made for them.
+
+        As many as permits were given back, so that a herd stays where it is.
+        """
+        try:
+            waiting = self._permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)
+            if not waiting:
+                return
+            ids = [id_ for some in waiting.values() for id_ in some][:BATCH]
+            chosen = set(ids)
+            come = self._store.bring_forward(ids) if ids else set[UUID]()
+            self._permits.called(
+                {
+                    log: [each for each in some if each in chosen]
+                    for log, some in waiting.items()
+                    if not some or chosen & {*some}
+                },
+                come,
+            )
+        except LimitersUnavailable as error:
+            log.warning("snoozed messages wait for their turns: %s", error)
+            return
+        if come:
+            log.info("%d snoozed messages are due now: permits were given back", len(come))
+
+    def _release_unneeded(self, at_most: int) -> int:
+        places = self._store.unreleased(at_most=at_most)
+        if places:
+            fault("reconcile.before_release")
+            self._windows.release(self._reserved(places))
+            fault("reconcile.after_release")
+            self._store.mark_released([place.message_id for place in places])
+        return len(places)

@@ -1,0 +1,423 @@
+"""Records what came of a group's sends, for as long as it has claims: that is the recorder."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from dispatcher.broker.queue import Ticket
+from dispatcher.delivery.group import NO_WAIT, Ended, Escaped, Group
+from dispatcher.delivery.parts import Parts
+from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.delivery.sender_pool import SenderPool
+from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
+from dispatcher.faults import fault
+from dispatcher.limiters import Permit
+from dispatcher.message import Outcome
+from dispatcher.store import Claim, Failure, Result
+from dispatcher.telemetry.journal import Transition
+
+log = logging.getLogger(__name__)
+
+_RECORD_EVERY_SECONDS = 0.05
+_RECORD_AGAIN_SECONDS = 0.2
+_RECORD_FOR_SECONDS = 120.0
+"""How long at least to try to record outcomes while the store is away."""
+_LATE_AFTER_SECONDS = 0.05
+"""How long all sends of a group have begun before its task stops waiting for them."""
+_RENEW_AGAIN_SECONDS = 1.0
+LONGEST_HOLD_SECONDS = 600.0
+"""After which the claim of a send that does not end is not renewed: its message is rescued."""
+
+
+class Recorder:
+    """Sees the claims of a group to their end.
+
+    It records outcomes, renews the claims while sends last, and puts back what was not sent. One
+    thread at a time calls it: the task's, then :class:`LateRecorders`'. ``waiting`` are the claims
+    without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the successes. Times are
+    of the monotonic clock.
+    """
+
+    def __init__(
+        self, parts: Parts, pool: SenderPool, group: Group, claims: Sequence[Claim]
+    ) -> None:
+        self.waiting = list(claims)
+        self.ask_at = parts.clock.monotonic()
+        self.sent = 0
+        self._parts = parts
+        self._pool = pool
+        self._group = group
+        self._sending: dict[UUID, Claim] = {}
+        self._ended: list[Ended] = []
+        self._error: BaseException | None = None
+        self._is_broken_off = False
+        self._ttl = parts.settings.claim_ttl.total_seconds()
+        self._timeout = parts.settings.transport_timeout.total_seconds()
+        self._all_begun_at = group.claimed_at
+        self._record_at = group.claimed_at + _RECORD_EVERY_SECONDS
+        self._record_until = 0.0
+        self._is_store_away = False
+        self._renew_at = 0.0
+        group.send_log.hold()
+
+    @property
+    def hold(self) -> timedelta:
+        """What is left of the claims."""
+        return timedelta(seconds=max(0.0, self._group.ends_at - self._parts.clock.monotonic()))
+
+    def send(self, granted: Sequence[Claim]) -> None:
+        """Let the senders send these, each at its instant."""
+        self._sending |= {claim.message.id: claim for claim in granted}
+        begin = self._group.received_at
+        self._pool.send(self._group, [(begin + claim.due_in, claim) for claim in granted])
+
+    def step(self) -> bool:
+        """Do what there is to do now; tell whether more will come.
+
+        An error breaks the group off: no further send begins, what was not sent is put back, and
+        what is under way is waited for and recorded; :meth:`check` raises it then. An error after
+        that is raised at once.
+        """
+        try:
+            self._collect()
+            self._take_back(self._pool.withdraw_silent(self._group))
+            if (self._error or self._parts.is_stopping) and not self._is_broken_off:
+                self._break_off()
+            self._renew()
+            if self._group.ends_at - self._parts.clock.monotonic() < self._timeout:
+                # No sender can begin it any more, and rescued its outcome would be unknown.
+                self._take_back(self._pool.withdraw(self._group))
+        except BaseException as error:  # noqa: BLE001 - raised by check, or at once
+            self.fail(error)
+        goes_on = bool(self.waiting or self._sending or self._ended)
+        if not goes_on:
+            self._group.send_log.let_go()
+        return goes_on
+
+    def pause(self) -> None:
+        """Wait for the senders, or until it is time to ask for permits."""
+        clock = self._parts.clock
+        left = max(0.0, self.ask_at - clock.monotonic())
+        if self._sending:
+            longest = _RECORD_EVERY_SECONDS
+            self._group.changed.wait(min(longest, left) if self.waiting else longest)
+        elif self.waiting:
+            clock.sleep(left)
+            self.ask_at = clock.monotonic()
+        elif self._ended:
+            clock.sleep(_RECORD_AGAIN_SECONDS)
+
+    def finish(self) -> None:
+        """Wait for the end of all claims."""
+        while self.step():
+            self.pause()
+
+    def is_late(self) -> bool:
+        """Whether all sends have begun, and that some time ago."""
+        now = self._parts.clock.monotonic()
+        if self.waiting or self._pool.has_left(self._group) or not self._sending:
+            self._all_begun_at = now
+        return now - self._all_begun_at >= _LATE_AFTER_SECONDS
+
+    def fail(self, error: BaseException) -> None:
+        """Break the group off because of an error. Raises it where that was done before."""
+        if self._is_broken_off:
+            raise error
+        self._error = self._error or error
+        self._break_off()
+
+    def check(self) -> None:
+        """Raise the error that broke the group off, if one did."""
+        if self._error:
+            raise self._error
+
+    def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
+        """Put back what was refused a permit, each with the wait until it is due again.
+
+        What is to come back before the sweep looks is enqueued.
+        """
+        if not refused:
+            return
+        settings, send_log = self._parts.settings, self._group.send_log
+        limit = settings.sweep_interval * 2
+        soon = [each for each in refused if each[1] <= limit]
+        late = [each for each in refused if each[1] > limit]
+        if _store_unsent(self._parts, send_log, late, enqueue_in=-settings.horizon):
+            self._tell_snoozed(late)
+        if _store_unsent(self._parts, send_log, soon, enqueue_in=settings.enqueue_grace):
+            self._tell_snoozed(soon)
+            self._enqueue(soon)
+        # Between the refusal and now, a rebuild may have restored permits for these claims.
+        _give_back(self._parts, [claim for claim, _ in refused])
+
+    def put_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+        """Put back what was not sent, as :func:`put_back` does."""
+        put_back(self._parts, self._group.send_log, unsent)
+
+    # The steps.
+
+    def _collect(self) -> None:
+        """Take what the senders report, and record it where it is time."""
+        group = self._group
+        group.changed.clear()
+        unsent = []
+        while group.reports:
+            report = group.reports.popleft()
+            del self._sending[report.claim.message.id]
+            if isinstance(report, Ended):
+                self._ended.append(report)
+                self._record_until = self._patience()
+                self.sent += isinstance(report.outcome, Result)
+            elif isinstance(report, Escaped):
+                self._error = report.error
+                group.send_log.keep()
+            else:
+                unsent.append((report.claim, report.wait))
+        self.put_back(unsent)
+        is_time = self._parts.clock.monotonic() >= self._record_at
+        is_last = not self._sending and not self._is_store_away
+        if self._ended and (is_time or is_last):
+            is_done = self._record(self._ended)
+            self._is_store_away = not is_done
+            if is_done:
+                self._ended = []
+            # The thread does not wait for the store: it may have other groups.
+            pause = _RECORD_EVERY_SECONDS if is_done else _RECORD_AGAIN_SECONDS
+            self._record_at = self._parts.clock.monotonic() + pause
+
+    def _patience(self) -> float:
+        """Return until when to try to record what has ended now."""
+        # No rescue can take what was claimed while the store is away, and the token fences.
+        patience = 0.0 if self._parts.is_stopping else _RECORD_FOR_SECONDS
+        return max(self._group.ends_at, self._parts.clock.monotonic() + patience)
+
+    def _break_off(self) -> None:
+        """Put back what is not sent any more."""
+        self._is_broken_off = self._group.is_over = True
+        waiting, self.waiting = self.waiting, []
+        self.put_back([(claim, NO_WAIT) for claim in waiting])
+        self._take_back(self._pool.withdraw(self._group))
+
+    def _take_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+        for claim, _ in unsent:
+            del self._sending[claim.message.id]
+        self.put_back(unsent)
+
+    def _renew(self) -> None:
+        """Renew what the senders have and what waits, when half of the claim is over but not all.
+
+        Earlier where nothing could be begun any more by then.
+        """
+        group = self._group
+        now = self._parts.clock.monotonic()
+        left = group.ends_at - now
+        is_time = 0 < left < max(self._ttl / 2, self._timeout + _RENEW_AGAIN_SECONDS)
+        too_long = now - group.claimed_at > LONGEST_HOLD_SECONDS
+        if not self._sending or not is_time or too_long or now < self._renew_at:
+            return
+        held = [*self._sending.values(), *self.waiting]
+        try:
+            # Permits first: nothing may be sent later than they count.
+            self._parts.permits.extend(
+                [permit_of(each) for each in held], hold=self._parts.settings.claim_ttl
+            )
+            fault("renew.after_permits")
+            ours = self._parts.claims.renew(held)
+            fault("renew.after_claims")
+        except (LimitersUnavailable, StoreUnavailable) as error:
+            log.warning("%d claims are not renewed: %s", len(held), error)
+            self._renew_at = now + _RENEW_AGAIN_SECONDS
+            return
+        group.lost |= {claim.message.id for claim in held} - ours
+        group.ends_at = now + self._ttl
+
+    # Outcomes.
+
+    def _record(self, ended: Sequence[Ended]) -> bool:
+        """Record outcomes and settle their permits; False where the store is to be tried again."""
+        results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
+        failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
+        try:
+            self._store_outcomes(results, failures)
+        except StoreUnavailable as error:
+            if error.refused:
+                self._store_each(results, failures)
+            elif self._parts.clock.monotonic() <= self._record_until:
+                return False
+            else:
+                _lost(error)
+        for each in ended:
+            outcome = Outcome.SENT if isinstance(each.outcome, Result) else each.outcome.outcome
+            self._parts.journal.attempted(each.claim.message, outcome.value, each.late_by)
+        fault("deliver.after_record")
+        self._settle(ended)
+        return True
+
+    def _store_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
+        """Record one by one, so that what the store refuses takes no other outcome with it."""
+        singles: list[tuple[list[Result], list[Failure]]] = [
+            *(([each], []) for each in results),
+            *(([], [each]) for each in failures),
+        ]
+        for some_results, some_failures in singles:
+            try:
+                self._store_outcomes(some_results, some_failures)
+            except StoreUnavailable as error:
+                _lost(error)
+
+    def _store_outcomes(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
+        expired = self._parts.claims.record(
+            results, failures, enqueue_in=-self._parts.settings.horizon
+        )
+        tell = self._parts.journal.tell
+        for result in results:
+            message = result.claim.message
+            tell(Transition.SENT, message, attempt=message.attempt_count)
+        for each in failures:
+            message = each.claim.message
+            facts = {"attempt": message.attempt_count, "outcome": each.outcome.value}
+            if each.is_held:
+                tell(Transition.HELD, message, **facts)
+            elif each.wait is None:
+                tell(Transition.FAILED, message, **facts)
+            elif message.id in expired:
+                tell(Transition.EXPIRED, message, **facts)
+            else:
+                tell(Transition.RETRIED, message, **facts, wait_seconds=each.wait)
+
+    def _settle(self, ended: Sequence[Ended]) -> None:
+        now = self._parts.clock.monotonic()
+        used = [(permit_of(each.claim), timedelta(seconds=now - each.at)) for each in ended]
+        try:
+            self._parts.permits.settle(used)
+        except LimitersUnavailable as error:
+            log.warning("%d permits stay counted at their latest time: %s", len(used), error)
+
+    def _tell_snoozed(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
+        for claim, wait in snoozed:
+            self._parts.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
+
+    def _enqueue(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
+        if not snoozed:
+            return
+        now = self._parts.clock.now()
+        tickets = [
+            Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
+            for claim, wait in snoozed
+        ]
+        try:
+            self._parts.queue.enqueue(tickets)
+        except QueueUnavailable as error:
+            log.warning("%d messages are enqueued after their grace: %s", len(snoozed), error)
+
+
+class LateRecorders:
+    """Finishes recorders whose tasks have ended, on one thread of the process.
+
+    The thread is there while there is a recorder. Each has a send under way and nothing left to
+    begin, so there are never more than the process has senders.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recorders: list[Recorder] = []
+        self._is_running = False
+        self._none = threading.Event()
+        self._none.set()
+        self._never = threading.Event()
+
+    def take(self, recorder: Recorder) -> bool:
+        """Finish this recorder; False where the system gives no thread for it."""
+        with self._lock:
+            if not self._is_running:
+                thread = threading.Thread(target=self._run, name="late recorders", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._is_running = True
+            self._recorders.append(recorder)
+            self._none.clear()
+        return True
+
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait until none is left; tell whether that is so.
+
+        ``timeout`` in seconds, None for as long as any claim is renewed.
+        """
+        return self._none.wait(LONGEST_HOLD_SECONDS if timeout is None else timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                recorders = list(self._recorders)
+                if not recorders:
+                    self._is_running = False
+                    self._none.set()
+                    return
+            finished = [each for each in recorders if not _goes_on(each)]
+            with self._lock:
+                self._recorders = [each for each in self._recorders if each not in finished]
+            if not finished:
+                self._never.wait(_RECORD_EVERY_SECONDS)
+
+
+def permit_of(claim: Claim) -> Permit:
+    """Return the permit that a claimed message needs."""
+    message = claim.message
+    return Permit(message.id, claim.token, message.scope, message.channel)
+
+
+def put_back(parts: Parts, send_log: ClaimLog, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+    """Put back what was not sent, each with the wait until it is due again, and its permit."""
+    if unsent:
+        _store_unsent(parts, send_log, unsent, enqueue_in=-parts.settings.horizon)
+        fault("put_back.after_row")
+        _give_back(parts, [claim for claim, _ in unsent])
+
+
+def _store_unsent(
+    parts: Parts,
+    send_log: ClaimLog,
+    unsent: Sequence[tuple[Claim, timedelta]],
+    *,
+    enqueue_in: timedelta,
+) -> bool:
+    """Tell whether the store knows of it; ``enqueue_in`` after its wait the sweep enqueues it.
+
+    What the store does not take stays claimed until the rescue, which reads the send log.
+    """
+    if unsent:
+        try:
+            parts.claims.put_back(unsent, enqueue_in=enqueue_in)
+        except StoreUnavailable as error:
+            log.warning("%d messages wait for their rescue: %s", len(unsent), error)
+            send_log.keep()
+            return False
+    return True
+
+
+def _give_back(parts: Parts, unused: Sequence[Claim]) -> None:
+    try:
+        parts.permits.give_back([permit_of(claim) for claim in unused])
+    except LimitersUnavailable as error:
+        log.warning("%d unused permits are given back later: %s", len(unused), error)
+
+
+def _goes_on(recorder: Recorder) -> bool:
+    try:
+        if recorder.step():
+            return True
+        recorder.check()
+    except BaseException as error:  # noqa: BLE001 - no other group may end with it
+        told = type(error).__name__  # its text may quote a body
+        log.error("a group was broken off (%s)", told)  # noqa: TRY400
+    return False
+
+
+def _lost(error: StoreUnavailable) -> None:
+    log.error("outcomes are lost, their messages will be rescued: %s", error)

@@ -1,0 +1,158 @@
+"""Sends one message: checks that it still may be sent, calls the transport, names the outcome."""
+
+from __future__ import annotations
+
+import logging
+import random
+from datetime import timedelta
+
+from dispatcher.delivery.backoff import backoff
+from dispatcher.delivery.group import NO_WAIT, Ended, Escaped, Group, Report, Unsent
+from dispatcher.delivery.parts import Parts
+from dispatcher.errors import (
+    LimitersUnavailable,
+    PerhapsSent,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Outcome, storable_text
+from dispatcher.store import Claim, Failure, Result
+from dispatcher.telemetry.tracing import Tracing
+from dispatcher.transports import Transport
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT = timedelta(days=366)
+_IN_TIME = 0.5
+"""Share of the timeout after which a send that failed had no answer in time."""
+
+
+class Sender:
+    """Sends messages of one channel by its transport; several threads may do so at once."""
+
+    def __init__(self, channel: str, transport: Transport, parts: Parts) -> None:
+        self._channel = channel
+        self._transport = transport
+        self._parts = parts
+        self._timeout = parts.settings.transport_timeout.total_seconds()
+
+    def send(self, group: Group, claim: Claim) -> Report:
+        """Send a message of a group if it still may be sent; report what came of it.
+
+        An ``Exception`` of the transport is a failure. Anything else that it raises is reported as
+        :class:`Escaped`, and no other message of the group is sent.
+        """
+        try:
+            return self._sent(group, claim)
+        except BaseException as error:  # noqa: BLE001 - the thread of the recorder raises it
+            group.is_over = True
+            return Escaped(claim, error)
+
+    def _sent(self, group: Group, claim: Claim) -> Ended | Unsent:
+        clock = self._parts.clock
+        fault("deliver.before_send")
+        unsent = self._unsent(group, claim, clock.monotonic())
+        if unsent is not None:
+            return unsent
+        if not group.send_log.begin(claim.message.id):
+            return Unsent(claim)
+        fault("deliver.after_begin")
+        now = clock.monotonic()
+        unsent = self._unsent(group, claim, now)  # the note may have waited for a slow disk
+        if unsent is not None:
+            return unsent
+        tracing = self._parts.tracing
+        if tracing is None:
+            outcome = self._outcome(group, claim)
+        else:
+            outcome = self._traced(group, claim, tracing)
+        fault("deliver.after_send")
+        # Counted at its end: a send is never later than that, so never counted too early.
+        ended_at = clock.monotonic()
+        late_by = now - group.received_at + claim.late_by
+        in_time = ended_at - now < self._timeout * _IN_TIME
+        return Ended(claim, outcome, ended_at, late_by, isinstance(outcome, Result) or in_time)
+
+    def _unsent(self, group: Group, claim: Claim, now: float) -> Unsent | None:
+        """Return what is reported of a message that must not be sent, None for the others."""
+        is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout
+        if group.is_over or self._parts.is_stopping or not is_ours:
+            return Unsent(claim)
+        if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:
+            return Unsent(claim)
+        if now < group.closed_until:
+            return Unsent(claim, timedelta(seconds=group.closed_until - now))
+        return None
+
+    def _traced(self, group: Group, claim: Claim, tracing: Tracing) -> Result | Failure:
+        with tracing.delivering(claim.message) as came_to:
+            outcome = self._outcome(group, claim)
+            if isinstance(outcome, Failure):
+                came_to(outcome.outcome, outcome.error_type)
+            else:
+                came_to(Outcome.SENT, None)
+        return outcome
+
+    def _outcome(self, group: Group, claim: Claim) -> Result | Failure:
+        """Give one message to its transport: the only line that reaches the world."""
+        message = claim.message
+        try:
+            receipt = self._transport.send(message)
+        except PermanentFailure as error:
+            return Failure(claim, Outcome.PERMANENT, _text(error), None, type(error).__name__)
+        except PerhapsSent as error:
+            return self._failure(claim, error, None, Outcome.UNKNOWN)
+        except TemporaryFailure as error:
+            self._close(group, error)
+            return self._failure(claim, error, error.retry_after)
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
+            log.warning("message %s: its transport raised %s", message.id, type(error).__name__)
+            # It may be with the provider: a line that broke, say.
+            outcome = Outcome.UNKNOWN if message.on_unknown == "hold" else Outcome.TEMPORARY
+            return self._failure(claim, error, None, outcome)
+        return Result(claim, None if receipt is None else storable_text(receipt))
+
+    def _close(self, group: Group, error: TemporaryFailure) -> None:
+        """Send nothing more on the channel until its provider wants to be asked."""
+        wait = _sane(error.retry_after)
+        if not error.closes_channel or not wait:
+            return
+        closed_until = self._parts.clock.monotonic() + wait.total_seconds()
+        with group.lock:  # the later end holds
+            group.closed_until = max(group.closed_until, closed_until)
+        try:
+            self._parts.permits.close(self._channel, wait)
+        except LimitersUnavailable as unavailable:
+            log.warning("channel %s is not closed for others: %s", self._channel, unavailable)
+
+    def _failure(
+        self,
+        claim: Claim,
+        error: BaseException,
+        retry_after: object,
+        outcome: Outcome = Outcome.TEMPORARY,
+    ) -> Failure:
+        message = claim.message
+        wait = None
+        if message.attempt_count < message.max_attempts:
+            channel = self._parts.settings.channels[message.channel]
+            wait = backoff(
+                message.attempt_count,
+                base=channel.backoff_base,
+                longest=channel.backoff_longest,
+                at_least=_sane(retry_after),
+                random=random.random,
+            )
+        return Failure(claim, outcome, _text(error), wait, type(error).__name__)
+
+
+def _text(error: BaseException) -> str:
+    return storable_text(f"{type(error).__name__}: {storable_text(error)}")
+
+
+def _sane(retry_after: object) -> timedelta | None:
+    """Return a wait that a transport asked for, if it is one that can be kept."""
+    if not isinstance(retry_after, timedelta):
+        return None
+    return min(max(retry_after, NO_WAIT), _LONGEST_WAIT)

@@ -1,0 +1,190 @@
+"""What a limit is: a value without a connection, which is put on a client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self, cast, overload
+
+import redis
+import redis.asyncio
+
+from dispatcher.errors import InvalidValue, kind_of, quoted
+from dispatcher.limiters.addresses import check_name
+from dispatcher.limiters.async_limiter import AsyncLimiter
+from dispatcher.limiters.base import Part, check_count, length_ms
+from dispatcher.limiters.direct import AsyncClient, Client
+from dispatcher.limiters.limit_set import LimitSet, OnFault
+from dispatcher.limiters.limiter import Limiter
+from dispatcher.quota import MAX_LENGTH_MS, Limit
+from dispatcher.times.clock import Clock, SystemClock
+from dispatcher.times.periods import UNIT_MS
+
+LEAST_LENGTH_MS = 10
+_MILLISECOND = timedelta(milliseconds=1)
+_PERIODS = f"a timedelta of {LEAST_LENGTH_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
+_CLIENTS = "a client of redis or redis.asyncio, also RedisCluster"
+_PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
+_CLUSTERS = (redis.RedisCluster, redis.asyncio.RedisCluster)
+
+
+class Bindable(ABC):
+    """One or several limits that can be put on a client."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """The limits that are asked together, in order."""
+
+    @overload
+    def on(
+        self,
+        client: Client,
+        *,
+        prefix: str = ...,
+        tag: str | None = ...,
+        on_fault: OnFault = ...,
+        remember: timedelta | None = ...,
+        clock: Clock | None = ...,
+    ) -> Limiter: ...
+
+    @overload
+    def on(
+        self,
+        client: AsyncClient,
+        *,
+        prefix: str = ...,
+        tag: str | None = ...,
+        on_fault: OnFault = ...,
+        remember: timedelta | None = ...,
+        clock: Clock | None = ...,
+    ) -> AsyncLimiter: ...
+
+    def on(
+        self,
+        client: Client | AsyncClient,
+        *,
+        prefix: str = "limits",
+        tag: str | None = None,
+        on_fault: OnFault = "raise",
+        remember: timedelta | None = timedelta(minutes=1),
+        clock: Clock | None = None,
+    ) -> Limiter | AsyncLimiter:
+        """Return what answers for these limits on a Redis; nothing is sent yet.
+
+        ``prefix`` begins every Redis key. The keys of one caller's key share a slot of Redis
+        Cluster; with a ``tag`` all keys do, so that one call may name several. ``on_fault`` says
+        what an unanswering Redis means: LimitersUnavailable is raised, or the decision's state
+        is ``unknown``; blocks and decorated functions raise either way, and do not run.
+        ``remember`` (1 s to one day) is how long at least a repeated call is recognised by its
+        permit id: longer than the client's retries may take. None remembers nothing: no second
+        key, but a call that redis-py repeats takes its permits again.
+        """
+        if not isinstance(client, Client | AsyncClient) or isinstance(client, _PIPELINES):
+            raise InvalidValue("client", kind_of(client), _CLIENTS)
+        limit_set = LimitSet(
+            self.parts,
+            prefix=prefix,
+            tag=tag,
+            on_fault=on_fault,
+            remember=remember,
+            clock=clock or SystemClock(),
+            cluster=isinstance(client, _CLUSTERS),
+        )
+        if isinstance(client, AsyncClient):
+            return AsyncLimiter(client, limit_set)
+        return Limiter(client, limit_set, clock or SystemClock())
+
+
+class Algorithm(Bindable, Part):
+    """A limit, by one algorithm: a plain value without a connection.
+
+    Equal ones count together where prefix, tag and key are the same.
+    """
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The limit itself."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class CountPerLength(Algorithm):
+    """At most ``count`` permits per ``period``.
+
+    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is kept as
+    the timedelta that it stands for (a year: 365 days). ``count`` is a whole number from 1 to
+    10,000,000. Limits that shall not count together though they are equal have different names, of
+    1 to 64 letters, digits and any of ``_.-``. A name belongs to one algorithm and one period:
+    limits share what they count where these are the same, also when their counts differ. Raises
+    InvalidValue.
+    """
+
+    count: int
+    period: timedelta | str
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "period", self._normal_period())
+        self._check()
+        # Calls read these each time.
+        object.__setattr__(self, "_words", self._own_words())
+        object.__setattr__(self, "_label", self._own_label())
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"5/minute"``, ``"2/30 second"`` or ``"10 per second"``. Raises InvalidValue."""
+        limit = Limit.parse(text)
+        return cls(limit.count, limit.length_ms * _MILLISECOND)
+
+    @property
+    def length_ms(self) -> int:
+        """The period in ms."""
+        return cast(timedelta, self.period) // _MILLISECOND
+
+    @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms."""
+        return self.length_ms / self.count
+
+    @property
+    def most(self) -> int:
+        """How many permits it can ever give in one call."""
+        return self.count
+
+    @property
+    def label(self) -> str:
+        """What it is called in Redis keys: its algorithm, and its numbers or period and name."""
+        label: str = self.__dict__["_label"]
+        return label
+
+    def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
+        """Return the arguments of its part of the scripts."""
+        words: Sequence[int] = self.__dict__["_words"]
+        return words
+
+    def _normal_period(self) -> timedelta | str:
+        if isinstance(self.period, str):
+            if self.period not in UNIT_MS:
+                raise InvalidValue("period", quoted(self.period), _PERIODS)
+            return UNIT_MS[self.period] * _MILLISECOND
+        length_ms(self.period, "period", least=LEAST_LENGTH_MS, most=MAX_LENGTH_MS)
+        return self.period
+
+    def _check(self) -> None:
+        check_count(self.count)
+        if self.name is not None:
+            check_name(self.name, "name")
+
+    def _own_words(self) -> Sequence[int]:
+        return (self.count, self.length_ms)
+
+    def _own_label(self) -> str:
+        if self.name is None:
+            return f"{self.kind}-{self.count}-{self.length_ms}"
+        return f"{self.kind}-{self.length_ms}={self.name}"
+
+    def __str__(self) -> str:
+        return str(Limit(self.count, self.length_ms))

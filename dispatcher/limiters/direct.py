@@ -1,0 +1,231 @@
+"""Plain calls of ``acquire``, sent over a connection of the client's pool, past redis-py.
+
+What redis-py does around a command costs the caller more than the script costs Redis. Decision 0013
+has the figures. Only this call goes this way: everything else is a script of redis-py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, TypeAlias
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError
+from redis.observability import get_observability_instance
+
+from dispatcher.limiters.addresses import Keys
+from dispatcher.limiters.base import check_permits
+from dispatcher.limiters.decision import Decision
+from dispatcher.limiters.limit_set import LimitSet, Reply, Words
+
+Client: TypeAlias = redis.Redis | redis.RedisCluster
+AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
+_STAND_IN = "\0"
+"""Is nowhere in the names of keys but in the place of a caller's key."""
+_LAST_WORDS = 4
+
+
+class _Way:
+    """The way over connections of one client's pool, where it may be taken."""
+
+    def __init__(self, client: Client | AsyncClient) -> None:
+        self._client: Any = client
+        self._possible = _is_plain(client)
+        self._metrics = get_observability_instance()
+
+    @property
+    def open(self) -> bool:
+        """Whether commands may go past the client's ``execute_command``.
+
+        Not for a cluster or a subclass, nor with a connection or a cache of the client's own, nor
+        where something traces, measures or replaces the client's commands.
+        """
+        return (
+            self._possible
+            and _is_redis_pys(self._client.execute_command)
+            and not self._metrics.is_enabled()
+        )
+
+
+class Direct(_Way):
+    """Sends commands over connections of one client's pool. Safe to share between threads."""
+
+    def call(self, command: bytes, again: Callable[[], bytes]) -> Any:
+        """Send a packed command and return its reply; None: the script is not known.
+
+        Where its reply may be lost, the command of ``again`` is sent: on the same connection, after
+        the same faults and as often as redis-py would. Raises what redis-py would raise. No reply
+        is left behind on a connection, whatever happens.
+        """
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        try:
+            return self._reply(connection, command)
+        except NoScriptError:
+            return None
+        except Exception as error:  # noqa: BLE001 - the client's retry says which it is for
+            return self._repeated(connection, error, again)
+        finally:
+            pool.release(connection)
+
+    def _repeated(self, connection: Any, error: Exception, again: Callable[[], bytes]) -> Any:
+        failed = [error]
+
+        def repeat() -> Any:
+            if failed:
+                raise failed.pop()
+            try:
+                return self._reply(connection, again())
+            except NoScriptError:
+                return None
+
+        return connection.retry.call_with_retry(repeat, lambda _: connection.disconnect())
+
+    @staticmethod
+    def _reply(connection: Any, command: bytes) -> Any:
+        try:
+            connection.send_packed_command((command,))
+            return connection.read_response()
+        except redis.ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+
+
+class AsyncDirect(_Way):
+    """:class:`Direct` for clients of ``redis.asyncio``."""
+
+    async def call(self, command: bytes, again: Callable[[], bytes]) -> Any:
+        """Send a packed command and return its reply. See :meth:`Direct.call`."""
+        pool = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            return await self._reply(connection, command)
+        except NoScriptError:
+            return None
+        except Exception as error:  # noqa: BLE001 - the client's retry says which it is for
+            return await self._repeated(connection, error, again)
+        finally:
+            await pool.release(connection)
+
+    async def _repeated(self, connection: Any, error: Exception, again: Callable[[], bytes]) -> Any:
+        failed = [error]
+
+        async def repeat() -> Any:
+            if failed:
+                raise failed.pop()
+            try:
+                return await self._reply(connection, again())
+            except NoScriptError:
+                return None
+
+        return await connection.retry.call_with_retry(repeat, lambda _: connection.disconnect())
+
+    @staticmethod
+    async def _reply(connection: Any, command: bytes) -> Any:
+        # Both disconnect when they are interrupted.
+        await connection.send_packed_command((command,))
+        return await connection.read_response()
+
+
+class Commands:
+    """The commands of plain calls of ``acquire``, packed: few bytes differ from call to call."""
+
+    def __init__(self, limit_set: LimitSet, sha: str) -> None:
+        self._limit_set = limit_set
+        self._sha = sha
+        self._kept: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+
+    def of(
+        self, keys: Keys, n: int, permit: str, *, new: bool
+    ) -> tuple[bytes, Callable[[], bytes]] | None:
+        """Return the command that takes ``n`` permits for one key, and what makes it once more.
+
+        A command that was sent may have taken them: it is repeated under the same id, which is not
+        new any more. None where it cannot be packed ahead. Raises InvalidValue.
+        """
+        if not (isinstance(keys, str) and keys.isascii() and permit.isascii()):
+            return None
+        check_permits(n, self._limit_set.parts)
+        again = partial(self.command, keys, n, permit, new=False)
+        return self.command(keys, n, permit, new=new), again
+
+    def decision(self, reply: Reply | None, permit: str) -> Decision | None:
+        """Return the decision of a reply; None where it must be asked for in another way."""
+        if reply is None or len(reply) == 1:
+            return None
+        return self._limit_set.decision(reply[0], reply[1:], None, permit)
+
+    def command(self, key: str, n: int, permit: str, *, new: bool) -> bytes:
+        """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.
+
+        Raises InvalidValue for a key that cannot be one.
+        """
+        words = self._limit_set.words(self._limit_set.server_ms())
+        kept, starts = self._kept
+        if kept is not words:
+            starts = {}
+            self._kept = (words, starts)
+        length = len(key)
+        if (parts := starts.get(length)) is None:
+            parts = starts[length] = self._parts(length, words)
+        start, rest = parts
+        return b"%b%b%b%b" % (
+            start.replace(_STAND_IN.encode() * length, key.encode()),
+            rest,
+            _packed(permit),
+            (_ONE_NEW if new else _ONE_AGAIN) if n == 1 else _packed(int(new), n, n),
+        )
+
+    def _parts(self, length: int, words: Words) -> tuple[bytes, bytes]:
+        names = self._limit_set.addresses.whole(_STAND_IN * length)
+        start: Words = ("EVALSHA", self._sha, len(names), *names)
+        rest: Words = (self._limit_set.span, *words)
+        many = len(start) + len(rest) + _LAST_WORDS
+        return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
+
+
+def _packed(*words: str | int | bytes) -> bytes:
+    """Return words of a command as they are sent, but for the line with their number."""
+    encoded = [each if isinstance(each, bytes) else str(each).encode() for each in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded])
+
+
+_ONE_NEW = _packed(1, 1, 1)
+_ONE_AGAIN = _packed(0, 1, 1)
+
+
+def _is_plain(client: Client | AsyncClient) -> bool:
+    if type(client) is redis.Redis:
+        has_own = client.connection is not None or client.get_cache() is not None
+    elif type(client) is redis.asyncio.Redis:
+        has_own = client.single_connection_client
+    else:
+        return False
+    connections = getattr(client.connection_pool, "connection_class", None)
+    return (
+        not has_own
+        and _is_in_redis_py(connections)
+        and _is_redis_pys(client.evalsha)
+        and _is_redis_pys(client.parse_response)
+    )
+
+
+def _is_redis_pys(method: Callable[..., object]) -> bool:
+    """Whether a method is redis-py's own, and nothing that was put in its place.
+
+    What traces a client may look like the method in all but its type, or wrap it.
+    """
+    if type(method) is not MethodType:
+        return False
+    function = method.__func__
+    is_bare = type(function) is FunctionType and not hasattr(function, "__wrapped__")
+    return is_bare and _is_in_redis_py(function)
+
+
+def _is_in_redis_py(found: object) -> bool:
+    return str(getattr(found, "__module__", None)).partition(".")[0] == "redis"

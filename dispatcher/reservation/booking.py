@@ -1,0 +1,145 @@
+"""The values of a booking: what is asked for, its legs, and the reservation or the refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from dispatcher.redis.keys import ShardKeys, shard_of
+from dispatcher.reservation.terms import AnyQuota, Terms
+from dispatcher.scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One call of submit with an idempotency key. Duplicates, or twins, share the key."""
+
+    key: str
+    fingerprint: str
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+
+class Leg(NamedTuple):
+    """Those scopes of a message that lie in one shard; one script judges their windows together.
+
+    On a single server a booking has one leg.
+    """
+
+    keys: ShardKeys
+    terms: Terms
+    scopes: tuple[Scope, ...]
+
+    @property
+    def windows(self) -> list[str]:
+        """The names of the windows, in the order of the scopes."""
+        return [self.keys.window(scope.name, scope.kind) for scope in self.scopes]
+
+
+def legs_of(terms: Terms, shards: Sequence[ShardKeys]) -> list[Leg]:
+    """Return the legs of a booking with these terms, in the order in which they are booked.
+
+    All messages book the windows that they share in the same order, so that of two that want the
+    same last reservations one gets them. The first leg is that of the message's own scope. Other
+    scopes in the same shard join it only where no other shard comes before.
+    """
+    home = terms.scopes[0].home
+    own = shards[shard_of(home, len(shards))]
+    if len(terms.scopes) == 1:
+        return [Leg(own, terms, terms.scopes)]
+    near = [scope for scope in terms.scopes if scope.home == home]
+    far: dict[ShardKeys, list[Scope]] = {}
+    for scope in terms.scopes:
+        if scope.home != home:
+            far.setdefault(shards[shard_of(scope.home, len(shards))], []).append(scope)
+    ordered = sorted(far, key=lambda keys: keys.shard)
+    if ordered and ordered[0] == own:
+        near += far[ordered.pop(0)]
+    others = [Leg(keys, terms, tuple(far[keys])) for keys in ordered]
+    return [Leg(own, terms, tuple(near)), *others]
+
+
+class Place(NamedTuple):
+    """A reservation, or a hold. The id is that of a duplicate submit where that booked first.
+
+    ``held_at_ms`` is when the hold was made, in ms by the clock of Redis.
+    """
+
+    message_id: UUID
+    at_ms: int
+    held_at_ms: int = 0
+
+
+class Request(NamedTuple):
+    """One of many messages to book: ``asked_ms``, or the first slot up to ``latest_ms``."""
+
+    message_id: UUID
+    terms: Terms
+    asked_ms: int
+    latest_ms: int
+    submit: Submit | None = None
+
+
+class LegRequest(NamedTuple):
+    """What one shard is asked for: ``asked_ms``, or the first slot up to ``latest_ms``.
+
+    ``submit`` goes to the first leg of a booking only. With ``hold`` the time is held under that
+    member and not reserved, judged as if the message's reservation, and its hold ``beside``, were
+    free.
+    """
+
+    leg: Leg
+    message_id: UUID
+    asked_ms: int
+    latest_ms: int
+    submit: Submit | None = None
+    hold: bytes = b""
+    beside: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """The reservation of a message in all its scopes.
+
+    ``message_id`` is that of a duplicate submit where that booked first.
+    """
+
+    message_id: UUID
+    terms: Terms
+    send_at: datetime
+    submit: Submit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A time held for a message that still has its reservation. Take it or drop it.
+
+    ``held_at_ms`` is when it was held or seen, in ms by the clock of Redis.
+    """
+
+    message_id: UUID
+    terms: Terms
+    send_at: datetime
+    hold: bytes
+    held_at_ms: int = 0
+
+
+class Blocked(NamedTuple):
+    """Why a time is refused, and until when.
+
+    ``scope`` and ``quota`` are None where a blackout is the reason. ``is_slot`` tells whether
+    ``until_ms`` is known to fit this shard; if not, there is at least no slot before it.
+    """
+
+    until_ms: int
+    scope: Scope | None
+    quota: AnyQuota | None
+    conflicting: tuple[UUID, ...]
+    is_slot: bool
+
+
+def new_hold(message_id: UUID) -> bytes:
+    """Return the member of a new hold of a message: its id, then a random token."""
+    return message_id.bytes + uuid4().hex[:12].encode()

@@ -1,0 +1,160 @@
+"""What nobody took for long after it was due, on channels that do not simply send it late."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select, update
+
+from dispatcher.message import Message, Status
+from dispatcher.store.database import Database
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.rows import Movable, movable_columns, to_movable
+from dispatcher.store.schema import Tables
+
+OVERDUE = "overdue: nobody took it in time"
+NO_SLOT = "overdue: no slot was left for it"
+
+
+class Taken(NamedTuple):
+    """Overdue messages in the order of their times, and the database's present instant."""
+
+    found: list[Movable]
+    now: datetime
+
+
+def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
+    """Return the condition that a message is overdue on one of ``channels``.
+
+    It has been due for longer than ``after``, and was never tried. What a limiter has put back is
+    due at its turn.
+    """
+    messages = tables.messages
+    return and_(
+        messages.c.status == Status.SCHEDULED.value,
+        messages.c.next_attempt_at <= later(database_now(), -after.total_seconds()),
+        messages.c.attempt_count == 0,
+        messages.c.channel.in_(sorted(channels)),
+    )
+
+
+class Overdue:
+    """The store's half of catching up. Any number of sweeps may run side by side.
+
+    ``expire`` and ``reslot`` are the channels whose overdue messages end, or are booked again.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        after: timedelta,
+        expire: Collection[str] = (),
+        reslot: Collection[str] = (),
+    ) -> None:
+        self._database = database
+        self._tables = database.tables
+        self._to_expire = overdue(self._tables, expire, after)
+        self._to_reslot = overdue(self._tables, reslot, after)
+
+    def expire(self, *, at_most: int) -> dict[UUID, str]:
+        """End what is not to be sent late, and what is to be booked again but past its expiry.
+
+        Return the ids with their channels.
+        """
+        messages = self._tables.messages
+        now = database_now()
+        too_late = and_(self._to_reslot, messages.c.expires_at <= now)
+        ends = or_(self._to_expire, too_late)
+        wanted = (
+            select(messages.c.id)
+            .where(ends, messages.c.enqueue_at <= now)
+            .order_by(messages.c.enqueue_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        end = (
+            update(messages)
+            .where(ends)
+            .values(status=Status.EXPIRED.value, finished_at=now, last_error=OVERDUE)
+        )
+        rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
+        return dict(tuple(row) for row in rows)
+
+    def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
+        """Take messages that are to be booked again, those of the earliest times first.
+
+        No other sweep takes them until ``ttl`` is over. The batch ends before the first message
+        that another sweep has, or the order would be lost. None where nothing is left.
+        """
+        tables = self._tables
+        messages = tables.messages
+        now = database_now()
+        free = and_(self._to_reslot, messages.c.enqueue_at <= now)
+        ordered = select(messages.c.id).order_by(messages.c.send_at, messages.c.id).limit(at_most)
+        these = free
+        if self._database.backend.locks_what_it_sorts:
+            first = ordered.where(free)
+            ids = self._database.run(lambda connection: connection.scalars(first).all())
+            these = and_(free, messages.c.id.in_(ids))
+        wanted = ordered.where(these).with_for_update(skip_locked=True)
+        taken_until = later(now, ttl.total_seconds())
+        put_off = update(messages).values(enqueue_at=taken_until)
+        rows = self._database.update_returning(wanted, put_off, *movable_columns(tables))
+        if not rows:
+            return None
+        found = sorted(map(to_movable, rows), key=_place)
+        # Two sweeps lock row by row, so that each may have some of the same span. Nothing is booked
+        # again before an earlier message that another sweep has, also one not yet put off.
+        others = select(func.min(messages.c.send_at)).where(
+            self._to_reslot,
+            messages.c.enqueue_at <= taken_until,
+            not_(self._database.one_of(messages.c.id, [each.message.id for each in found])),
+        )
+        first_other = self._database.run(lambda connection: connection.scalar(others))
+        if first_other is not None:
+            later_ones = [each for each in found if each.message.send_at > first_other]
+            if later_ones:
+                self.give_back([each.message for each in later_ones])
+                found = found[: -len(later_ones)]
+        if not found:
+            return None
+        return Taken(found, rows[0].read_at)
+
+    def give_back(self, taken: Sequence[Message]) -> None:
+        """Let the next sweep take what was not booked again."""
+        messages = self._tables.messages
+        these = messages.c.id.in_([each.id for each in taken])
+        statement = update(messages).where(these, self._to_reslot)
+        again = statement.values(enqueue_at=database_now())
+        self._database.execute(again)
+
+    def give_up(self, message: Message) -> bool:
+        """End a message for which there is no slot, unless somebody has changed it meanwhile.
+
+        Tell whether it has ended so.
+        """
+        messages = self._tables.messages
+        statement = (
+            update(messages)
+            .where(
+                messages.c.id == message.id,
+                messages.c.send_at == message.send_at,
+                self._to_reslot,
+            )
+            .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=NO_SLOT)
+        )
+        ended = (
+            messages.c.id == message.id,
+            messages.c.status == Status.EXPIRED.value,
+            messages.c.last_error == NO_SLOT,
+        )
+
+        return bool(self._database.change(statement, select(messages.c.id).where(*ended)))
+
+
+def _place(found: Movable) -> tuple[datetime, UUID]:
+    return found.message.send_at, found.message.id

@@ -1,0 +1,145 @@
+"""What the errors of databases mean, told by their SQLSTATE, their number or their text.
+
+An error of SQLAlchemy does not say of which database it is, and no two give it in the same form: a
+number is MariaDB's, whose SQLSTATE is mostly "general error".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from dispatcher.errors import StoreUnavailable, quoted
+
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+# Deadlock, serialization failure: the database undid the transaction and says so.
+_UNDONE_STATES = frozenset({"40P01", "40001"})
+# An error of a PostgreSQL connection has no SQLSTATE, only what the server wrote.
+_NO_DATABASE = re.compile(r'FATAL:\s+database ".*" does not exist')
+# A table or a column: PostgreSQL, then MariaDB.
+_NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
+_NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
+_NOT_REACHED = frozenset({2002, 2003, 2005})
+_NO_DATABASE_NUMBER = 1049
+TAKEN = 1062
+"""The id or the key is there already."""
+
+_UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
+"""Changed since the snapshot, a wait for a lock too long, deadlock."""
+
+_CHECKS = frozenset({3819, 4025})
+"""A CHECK refused the row."""
+
+_NO_SAVEPOINT = 1305
+_ENDED = frozenset({1020, 1213, _NO_SAVEPOINT})
+# Statements carry their values, and an error may quote either; these quote neither.
+_QUOTES_NOTHING = _UNDONE_NUMBERS | {
+    *(1040, 1044, 1045, 1046, 1049, 1053, 1114, 1129, 1130, 1142, 1146, 1153),
+    *(1203, 1226, 1290, 1305, 1317, 1792, 1836, 1927, 1969, 3024, 3572, 4031),
+}
+
+
+def number_of(error: BaseException | None) -> int | None:
+    """Return the number that the server or the driver gave an error."""
+    given = getattr(error, "orig", None)
+    numbers = [each for each in getattr(given, "args", ())[:1] if isinstance(each, int)]
+    return numbers[0] if numbers else None
+
+
+def _quotes(error: SQLAlchemyError) -> bool:
+    """Whether the text of an error may quote what was to be stored."""
+    number = number_of(error)
+    return number is not None and not (2000 <= number < 3000 or number in _QUOTES_NOTHING)  # noqa: PLR2004 - the client's own
+
+
+def ended_by(error: SQLAlchemyError) -> SQLAlchemyError | None:
+    """Return what ended the whole transaction that ``error`` came from, if something did.
+
+    What undoes a transaction takes its savepoints along; the error is then that they are missing.
+    """
+    each: BaseException | None = error
+    if number_of(each) == _NO_SAVEPOINT:
+        while each is not None and (number_of(each) in {None, _NO_SAVEPOINT}):
+            each = each.__context__
+        return each if isinstance(each, SQLAlchemyError) else error
+    return error if number_of(each) in _ENDED else None
+
+
+def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavailable:
+    """Say what went wrong without statements, values or secrets; of ``url`` the place is named."""
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable("no connection became free in time")
+    if not isinstance(error, DBAPIError):
+        return StoreUnavailable(type(error).__name__)
+    name, number = type(error.orig).__name__, number_of(error)
+    if error.connection_invalidated or name in {"ConnectionTimeout", "AdminShutdown"}:
+        return StoreUnavailable("the connection to the database broke")
+    code = (
+        number
+        or getattr(error.orig, "sqlstate", None)
+        or getattr(error.orig, "sqlite_errorname", None)
+    )
+    if number == _NO_DATABASE_NUMBER or (code is None and _NO_DATABASE.search(str(error.orig))):
+        name = quoted(url.database) if url and _at(url) else "of that name"
+        remedy = "create it, or correct database_url"
+        return StoreUnavailable(f"the server has no database {name}", remedy=remedy)
+    if (code is None and name == "OperationalError") or number in _NOT_REACHED:
+        return StoreUnavailable(f"the database{_at(url)} cannot be reached")
+    refused = isinstance(error, IntegrityError | DataError) or number in _CHECKS
+    reason, remedy = _answer(error, code or name)
+    return StoreUnavailable(reason, refused=refused, remedy=remedy)
+
+
+def _answer(error: DBAPIError, code: object) -> tuple[str, str]:
+    """Return what the database said, and what helps."""
+    if code in _NO_SUCH_TABLE or _NO_SUCH_IN_SQLITE.match(str(error.orig)):
+        return f"its schema is behind ({code})", "run `dispatcher migrate`"
+    if code == "SQLITE_CANTOPEN":
+        made = "`dispatcher up` or `dispatcher migrate` makes it, in a folder that can be written"
+        return f"the file cannot be opened ({code})", made
+    return f"the database answered {code}", ""
+
+
+def _at(url: URL | None) -> str:
+    """Return " at HOST:PORT", or at a socket, without user, password and options."""
+    if url is None or "@" in f"{url.host}{url.database}":  # of a password, unless it is written %40
+        return ""
+    host = url.host or url.query.get("host") or url.query.get("unix_socket")
+    if not isinstance(host, str):  # none is named, or several
+        return ""
+    port = url.port or _PORTS.get(url.get_backend_name())
+    return f" at {host}" if host.startswith("/") else f" at {host}:{port}"
+
+
+def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
+    """Return the error to chain to ours: none where the database may quote the row in it."""
+    if isinstance(error, IntegrityError | DataError) or _quotes(error):
+        return None
+    return error
+
+
+def is_disconnect(error: DBAPIError) -> bool:
+    """Whether the line broke, so that what was sent may or may not have been done."""
+    return bool(error.connection_invalidated)
+
+
+def worth_another_try(error: SQLAlchemyError) -> bool:
+    """Whether the line broke, or another transaction was in the way."""
+    if not isinstance(error, DBAPIError):
+        return False
+    state, number = getattr(error.orig, "sqlstate", None), number_of(error)
+    return state in _UNDONE_STATES or number in _UNDONE_NUMBERS or is_disconnect(error)
+
+
+@contextmanager
+def translated(url: URL | None = None) -> Iterator[None]:
+    """Raise StoreUnavailable for whatever SQLAlchemy raises inside."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise unavailable(error, url) from cause(error)

@@ -1,0 +1,340 @@
+"""MariaDB: it changes no table that the statement reads, and returns no rows that it changed."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+import pymysql
+from pymysql.constants import CR
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Insert,
+    Row,
+    Select,
+    Table,
+    TextClause,
+    Update,
+    and_,
+    event,
+    insert,
+    inspect,
+    or_,
+    text,
+)
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from dispatcher.errors import StoreUnavailable
+from dispatcher.message import Status
+from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine
+from dispatcher.store.engines.errors import TAKEN, ended_by, number_of
+from dispatcher.store.engines.types import MARIADB
+from dispatcher.store.schema import TOLD_OF, Tables
+
+if TYPE_CHECKING:
+    from alembic.ddl.impl import DefaultImpl
+
+_STATEMENT_SECONDS = 10
+_LOCK_SECONDS = 3  # a wait for a lock is begun three times
+_ANSWER_SECONDS = _STATEMENT_SECONDS + 1.0
+_MIGRATION_SECONDS = 31_536_000  # a year: the longest wait a server takes
+_LINE = {"connect_timeout": 3, "read_timeout": _ANSWER_SECONDS, "write_timeout": _ANSWER_SECONDS}
+_ENCODING = {"charset": "utf8mb4", "use_unicode": True}
+_PACKET_TOO_LARGE = 1153
+_DONE_BEFORE = frozenset({1050, 1060, 1061, 1091, 1826, 3821, 3822})
+"""The table, the column, the index, the constraint is there already, or gone already."""
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_SESSION = (
+    "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', "
+    f"innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS}, "
+    f"max_statement_time = {_STATEMENT_SECONDS}, idle_transaction_timeout = 30"
+)
+# A server has no number of its own, a cluster of them has.
+_PLACE = text(
+    "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "
+    "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
+    "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
+)
+_IS_STRICT = "dispatcher.is_strict"
+
+
+class BoundedConnection(pymysql.Connection):
+    """A connection that gives up when the server stays silent, and sends nothing it will not take.
+
+    ``largest`` is what the server takes in one packet, in bytes; on a larger one it hangs up, which
+    looks like a broken line.
+    """
+
+    largest: int | None = None
+    _read_timeout: float | None
+    _write_timeout: float | None
+
+    def connect(self, sock: Any = None) -> None:
+        """Connect; the greetings, too, must come within the time for connecting."""
+        patience, self._read_timeout = self._read_timeout, self.connect_timeout
+        asked, self.init_command = self.init_command, None
+        try:
+            super().connect(sock)
+            self._prepare(asked)
+        except pymysql.OperationalError as error:
+            if error.args[0] in {CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR}:
+                # Nothing was asked, so nothing was done: not a line that broke.
+                raise pymysql.OperationalError(CR.CR_CONN_HOST_ERROR, error.args[1]) from None
+            raise
+        finally:
+            self._read_timeout, self.init_command = patience, asked
+
+    def _create_ssl_ctx(self, asked: Any) -> ssl.SSLContext:
+        """Return what to encrypt with; unless certificates are asked for, one for all lines.
+
+        The driver would read the system's certificates for each line, and then check none.
+        """
+        if not asked:
+            return _unverified()
+        made: ssl.SSLContext = super()._create_ssl_ctx(asked)  # type: ignore[misc]  # not in its stubs
+        return made
+
+    def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
+        """Run one statement. What stops it in the midst of an answer ends the connection, too.
+
+        Else the next statement would read the rest as its own answer.
+        """
+        if isinstance(sql, str):
+            sql = sql.encode(self.encoding)
+        if self.largest is not None and len(sql) >= self.largest:
+            raise pymysql.DataError(_PACKET_TOO_LARGE, "larger than max_allowed_packet")
+        try:
+            return super().query(sql, unbuffered)
+        except pymysql.MySQLError:
+            raise  # a whole answer, or the line is closed already
+        except BaseException:
+            self.close()
+            raise
+
+    def be_patient(self) -> None:
+        """Let statements take their time."""
+        self._read_timeout = self._write_timeout = None
+
+    def _prepare(self, asked: str | None) -> None:
+        with self.cursor() as cursor:
+            cursor.execute(_ISOLATION)
+            cursor.execute("SELECT @@max_allowed_packet, VERSION()")
+            self.largest, version = cursor.fetchone() or (None, "")
+            check_version(version)
+            cursor.execute(_SESSION)
+            if asked is not None:
+                cursor.execute(asked)
+
+
+class MariaDBEngine(StoreEngine):
+    """MariaDB, by PyMySQL."""
+
+    names = MARIADB
+    durable = DurableSettings(
+        {"innodb_flush_log_at_trx_commit": ("1",)},
+        "set innodb_flush_log_at_trx_commit = 1 in the server's configuration",
+    )
+    changes_at_once = False
+    sees_a_snapshot = True
+    has_partial_indexes = False
+    locks_what_it_sorts = True
+
+    def prepare(self, engine: Engine) -> None:
+        """Let connections be ours."""
+        event.listen(engine, "do_connect", _connect)
+
+    def insert_if_absent(
+        self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
+    ) -> Insert:
+        """Return a plain INSERT: the refusal of the key counts.
+
+        INSERT IGNORE would also swallow values that do not fit, and what ON DUPLICATE KEY UPDATE
+        answers for a row that is there depends on a flag of the connection.
+        """
+        statement = insert(table)
+        return statement if rows is None else statement.from_select(list(columns), rows)
+
+    def is_inserted(
+        self,
+        connection: Connection,
+        statement: Insert,
+        row: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Run it; False where the id or the key was there."""
+        try:
+            return super().is_inserted(connection, statement, row, options)
+        except IntegrityError as error:
+            if number_of(error) != TAKEN:
+                raise
+            return False
+
+    def ids_found(self, connection: Connection, query: Select[tuple[UUID]]) -> Any:
+        """Return the ids."""
+        return connection.scalars(query).all()
+
+    def update_returning(
+        self,
+        connection: Connection,
+        ids: Column[UUID],
+        query: Select[tuple[UUID]],
+        change: Update | Delete,
+        wanted: Sequence[ColumnElement[Any]],
+    ) -> Sequence[Row[Any]]:
+        """Read first what will be changed, in the same transaction."""
+        rows: Sequence[Row[Any]] = connection.execute(query.with_only_columns(*wanted)).all()
+        if rows:
+            found = [row[0] for row in rows]
+            connection.execute(
+                _deletion(connection, change, found)
+                if isinstance(change, Delete)
+                else change.where(ids.in_(found))
+            )
+        return rows
+
+    def untold(self, tables: Tables) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
+        """Name what is equal: each pair, and both that ``reserved`` may be.
+
+        There are no partial indexes. ``reserved`` stands between in the index that finds it.
+        """
+        row = tables.messages.c
+        every = (Status.SCHEDULED.value, *(each.value for each in TOLD_OF))
+        pairs = (
+            and_(row.status == each, row.told.in_([told for told in every if told != each]))
+            for each in every[1:]
+        )
+        where = and_(row.reserved.in_([False, True]), or_(*pairs))
+        return where, (row.status, row.reserved, row.told, row.id)
+
+    @contextmanager
+    def impatient(self, connection: Connection) -> Iterator[None]:
+        """Wait for no lock at all."""
+        usual = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one()
+        connection.exec_driver_sql("SET innodb_lock_wait_timeout = 0")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.exec_driver_sql(f"SET innodb_lock_wait_timeout = {usual}")
+
+    def cuts_values(self, connection: Connection) -> bool:
+        """Whether the session is not strict."""
+        if not connection.info.get(_IS_STRICT):
+            mode: str = connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar_one()
+            connection.info[_IS_STRICT] = "STRICT_" in mode
+        return not connection.info[_IS_STRICT]
+
+    def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
+        """Return a deadlock or a change since the snapshot."""
+        return ended_by(error)
+
+    def places(self, connection: Connection) -> Places:
+        """Return the database, and the host, port and folder of its server."""
+        return frozenset({tuple(connection.execute(_PLACE).one())})
+
+    def setting_query(self, name: str) -> str:
+        """Return a SELECT of the server's variable."""
+        return f"SELECT @@GLOBAL.{name}"
+
+    @contextmanager
+    def migrating(self, connection: Connection, tables: Tables) -> Iterator[None]:
+        """Hold a lock of the server's; each statement is committed by itself.
+
+        The connection does not go back to the pool.
+        """
+        del tables
+        connection.detach()
+        driver = connection.connection.driver_connection
+        if isinstance(driver, BoundedConnection):
+            driver.be_patient()
+        connection.exec_driver_sql(
+            f"SET SESSION max_statement_time = 0, lock_wait_timeout = {_MIGRATION_SECONDS}"
+        )
+        name = "LEFT(CONCAT('dispatcher.', DATABASE()), 64)"
+        connection.exec_driver_sql(f"SELECT GET_LOCK({name}, {_MIGRATION_SECONDS})")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
+
+    def table_options(self) -> dict[str, Any]:
+        """Let text be compared by its bytes: case, accents and trailing spaces tell apart."""
+        return {
+            "mysql_engine": "InnoDB",
+            "mysql_charset": "utf8mb4",
+            "mysql_collate": "utf8mb4_nopad_bin",
+        }
+
+    def go_past_what_is_done(self, impl: DefaultImpl, tables: Tables) -> None:
+        """Let a migration go on past what is done already, if a migration was here before.
+
+        Each statement of a migration is committed, so one that was interrupted has left its first
+        statements. Without the table of versions nothing here is ours.
+        """
+        connection = impl.connection
+        if connection is None or not inspect(connection).has_table(tables.version):
+            return
+        execute = impl._exec
+
+        def unless_done(*given: Any, **more: Any) -> Any:
+            try:
+                return execute(*given, **more)
+            except DBAPIError as error:
+                if number_of(error) not in _DONE_BEFORE:
+                    raise
+                return None
+
+        impl._exec = unless_done  # type: ignore[method-assign]  # of this one run
+
+
+def check_version(version: str) -> None:
+    """Raise StoreUnavailable for a server that is not MariaDB; MySQL speaks the same protocol."""
+    if "MariaDB" not in version:
+        raise StoreUnavailable(
+            f"the server is MySQL {version}, which is not supported",
+            refused=True,
+            remedy="use MariaDB, PostgreSQL or SQLite",
+        )
+
+
+def _connect(
+    dialect: object, record: object, arguments: list[Any], parameters: dict[str, Any]
+) -> BoundedConnection:
+    """Connect with settings that a submit can rely on.
+
+    Those of the URL win, also its ``init_command``, but for the encoding.
+    """
+    del dialect, record
+    return BoundedConnection(*arguments, **(_LINE | parameters | _ENCODING))
+
+
+@cache
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _deletion(connection: Connection, change: Delete, ids: Sequence[UUID]) -> TextClause:
+    """Return the statement that deletes these rows and reads no others.
+
+    ``DELETE … WHERE id IN (…)`` reads the whole table where that looks cheaper, and then waits for
+    every row that another transaction has locked: two that do so end in a deadlock. (An UPDATE
+    passes by a locked row that it would not change.) This join has one order.
+    """
+    table = connection.dialect.identifier_preparer.format_table(cast("Table", change.table))
+    return text(
+        f"DELETE {table} FROM "
+        "JSON_TABLE(:ids, '$[*]' COLUMNS (id CHAR(32) PATH '$')) AS gone "
+        f"STRAIGHT_JOIN {table} ON {table}.id = UNHEX(gone.id)"
+    ).bindparams(ids=json.dumps([each.hex for each in ids]))

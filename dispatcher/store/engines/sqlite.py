@@ -1,0 +1,115 @@
+"""SQLite: one file, one writer at a time, a write-ahead log."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, Insert, Select, Table, event
+from sqlalchemy.dialects.sqlite import insert
+
+from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine, files_of
+from dispatcher.times.clock import SystemClock
+
+if TYPE_CHECKING:
+    from dispatcher.store.schema import Tables
+
+_BUSY_SECONDS = 5.0
+_BETWEEN_WAL_TRIES_SECONDS = 0.05
+
+
+class SQLiteEngine(StoreEngine):
+    """SQLite 3, by Python's own driver."""
+
+    names = ("sqlite",)
+    begin = "BEGIN IMMEDIATE"
+    durable = DurableSettings(
+        {"journal_mode": ("wal",), "synchronous": ("2", "3")},
+        "keep the file on a local disk that takes WAL, and let no other program change it",
+    )
+    has_one_writer = True
+    # Its driver begins a transaction only with the first write, so that a savepoint before would be
+    # one that commits when it is released.
+    undoes_statements = True
+    rebuilds_tables = True
+
+    def connect_args(self) -> dict[str, Any]:
+        """Wait for another writer, but not for ever."""
+        return {"timeout": _BUSY_SECONDS}
+
+    def prepare(self, engine: Engine) -> None:
+        """Let connections write to a write-ahead log, and to the disk at each commit."""
+        event.listen(engine, "connect", _prepare)
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the database."""
+        return Path(self.url.database or "")
+
+    def insert_if_absent(
+        self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
+    ) -> Insert:
+        """Return INSERT … ON CONFLICT DO NOTHING."""
+        statement = insert(table)
+        if rows is not None:
+            statement = statement.from_select(list(columns), rows)
+        return statement.on_conflict_do_nothing()
+
+    def commits_by_itself(self, connection: Connection) -> bool:
+        """Whether nobody has begun a transaction."""
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            return True
+        driver: Any = connection.connection.driver_connection
+        # Callers who write BEGIN themselves, as SQLAlchemy recommends, have no isolation level.
+        alone = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
+        return alone and not driver.in_transaction
+
+    def places(self, connection: Connection) -> Places:
+        """Return the files of the connection, also attached ones."""
+        attached = connection.exec_driver_sql("PRAGMA database_list")
+        return files_of(Path(row[2]) for row in attached if row[2])
+
+    def setting_query(self, name: str) -> str:
+        """Return a PRAGMA."""
+        return f"PRAGMA {name}"
+
+    @contextmanager
+    def migrating(self, connection: Connection, tables: Tables) -> Iterator[None]:
+        """Migrate in one transaction."""
+        del tables
+        # A table is changed by making it anew; dropping the old one would take the attempts along.
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+        connection.exec_driver_sql(self.begin)
+        try:
+            yield
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            connection.exec_driver_sql("ROLLBACK")
+            raise
+        finally:
+            connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+
+
+def _prepare(connection: Any, record: object) -> None:
+    del record
+    _to_wal(connection)
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _to_wal(connection: sqlite3.Connection) -> None:
+    """Let the file have a write-ahead log. Of several who first do so SQLite lets none wait."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or clock.monotonic() >= deadline:
+                raise
+            clock.sleep(_BETWEEN_WAL_TRIES_SECONDS)
+        else:
+            return

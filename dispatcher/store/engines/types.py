@@ -1,0 +1,232 @@
+"""Column types that mean the same on every database, and the database's clock.
+
+SQLAlchemy asks for them by the name of the dialect, also on a caller's connection. No driver is
+needed here.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import JSON, BigInteger, ColumnElement, DateTime, Dialect, String, Uuid, text
+from sqlalchemy.dialects.mysql import BINARY, DATETIME, LONGTEXT
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.expression import FunctionElement, literal
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from dispatcher.message import dump_json
+
+MARIADB = ("mysql", "mariadb")
+"""What SQLAlchemy calls MariaDB: by the name of the URL."""
+
+_SQLITE_FORMAT = "%Y-%m-%d %H:%M:%f"
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class _Bytes(TypeDecorator[UUID]):
+    """A UUID as its 16 bytes, which sort by time as the UUID does.
+
+    Half as long as text in every index.
+    """
+
+    impl = BINARY(16)
+    cache_ok = True
+
+    def process_bind_param(self, value: UUID | None, dialect: Dialect) -> bytes | None:
+        """Turn a UUID into what the driver takes."""
+        del dialect
+        return None if value is None else value.bytes
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> UUID | None:
+        """Turn what the driver gives into a UUID."""
+        del dialect
+        return None if value is None else UUID(bytes=bytes(value))
+
+
+class _Text(TypeDecorator[Any]):
+    """JSON as text, as MariaDB stores it, too. None is NULL."""
+
+    impl = LONGTEXT
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Turn a value into JSON."""
+        del dialect
+        return None if value is None else dump_json(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Turn JSON into a value."""
+        del dialect
+        return None if value is None else json.loads(value)
+
+
+def id_type() -> Uuid[UUID]:
+    """Return the type of ids."""
+    return Uuid().with_variant(_Bytes(), *MARIADB)
+
+
+def json_type(*, none_as_null: bool = False) -> JSON:
+    """Return the type of bodies and other JSON."""
+    return JSON(none_as_null=none_as_null).with_variant(_Text(), *MARIADB)
+
+
+def partial(condition: str) -> dict[str, Any]:
+    """Return what makes an index of the rows for which ``condition`` holds, where that is known."""
+    where = text(condition)
+    return {"postgresql_where": where, "sqlite_where": where}
+
+
+class Instant(TypeDecorator[datetime]):
+    """An aware UTC datetime.
+
+    ``timestamptz`` where the database has it. On SQLite text in UTC with milliseconds, the form
+    in which SQLite tells its own time, so that the two compare as text. On MariaDB
+    ``DATETIME(6)`` in UTC: its ``TIMESTAMP`` ends in 2038 or 2106 and follows the session's zone.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Choose the column type."""
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(23))
+        if dialect.name in MARIADB:
+            return dialect.type_descriptor(DATETIME(fsp=6))
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        """Turn an aware datetime into what the driver takes."""
+        if value is None:
+            return None
+        if dialect.name in MARIADB:
+            return value.astimezone(UTC).replace(tzinfo=None)
+        if dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).isoformat(" ", "milliseconds")[:23]
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        """Turn what the driver gives into an aware UTC datetime."""
+        if value is None:
+            return None
+        if dialect.name == "sqlite":
+            return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        if dialect.name in MARIADB:
+            naive: datetime = value
+            return naive.replace(tzinfo=UTC)
+        instant: datetime = value.astimezone(UTC)
+        return instant
+
+
+class Length(TypeDecorator[timedelta]):
+    """A length, in whole milliseconds."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: timedelta | None, dialect: Dialect) -> int | None:
+        """Turn a length into what is stored."""
+        del dialect
+        return None if value is None else to_length_ms(value)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> timedelta | None:
+        """Turn what is stored into a length."""
+        del dialect
+        return None if value is None else value * _MILLISECOND
+
+
+def to_length_ms(length: timedelta) -> int:
+    """Return a length as it is stored."""
+    return length // _MILLISECOND
+
+
+class _DatabaseNow(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "database_now"
+
+
+class _MinuteOf(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "minute_of"
+
+
+class _Later(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "later"
+
+
+def database_now() -> ColumnElement[datetime]:
+    """Return the present instant by the database's clock, the same throughout a statement."""
+    return _DatabaseNow()
+
+
+def later(instant: ColumnElement[datetime], seconds: ColumnElement[float] | float) -> Any:
+    """Return ``instant`` moved by ``seconds``."""
+    shift = literal(float(seconds)) if isinstance(seconds, int | float) else seconds
+    return _Later(instant, shift)
+
+
+def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
+    """Return the beginning of the minute in which ``instant`` lies."""
+    return _MinuteOf(instant)
+
+
+@compiles(_DatabaseNow)
+def _now(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    del element, compiler, kw
+    return "statement_timestamp()"
+
+
+@compiles(_DatabaseNow, "sqlite")
+def _now_sqlite(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    del element, compiler, kw
+    return f"strftime('{_SQLITE_FORMAT}', 'now')"
+
+
+@compiles(_DatabaseNow, *MARIADB)
+def _now_mariadb(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    del element, compiler, kw
+    return "UTC_TIMESTAMP(6)"  # that of the statement's start, whatever the session's zone
+
+
+@compiles(_Later)
+def _later(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"({instant} + make_interval(secs => {seconds}))"
+
+
+@compiles(_Later, "sqlite")
+def _later_sqlite(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"strftime('{_SQLITE_FORMAT}', {instant}, printf('%+.3f seconds', {seconds}))"
+
+
+@compiles(_Later, *MARIADB)
+def _later_mariadb(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"({instant} + INTERVAL ROUND({seconds} * 1000000) MICROSECOND)"
+
+
+@compiles(_MinuteOf)
+def _minute_of(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
+    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"date_trunc('minute', {instant})"
+
+
+@compiles(_MinuteOf, "sqlite")
+def _minute_of_sqlite(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
+    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"(substr({instant}, 1, 17) || '00.000')"
+
+
+@compiles(_MinuteOf, *MARIADB)
+def _minute_of_mariadb(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
+    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CAST(DATE_FORMAT({instant}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))"

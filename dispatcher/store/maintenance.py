@@ -1,0 +1,510 @@
+"""What the sweep needs: what is due, what was left behind, what is old. All in bounded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    exists,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
+
+from dispatcher.faults import fault
+from dispatcher.message import Outcome, Status
+from dispatcher.store.changes import Changes
+from dispatcher.store.database import Database
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.orphans import Settled, give_up
+from dispatcher.store.places import Kept, Place, Taken, kept_columns, place_columns
+from dispatcher.store.schema import Tables
+from dispatcher.times.send_time import to_ms
+
+T = TypeVar("T")
+# Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
+UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
+NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
+
+
+class Due(NamedTuple):
+    """A message to hand to Celery.
+
+    ``is_suspect``: its last worker died with it. ``is_first``: it is due at its promised time, not
+    at that of a retry or after a snooze.
+    """
+
+    message_id: UUID
+    channel: str
+    next_attempt_at: datetime
+    is_suspect: bool
+    is_first: bool
+
+
+class Rescued(NamedTuple):
+    """A message whose claim ran out, and what has become of it."""
+
+    message_id: UUID
+    channel: str
+    attempt: int
+    status: Status
+
+
+class Unbegun(NamedTuple):
+    """A message whose worker died before it began to send it, and the claim.
+
+    ``counts``: so did the worker before, so that the message may be what kills them. Then the
+    attempt counts, as one that failed; ``status`` is what becomes of the message by that.
+    """
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+    attempt: int
+    counts: bool
+    status: Status
+
+
+class StoreUpkeep:
+    """The store's half of the sweep. Any number of sweeps may run side by side.
+
+    What ``leaves`` describes is not handed to Celery.
+    """
+
+    def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
+        self._database = database
+        self._tables = database.tables
+        self._changes = Changes(database)
+        self._takes = true() if leaves is None else ~leaves
+        last_error = func.coalesce(database.tables.messages.c.last_error, "")
+        self._is_suspect = last_error.in_([UNKNOWN, NOT_BEGUN])
+
+    def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
+        """Return messages whose time to be enqueued has come, soonest first.
+
+        Each is returned again ``grace`` after it is due if nobody has claimed it by then: its
+        task was lost.
+        """
+        messages = self._tables.messages
+        now = database_now()
+        wanted = (
+            select(messages.c.id)
+            .where(
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.enqueue_at <= now,
+                self._takes,
+            )
+            .order_by(messages.c.enqueue_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
+        put_off = update(messages).values(
+            enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now
+        )
+        told = (
+            messages.c.id,
+            messages.c.channel,
+            messages.c.next_attempt_at,
+            self._is_suspect,
+            messages.c.next_attempt_at == messages.c.send_at,
+        )
+        rows = self._database.update_returning(wanted, put_off, *told)
+        return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
+
+    def rescue(self, *, at_most: int) -> list[Rescued]:
+        """End the claims that have run out; return whose.
+
+        What the attempt did is unknown: its worker may have been anywhere between claim and
+        record. Such a message is held where it says so; else it is due again at once, unless its
+        tries or its time are used up. ``next_attempt_at`` tells since when.
+        """
+        messages, attempts = self._tables.messages, self._tables.attempts
+        now = database_now()
+        run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
+        chosen = (
+            select(messages.c.id, messages.c.channel, messages.c.attempt_count)
+            .where(*run_out)
+            .order_by(messages.c.claim_expires_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        hold = messages.c.on_unknown == "hold"
+        used_up = messages.c.attempt_count >= messages.c.max_attempts
+        too_late = messages.c.expires_at <= now
+
+        def work(connection: Connection) -> list[Rescued]:
+            rows = connection.execute(chosen).all()
+            if not rows:
+                return []
+            ids = [row.id for row in rows]
+            connection.execute(
+                update(attempts)
+                .where(
+                    attempts.c.message_id.in_(ids),
+                    attempts.c.finished_at.is_(None),
+                )
+                .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
+            )
+            fault("rescue.in_transaction")
+            connection.execute(
+                update(messages)
+                .where(messages.c.id.in_(ids), *run_out)
+                .values(
+                    status=case(
+                        (hold, Status.HELD.value),
+                        (used_up, Status.FAILED.value),
+                        (too_late, Status.EXPIRED.value),
+                        else_=Status.SCHEDULED.value,
+                    ),
+                    finished_at=case((and_(~hold, or_(used_up, too_late)), now), else_=None),
+                    next_attempt_at=now,
+                    enqueue_at=now,
+                    claimed_by=None,
+                    claim_expires_at=None,
+                    last_error=UNKNOWN,
+                )
+            )
+            standing = select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
+            now_is = dict(tuple(row) for row in connection.execute(standing))
+            return sorted(Rescued(*row, Status(now_is[row.id])) for row in rows)
+
+        return self._database.transact(work)
+
+    def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
+        """Return what the claim with this mark holds of these, of which none was sent."""
+        messages = self._tables.messages
+        is_last = messages.c.attempt_count >= messages.c.max_attempts
+        query = (
+            select(
+                messages.c.id,
+                messages.c.claim_token,
+                messages.c.scope,
+                messages.c.channel,
+                messages.c.attempt_count,
+                self._is_suspect.label("counts"),
+                and_(self._is_suspect, is_last).label("fails"),
+            )
+            .where(
+                self._database.one_of(messages.c.id, message_ids),
+                messages.c.claimed_by == mark,
+                self._tables.has_status(Status.SENDING),
+            )
+            .order_by(messages.c.id)
+        )
+        return [
+            Unbegun(
+                row.id,
+                row.claim_token,
+                row.scope,
+                row.channel,
+                row.attempt_count,
+                bool(row.counts),
+                Status.FAILED if row.fails else Status.SCHEDULED,
+            )
+            for row in self._database.read(query)
+        ]
+
+    def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
+        """Put back what no worker has begun to send.
+
+        Each is due as it was, and no attempt counts; those whose attempt counts are due ``wait``
+        from now, or fail after their last.
+        """
+        pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds()}
+        said = {"error": NOT_BEGUN, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
+        uncounted, again, failed = (
+            [
+                said | {"id": each.message_id, "token": each.token}
+                for each in unbegun
+                if (each.counts, each.status) == kind
+            ]
+            for kind in (
+                (False, Status.SCHEDULED), (True, Status.SCHEDULED), (True, Status.FAILED),
+            )
+        )  # fmt: skip
+
+        changes = self._changes
+
+        def work(connection: Connection) -> None:
+            changes.not_begun.run(connection, uncounted)
+            changes.undone_attempt.run(connection, uncounted)
+            changes.again.run(connection, again)
+            changes.failed.run(connection, failed)
+            changes.outcome.run(connection, [*again, *failed])
+
+        self._database.transact(work)
+
+    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+        """Delete messages that ended longer ago than that; return how many.
+
+        Not those of which somebody is yet to be told.
+        """
+        tables = self._tables
+        messages = tables.messages
+        wanted = (
+            select(messages.c.id)
+            .where(
+                messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
+                ~and_(tables.holds_no_place, messages.c.reserved),
+                or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
+            )
+            .order_by(messages.c.finished_at)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+        deleted = self._database.update_returning(wanted, delete(messages), messages.c.id)
+        fault("prune.after_batch")
+        return len(deleted)
+
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
+        """Return the promised times of those of the messages that hold a reservation."""
+        rows = self._database.read(self._holding(kept_columns(self._tables), message_ids))
+        return {row.id: Kept(row.send_at, row.move_token) for row in rows}
+
+    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+        """Return the reservations of those of the messages that hold one."""
+        rows = self._database.read(self._holding(place_columns(self._tables), message_ids))
+        return [Place._make(row) for row in rows]
+
+    def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Let no move of these take effect that has begun by now; return of which that is so.
+
+        Left out are those that are not stored, and those that somebody is changing.
+        """
+        messages = self._tables.messages
+        wanted = (
+            select(messages.c.id)
+            .where(self._database.one_of(messages.c.id, message_ids), self._tables.is_message)
+            .with_for_update(skip_locked=True)
+        )
+        bar = update(messages).values(move_token=messages.c.move_token + 1)
+        rows = self._database.update_returning(wanted, bar, messages.c.id)
+        return {row.id for row in rows}
+
+    def give_up(self, message_ids: Sequence[UUID]) -> Settled:
+        """Let none of these messages be stored from now on, and say how they stand."""
+        return give_up(self._database, message_ids)
+
+    def unreleased(self, *, at_most: int) -> list[Place]:
+        """Return messages that ended, or were taken back, and whose place may still be taken."""
+        tables = self._tables
+        messages = tables.messages
+        query = (
+            select(*place_columns(tables))
+            .where(tables.holds_no_place, messages.c.reserved == true())
+            .order_by(messages.c.id)
+            .limit(at_most)
+        )
+        return [Place._make(row) for row in self._database.read(query)]
+
+    def mark_released(self, message_ids: Sequence[UUID]) -> None:
+        """Note that the places of these messages are free."""
+        messages = self._tables.messages
+        these = self._database.one_of(messages.c.id, message_ids)
+        statement = update(messages).where(these).values(reserved=false())
+        self._database.execute(statement)
+
+    def places(
+        self,
+        *,
+        memory: timedelta,
+        batch: int,
+        created: tuple[datetime, datetime] | None = None,
+    ) -> Iterator[list[Place]]:
+        """Yield all reservations that still matter: times from ``memory`` ago on.
+
+        With ``created``, only of messages whose ids were made between those two instants. The next
+        page is read while the caller works on one: at most two are in memory.
+        """
+        tables = self._tables
+        messages = tables.messages
+        by_id = messages.c.id
+        query = select(*place_columns(tables)).where(*_holding_since(tables, memory))
+        if created is not None:
+            first, end = map(_first_id, created)
+            query = query.where(by_id > first, by_id < end)
+        pages = self._pages(query.order_by(by_id), (by_id,), batch, lambda row: (row.id,))
+        return _ahead([Place._make(row) for row in page] for page in pages)
+
+    def count_places(self, *, memory: timedelta) -> int:
+        """Return how many reservations :meth:`places` would yield now."""
+        messages = self._tables.messages
+        query = (
+            select(func.count()).select_from(messages).where(*_holding_since(self._tables, memory))
+        )
+        found: int = self._database.read(query)[0][0]
+        return found
+
+    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
+        """Yield the permits of all attempts whose hand-over may lie within ``memory``.
+
+        One that ends while this reads may be yielded twice. Reads ahead like :meth:`places`.
+        """
+        messages, attempts = self._tables.messages, self._tables.attempts
+        now = database_now()
+        query = select(
+            attempts.c.message_id,
+            attempts.c.token,
+            messages.c.scope,
+            messages.c.channel,
+            attempts.c.finished_at,
+            func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
+            now.label("now"),
+        ).join(messages, messages.c.id == attempts.c.message_id)
+        place: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
+        under_way = query.where(attempts.c.finished_at.is_(None)).order_by(*place)
+        recent = attempts.c.finished_at > later(now, -memory.total_seconds())
+        at = (attempts.c.finished_at, *place)
+        ended = query.where(recent).order_by(*at)
+        rows = chain(
+            self._pages(under_way, place, batch, lambda row: (row.message_id, row.token)),
+            self._pages(ended, at, batch, lambda row: (row.end, row.message_id, row.token)),
+        )
+        return _ahead([_taken(row) for row in page] for page in rows)
+
+    def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
+        """Return how long ago attempts ended, by message and token; None for one under way.
+
+        One whose claim was put back is not there.
+        """
+        attempts = self._tables.attempts
+        query = select(
+            attempts.c.message_id,
+            attempts.c.token,
+            attempts.c.finished_at,
+            database_now().label("now"),
+        ).where(self._database.one_of(attempts.c.message_id, sorted({id_ for id_, _ in these})))
+        return {
+            (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
+            for row in self._database.read(query)
+        }
+
+    def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
+        """Yield the messages that are past their send time and wait, without a try of their claim.
+
+        They were put back by a limit, for a silent destination, or by a worker that ended. Not
+        those that wait for another try: their providers may have asked for that.
+        """
+        messages, attempts = self._tables.messages, self._tables.attempts
+        now = database_now()
+        was_tried = exists().where(
+            attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
+        )
+        place: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
+        query = (
+            select(*place)
+            .where(
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.send_at <= now,
+                messages.c.next_attempt_at > now,
+                ~was_tried,
+            )
+            .order_by(*place)
+        )
+        for page in self._pages(query, place, batch, lambda row: (row.enqueue_at, row.id)):
+            yield [row.id for row in page]
+
+    def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Let those of the messages that were snoozed be due and enqueued now; return which come.
+
+        Also those that are due or being sent already; none whose promised time is to come.
+        """
+        now, messages = database_now(), self._tables.messages
+        these = self._database.one_of(messages.c.id, message_ids)
+        statement = (
+            update(messages)
+            .where(
+                these,
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.send_at <= now,
+                messages.c.next_attempt_at > now,
+            )
+            .values(next_attempt_at=now, enqueue_at=now)
+        )
+        self._database.execute(statement)
+        come = select(messages.c.id).where(
+            these,
+            self._tables.has_status(Status.SCHEDULED, Status.SENDING),
+            messages.c.next_attempt_at <= now,
+        )
+        return {row.id for row in self._database.read(come)}
+
+    def _pages(
+        self,
+        query: Select[Any],
+        place: tuple[Column[Any], ...],
+        batch: int,
+        place_of: Callable[[Row[Any]], tuple[Any, ...]],
+    ) -> Iterator[Sequence[Row[Any]]]:
+        page = query.limit(batch)
+        while True:
+            rows = self._database.read(page)
+            if rows:
+                yield rows
+            if len(rows) < batch:
+                return
+            first, *more = last = [
+                literal(value, column.type)
+                for column, value in zip(place, place_of(rows[-1]), strict=True)
+            ]
+            behind = [place[0] > first]
+            if more:  # said twice: MariaDB finds no place in an index by a tuple
+                behind = [place[0] >= first, tuple_(*place) > tuple_(*last)]
+            page = query.where(*behind).limit(batch)
+
+    def _holding(
+        self, columns: tuple[Column[Any], ...], message_ids: Sequence[UUID]
+    ) -> Select[Any]:
+        these = self._database.one_of(self._tables.messages.c.id, message_ids)
+        return select(*columns).where(these, ~self._tables.holds_no_place)
+
+
+def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
+    """Yield the pages, and let a thread read the next one meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, pages, None)
+        while (page := coming.result()) is not None:
+            coming = thread.submit(next, pages, None)
+            yield page
+
+
+def _taken(row: Row[Any]) -> Taken:
+    return Taken(
+        row.message_id,
+        row.token,
+        row.scope,
+        row.channel,
+        row.now - row.end,
+        is_under_way=row.finished_at is None,
+    )
+
+
+def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+    messages = tables.messages
+    earliest = later(database_now(), -memory.total_seconds())
+    return messages.c.reserved == true(), ~tables.holds_no_place, messages.c.send_at > earliest
+
+
+def _first_id(instant: datetime) -> UUID:
+    """Return the lowest version 7 UUID of that millisecond: its time is its first 48 bits."""
+    return UUID(int=max(0, to_ms(instant)) << 80)

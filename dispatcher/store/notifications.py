@@ -1,0 +1,187 @@
+"""Status messages: what is added for each message of which somebody is yet to be told."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    insert,
+    select,
+    update,
+)
+
+from dispatcher.faults import fault
+from dispatcher.message import Body, Outcome, Status
+from dispatcher.scope import NOBODY
+from dispatcher.store.catch_up import NO_SLOT, OVERDUE
+from dispatcher.store.database import Database
+from dispatcher.store.decisions import DROPPED
+from dispatcher.store.engines.types import database_now
+from dispatcher.store.suppressions import REASON
+from dispatcher.times.send_time import as_text
+
+_VERSION, _VARIANT = 0x7 << 76, 0b10 << 62
+_SHOWN = (
+    "id", "channel", "status", "attempt_count", "send_at", "finished_at", "last_error",
+    "claim_token", "status_url",
+)  # fmt: skip
+
+
+class Reason(StrEnum):
+    """Why a message stands as it does, as receivers are told. docs/status-webhooks.md says more."""
+
+    REFUSED = "refused"
+    ATTEMPTS_USED_UP = "attempts_used_up"
+    DROPPED = "dropped"
+    EXPIRY = "expiry"
+    OVERDUE = "overdue"
+    NO_SLOT = "no_slot"
+    REQUESTED = "requested"
+    SUPPRESSED = "suppressed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+
+
+class Notifications:
+    """The store's half of telling. Any number of sweeps may run side by side.
+
+    Status messages go on ``channel``, each tried up to ``max_attempts`` times. With
+    ``tells_errors`` they tell ``last_error``, too.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        channel: str,
+        max_attempts: int,
+        tells_errors: bool = False,
+    ) -> None:
+        self._database = database
+        self._tells_errors = tells_errors
+        self._tables = database.tables
+        self._is_untold, self._order = database.backend.untold(database.tables)
+        now = database_now()
+        # It has no place that could be freed, and its try is repeated whatever the channel says:
+        # who is told twice knows it by the id.
+        self._add = insert(self._tables.messages).values(
+            channel=channel, scope=NOBODY, send_at=now, next_attempt_at=now, enqueue_at=now,
+            created_at=now, status=Status.SCHEDULED.value, attempt_count=0,
+            max_attempts=max_attempts, claim_token=0, reserved=False, on_unknown="retry",
+        )  # fmt: skip
+
+    def tell(self, *, at_most: int) -> list[UUID]:
+        """Add a status message for each of so many messages; return the ids of those added.
+
+        What is told is noted in the same transaction. Should a status message be there already,
+        it is the same one.
+        """
+        messages = self._tables.messages
+        wanted: Select[Any] = (
+            select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
+            .where(self._is_untold)
+            .order_by(*self._order)
+            .limit(at_most)
+            .with_for_update(skip_locked=True)
+        )
+
+        def work(connection: Connection) -> list[UUID]:
+            rows = connection.execute(wanted).all()
+            if not rows:
+                return []
+            made = {_id(row): row for row in rows}
+            there = set(
+                connection.scalars(
+                    select(messages.c.id).where(self._database.one_of(messages.c.id, list(made)))
+                )
+            )
+            outcomes = self._outcomes(connection, [row.id for row in rows])
+            new = [
+                {
+                    "id": id_,
+                    "recipient": row.status_url,
+                    "body": _body(row, outcomes.get(row.id), tells_errors=self._tells_errors),
+                }
+                for id_, row in made.items()
+                if id_ not in there
+            ]
+            if new:
+                connection.execute(self._add, new)
+            fault("tell.in_transaction")
+            these = self._database.one_of(messages.c.id, [row.id for row in rows])
+            connection.execute(update(messages).where(these).values(told=messages.c.status))
+            return [each["id"] for each in new]
+
+        return self._database.transact(work)
+
+    def _outcomes(self, connection: Connection, ids: list[UUID]) -> dict[UUID, str]:
+        """Return what came of the last attempts of these messages."""
+        attempts = self._tables.attempts
+        query = (
+            select(attempts.c.message_id, attempts.c.outcome)
+            .where(
+                self._database.one_of(attempts.c.message_id, ids), attempts.c.outcome.is_not(None)
+            )
+            .order_by(attempts.c.token)
+        )
+        return dict(tuple(row) for row in connection.execute(query))
+
+
+def _id(row: Row[Any]) -> UUID:
+    """Return the id of the status message that tells what a row says, the same each time.
+
+    Its first bits are those of the message's id, its time: ids stay in the order of submits, and
+    both rows lie near each other.
+    """
+    said = f"{row.id} {row.status} {row.claim_token}".encode()
+    digest = int.from_bytes(hashlib.blake2b(said, digest_size=10).digest(), "big")
+    free = digest & ~(0xF << 76) & ~(0b11 << 62)
+    return UUID(int=row.id.int >> 80 << 80 | _VERSION | _VARIANT | free)
+
+
+def _body(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
+    """Return what is told: neither the body nor the recipient of the message.
+
+    Nor what a provider wrote, unless that is asked for: it may quote both.
+    """
+    if row.status == Status.SENT.value:  # perhaps by an attempt that was not the last
+        outcome = Outcome.SENT.value
+    data = {
+        "id": str(row.id),
+        "channel": row.channel,
+        "status": row.status,
+        "attempt_count": row.attempt_count,
+        "send_at": as_text(row.send_at),
+        "finished_at": None if row.finished_at is None else as_text(row.finished_at),
+        "outcome": outcome,
+        "reason": _reason(row, outcome),
+    }
+    if tells_errors:
+        data["last_error"] = row.last_error
+    return {
+        "type": f"message.{row.status}",
+        "timestamp": as_text(row.finished_at or row.now),
+        "data": data,
+    }
+
+
+def _reason(row: Row[Any], outcome: str | None) -> Reason | None:
+    match Status(row.status):
+        case Status.FAILED:
+            is_refused = outcome == Outcome.PERMANENT.value
+            usual = Reason.REFUSED if is_refused else Reason.ATTEMPTS_USED_UP
+            return Reason.DROPPED if row.last_error == DROPPED else usual
+        case Status.EXPIRED:
+            ours = {OVERDUE: Reason.OVERDUE, NO_SLOT: Reason.NO_SLOT}
+            return ours.get(row.last_error, Reason.EXPIRY)
+        case Status.CANCELLED:
+            return Reason.SUPPRESSED if row.last_error == REASON else Reason.REQUESTED
+        case Status.HELD:
+            return Reason.OUTCOME_UNKNOWN
+        case _:
+            return None

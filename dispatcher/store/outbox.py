@@ -1,0 +1,368 @@
+"""Storing messages in a transaction of the caller's, and noticing how it ended.
+
+SQLAlchemy tells a connection's listeners that a COMMIT is about to be sent, never that it is done.
+So the end is noticed where the connection goes back to its pool, which a Session does at the end of
+each transaction, or begins another transaction; and what came of it is read from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from uuid import UUID
+from weakref import WeakSet, ref
+
+from sqlalchemy import Connection, event, select
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
+
+from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed, kind_of
+from dispatcher.message import Message
+from dispatcher.store.database import Database
+from dispatcher.store.engines import StoreEngine
+from dispatcher.store.engines.base import Places, files_of
+from dispatcher.store.engines.errors import unavailable
+from dispatcher.store.messages import having_key
+from dispatcher.store.rows import to_message, to_row
+from dispatcher.store.schema import AS_NAMED, Tables
+from dispatcher.store.suppressions import is_suppressed
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session  # who passes one has imported it; others need not
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Joinable: TypeAlias = "Session | Connection"
+"""What is in a transaction that messages can join."""
+
+_ACCEPTED = "a Session or a Connection of SQLAlchemy"
+
+_IDS_AT_ONCE = 1_000
+_WATCHES = "dispatcher.watches"
+_listening = Lock()
+
+
+class Watch(Generic[T]):
+    """One transaction of a caller's, from the first message that joins it to its end.
+
+    ``joined`` is what the use case remembers of each message. ``undone`` tells that a savepoint was
+    rolled back, so that some of the rows may be gone already. ``on_end`` is called once, after the
+    transaction, with what joined it and whether rows that are missing then are missing for good;
+    nothing it raises reaches the caller. It is not called for a connection that was never closed.
+    """
+
+    def __init__(self, connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> None:
+        self.joined: list[T] = []
+        self.undone = False
+        self.on_end = on_end
+        self._connection = ref(connection)
+        self._may_commit = False
+
+    def commit_is_sent(self) -> None:
+        """Note that from now on only an answer can tell what the database did."""
+        self._may_commit = True
+
+    def end(self, *, answered: bool) -> None:
+        """Tell the use case; ``answered`` is False where the line broke."""
+        if self._connection() is None:
+            return  # this is the garbage collector at work, in the midst of anything
+        try:
+            self.on_end(self.joined, answered or not self._may_commit)
+        except Exception:
+            log.warning("the sweep settles %d messages", len(self.joined), exc_info=True)
+
+
+class JoinedTransaction(Generic[T]):
+    """A transaction of a caller's that is under way, and what is done in it.
+
+    Whatever fails is undone alone, so that the caller can go on; where the database or the line
+    does not allow that, the caller's next statement says so. Raises StoreUnavailable.
+    """
+
+    def __init__(
+        self, tables: Tables, backend: StoreEngine, connection: Connection, watch: Watch[T]
+    ) -> None:
+        self.watch = watch
+        self._tables = tables
+        self._backend = backend
+        self._connection = connection
+        self._insert = backend.insert_if_absent(tables.messages)
+        self._was_asked = False
+
+    def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
+        """Return the message that has the key, as seen from inside, and its fingerprint."""
+        query = having_key(self._tables, [idempotency_key])
+        if self._backend.sees_a_snapshot and self._was_asked:
+            # It may be younger than the snapshot; only a lock looks past that.
+            query = query.with_for_update(read=True)
+        self._was_asked = True
+        with self._undone_alone():
+            row = self._connection.execute(query, execution_options=AS_NAMED).one_or_none()
+        return (to_message(row), row.fingerprint) if row is not None else None
+
+    def add(
+        self,
+        message: Message,
+        *,
+        enqueue_at: datetime,
+        fingerprint: str | None,
+        status_url: str | None = None,
+    ) -> bool:
+        """Store ``message``; False when its id or its idempotency key was there before.
+
+        Raises Suppressed where its recipient has opted out. That is asked apart: on MariaDB
+        an INSERT that reads would keep others from opting out until the transaction ends.
+        """
+        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
+        with self._undone_alone():
+            self._check_wanted(message.recipient, message.channel)
+            return self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED)
+
+    def check_wanted(self, recipient: str, channel: str) -> None:
+        """Raise Suppressed where a recipient gets nothing on a channel, as seen from inside."""
+        with self._undone_alone():
+            self._check_wanted(recipient, channel)
+
+    def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Return those of the messages that are stored, as seen from inside."""
+        with self._undone_alone():
+            return _present(self._tables, self._connection, message_ids)
+
+    def _check_wanted(self, recipient: str, channel: str) -> None:
+        if is_suppressed(self._tables, self._connection, recipient, channel):
+            raise Suppressed(channel)
+
+    @contextmanager
+    def _undone_alone(self) -> Iterator[None]:
+        try:
+            with (
+                nullcontext()
+                if self._backend.undoes_statements
+                else self._connection.begin_nested()
+            ):
+                yield
+        except SQLAlchemyError as error:
+            ended = self._backend.ended_by(error)
+            if ended is not None:
+                # What the caller wrote is gone, but the next statement would begin anew unseen.
+                self._connection.invalidate()
+            # The caller's engine may put our values into its text.
+            raise unavailable(ended or error) from None
+        except (UnicodeError, OverflowError) as error:
+            reason = f"the driver refused a value ({type(error).__name__})"
+            raise StoreUnavailable(reason, refused=True) from None
+
+
+class JoinedMessages:
+    """Messages that callers store in transactions of their own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables
+        self._identity = _Identity(database)
+
+    def join(
+        self, session: Joinable, on_end: Callable[[Sequence[T], bool], None]
+    ) -> JoinedTransaction[T]:
+        """Return the transaction that ``session`` is in; begin one if it is in none.
+
+        ``on_end`` is called when it has ended, however it did (:class:`Watch`). Raises
+        InvalidDraft for what cannot be joined, also where the database surely is another one
+        (:class:`_Identity`), StoreUnavailable where no transaction begins.
+        """
+        connection = _connection_of(session)
+        backend = self._database.backend
+        if (theirs := backend.mismatch(connection)) is not None:
+            ours = backend.names[0]
+            raise InvalidDraft("session", f"is on {theirs}", f"one on the dispatcher's {ours}")
+        try:
+            if not connection.in_transaction():
+                connection.begin()
+            if backend.commits_by_itself(connection):
+                raise InvalidDraft(
+                    "session", "commits each statement by itself", "one that is not in AUTOCOMMIT"
+                )
+            if backend.cuts_values(connection):
+                raise InvalidDraft(
+                    "session", "cuts values that do not fit", "an sql_mode with STRICT_ALL_TABLES"
+                )
+            if self._identity.differs(connection):
+                raise InvalidDraft("session", "is on another database", "one on the dispatcher's")
+            return JoinedTransaction(self._tables, backend, connection, _watch(connection, on_end))
+        except InvalidRequestError as error:
+            raise _unusable(error) from None
+        except SQLAlchemyError as error:
+            raise unavailable(error) from None
+
+    def stored(self, message_ids: Sequence[UUID]) -> set[UUID]:
+        """Return those of the messages that are committed. Raises StoreUnavailable."""
+        return self._database.run(
+            lambda connection: _present(self._tables, connection, message_ids)
+        )
+
+
+def _present(tables: Tables, connection: Connection, message_ids: Sequence[UUID]) -> set[UUID]:
+    messages = tables.messages
+    found: set[UUID] = set()
+    for start in range(0, len(message_ids), _IDS_AT_ONCE):
+        some = messages.c.id.in_(message_ids[start : start + _IDS_AT_ONCE])
+        query = select(messages.c.id).where(some, tables.is_message)
+        found.update(connection.scalars(query, execution_options=AS_NAMED))
+    return found
+
+
+def _watch(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> Watch[T]:
+    """Return the watch of this transaction for this use case, a new one if there is none."""
+    watches: list[Watch[Any]] = connection.info.setdefault(_WATCHES, [])
+    for each in watches:
+        if each.on_end == on_end:
+            return each
+    _listen(connection)
+    watch = Watch(connection, on_end)
+    watches.append(watch)
+    return watch
+
+
+def _listen(connection: Connection) -> None:
+    """Listen to a connection and to its pool; once for each, however often this is called."""
+    for name, listener in (
+        ("begin", _begins),
+        ("begin_twophase", _begins),
+        ("commit", _commits),
+        ("prepare_twophase", _commits),
+        ("rollback_savepoint", _undoes),
+    ):
+        event.listen(connection, name, listener)
+    with _listening:
+        pool = connection.engine.pool
+        if not event.contains(pool, "checkin", _returns):
+            event.listen(pool, "checkin", _returns)
+
+
+def _watches(connection: Connection) -> list[Watch[Any]]:
+    if connection.closed or connection.invalidated:
+        return []
+    found: list[Watch[Any]] = connection.info.get(_WATCHES, [])
+    return found
+
+
+def _begins(connection: Connection, *_: object) -> None:
+    ended = _watches(connection)
+    if ended:
+        del connection.info[_WATCHES]
+    for watch in ended:
+        watch.end(answered=True)
+
+
+def _commits(connection: Connection, *_: object) -> None:
+    for watch in _watches(connection):
+        watch.commit_is_sent()
+
+
+def _undoes(connection: Connection, *_: object) -> None:
+    for watch in _watches(connection):
+        watch.undone = True
+
+
+def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
+    """End what was under way on a connection that goes back; ``driver`` is None if it broke."""
+    watches: list[Watch[Any]] = entry.info.pop(_WATCHES, [])
+    for watch in watches:
+        watch.end(answered=driver is not None)
+
+
+class _Identity:
+    """Tells other databases from the store's.
+
+    URLs are not compared: one server has many names. A caller's SQLite is asked for its files, also
+    attached ones, PostgreSQL for the name of the database and for the number that its server got
+    when it was set up, MariaDB for host, port and folder instead. What cannot be asked
+    passes, and so does a database of a server whose files are a copy of the store's. Each pool of
+    connections is asked once.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = Lock()
+        self._same: WeakSet[Pool] = WeakSet()
+        self._ours: Places | None = None
+        file = database.backend.file
+        self._file = None if file is None else file.absolute()
+
+    def differs(self, connection: Connection) -> bool:
+        """Tell whether ``connection``, in a transaction, surely is on another database."""
+        pool = connection.engine.pool
+        with self._lock:
+            if pool in self._same:
+                return False
+        try:
+            ours = self._places_of_store()
+            theirs = self._asked_alone(connection)
+            if not ours & theirs:
+                self._ours = None  # it may be on another server since a failover
+                ours = self._places_of_store()
+        except (SQLAlchemyError, StoreUnavailable, OSError):
+            return False
+        if not ours & theirs:
+            return True
+        with self._lock:
+            self._same.add(pool)
+        return False
+
+    def _places_of_store(self) -> Places:
+        if self._file is not None:
+            # Not asked through a connection: the caller's transaction may keep others waiting.
+            return files_of([self._file])
+        if self._ours is None:
+            self._ours = self._database.run(self._database.backend.places)
+        return self._ours
+
+    def _asked_alone(self, connection: Connection) -> Places:
+        """Ask so that a caller can go on when the question is refused."""
+        backend = self._database.backend
+        with nullcontext() if backend.undoes_statements else connection.begin_nested():
+            return backend.places(connection)
+
+
+def _connection_of(session: object) -> Connection:
+    """Return the connection that ``session`` works on. Raises InvalidDraft, StoreUnavailable."""
+    if isinstance(session, Connection):
+        if session.closed or session.invalidated:
+            raise InvalidDraft("session", "is closed", "an open one")
+        return session
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - slow, and rarely needed
+
+    if isinstance(session, Session):
+        try:
+            return session.connection()
+        except UnboundExecutionError:
+            problem = "is bound to no database, or to several"
+            raise InvalidDraft(
+                "session", problem, "one with a single bind, or its Connection"
+            ) from None
+        except InvalidRequestError as error:
+            raise _unusable(error) from None
+        except SQLAlchemyError as error:
+            raise unavailable(error) from None
+    accepted = _ACCEPTED
+    if isinstance(session, scoped_session):
+        accepted += ": of a scoped_session, what calling it returns"
+    elif any(
+        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
+    ):
+        accepted += (
+            "; with an asynchronous one: "
+            "await session.run_sync(lambda session: dispatcher.submit(…, session=session))"
+        )
+    raise InvalidDraft("session", kind_of(session), accepted)
+
+
+def _unusable(error: InvalidRequestError) -> InvalidDraft:
+    """Say that the transaction cannot go on."""
+    problem = f"has no transaction that could be used ({type(error).__name__})"
+    return InvalidDraft("session", problem, "an active one; after an error, roll it back first")

@@ -1,0 +1,105 @@
+"""Reservations and permits as the store knows them, to compare Redis with."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Column, and_, select, true
+
+from dispatcher.scope import Scope, counted
+from dispatcher.store.database import Database
+from dispatcher.store.engines.types import database_now, later
+from dispatcher.store.schema import Tables
+
+_IDS_AT_ONCE = 5_000
+
+
+class Place(NamedTuple):
+    """A reservation as the store knows it, and what tells the scopes it counts against."""
+
+    message_id: UUID
+    scope: str
+    send_at: datetime
+    channel: str
+    scopes: Mapping[str, str] | None
+
+    def counted(self, kinds: Container[str]) -> tuple[Scope, ...]:
+        """Return the scopes it counts against: those whose kind is one of ``kinds``."""
+        return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
+
+
+class Taken(NamedTuple):
+    """A permit as the store knows it: of an attempt that has begun.
+
+    ``age`` since its hand-over at the latest; negative while it may still happen. ``is_under_way``
+    while the attempt has no outcome.
+    """
+
+    message_id: UUID
+    token: int
+    scope: str
+    channel: str
+    age: timedelta
+    is_under_way: bool
+
+
+class Kept(NamedTuple):
+    """The promised time of a message that holds a place, and the token of its last move."""
+
+    send_at: datetime
+    token: int
+
+
+class Standing(NamedTuple):
+    """How a message stands to its place.
+
+    ``holds`` tells whether the place is the message's. ``frees`` tells that it is no more but may
+    still be taken, because the message ended a short while ago.
+    """
+
+    place: Place
+    holds: bool
+    frees: bool
+
+
+def place_columns(tables: Tables) -> tuple[Column[Any], ...]:
+    """Return the columns of a :class:`Place`."""
+    row = tables.messages.c
+    return row.id, row.scope, row.send_at, row.channel, row.scopes
+
+
+def kept_columns(tables: Tables) -> tuple[Column[Any], ...]:
+    """Return the columns of an id and of what is :class:`Kept`."""
+    row = tables.messages.c
+    return row.id, row.send_at, row.move_token
+
+
+class Standings:
+    """Looks messages up by their ids."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables
+
+    def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, Standing]:
+        """Return how these messages stand; those that are not stored are left out.
+
+        ``grace`` is how long after its end a message may still have its place.
+        """
+        tables = self._tables
+        messages = tables.messages
+        recently = messages.c.finished_at > later(database_now(), -grace.total_seconds())
+        query = select(
+            *place_columns(tables),
+            (~tables.holds_no_place).label("holds"),
+            and_(tables.holds_no_place, messages.c.reserved == true(), recently).label("frees"),
+        )
+        found = {}
+        for start in range(0, len(message_ids), _IDS_AT_ONCE):
+            some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
+            for row in self._database.read(query.where(some, tables.is_message)):
+                found[row.id] = Standing(Place._make(row[:-2]), bool(row.holds), bool(row.frees))
+        return found

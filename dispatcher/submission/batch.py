@@ -1,0 +1,297 @@
+"""A batch: drafts on their way to be accepted, and what is decided of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from uuid import UUID
+
+from dispatcher.errors import (
+    BatchRefused,
+    DispatcherError,
+    IdempotencyConflict,
+    StoreUnavailable,
+)
+from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
+from dispatcher.reservation import Place, Request, Submit, UnderWay
+from dispatcher.store import Addition
+from dispatcher.submission.schedule import ValidDraft
+from dispatcher.times.send_time import to_ms
+
+Result = Message | Rejection
+OnProgress = Callable[[Progress], object]
+Known = tuple[Message, str]
+"""A message that has an idempotency key, and the fingerprint of the draft it was made of."""
+
+BATCH = 1_000
+"""Drafts that are validated, reserved and stored together."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One draft of a batch. ``result`` is set once it is decided: the message, or the refusal.
+
+    ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for,
+    ``place`` once it has one (under the id of a twin where that reserved first), ``addition`` when
+    it is about to be stored. ``same_as`` is an earlier entry with the same idempotency key, whose
+    result this one shares.
+    """
+
+    number: int
+    draft: Draft
+    valid: ValidDraft = field(init=False)
+    request: Request | None = None
+    place: Place = field(init=False)
+    addition: Addition = field(init=False)
+    result: Message | DispatcherError | None = None
+    same_as: Entry | None = None
+
+    def answer(self) -> Message:
+        """Return the message, or raise why there is none."""
+        result = self.result
+        if isinstance(result, Message):
+            return result
+        raise result or StoreUnavailable("a draft was not decided")
+
+    def ask(self) -> Request:
+        """Return the request for a reservation, under a new id."""
+        valid, submit = self.valid, None
+        if valid.idempotency_key is not None:
+            submit = Submit(valid.idempotency_key, valid.fingerprint or "")
+        asked_ms = to_ms(valid.send_at)
+        latest_ms = asked_ms if valid.latest is None else max(asked_ms, to_ms(valid.latest))
+        self.request = Request(new_id(), valid.terms, asked_ms, latest_ms, submit)
+        return self.request
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Drafts that go through the pipeline together.
+
+    ``atomic`` accepts all or none. ``waiting`` are the entries that ask for a reservation,
+    ``booked`` those that have one, ``stored`` those whose message is stored under its id.
+    ``started`` is when the reservations were asked for, on the monotonic clock.
+    """
+
+    entries: list[Entry]
+    atomic: bool = False
+    started: float = 0.0
+    waiting: list[Entry] = field(default_factory=list)
+    under_way: UnderWay | None = None
+    booked: list[Entry] = field(default_factory=list)
+    stored: list[Entry] = field(default_factory=list)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether any draft is refused."""
+        return any(isinstance(each.result, DispatcherError) for each in self.entries)
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether another submit has reserved under one of these idempotency keys."""
+        return any(
+            each.request is not None and each.place.message_id != each.request.message_id
+            for each in self.booked
+        )
+
+    def undecided(self) -> list[Entry]:
+        """Return the entries that need a reservation."""
+        return [each for each in self.entries if each.result is None and each.same_as is None]
+
+    def settle(self, found: Sequence[int | Place | DispatcherError]) -> None:
+        """Note what came of the requests, in the order of the waiting entries."""
+        for entry, each in zip(self.waiting, found, strict=True):
+            if isinstance(each, DispatcherError):
+                entry.result = each
+                continue
+            if isinstance(each, Place):
+                entry.place = each
+            elif entry.request is not None:
+                entry.place = Place(entry.request.message_id, each)
+            self.booked.append(entry)
+
+    def renewed(self) -> list[Entry]:
+        """Replace the entries that share a refusal by new ones, and return those.
+
+        The first draft with a key was refused, so the key is free, and the next one is judged on
+        its own, as it would be in another batch.
+        """
+        found: list[Entry] = []
+        for place, entry in enumerate(self.entries):
+            first = entry.same_as
+            if first is not None and isinstance(first.result, DispatcherError):
+                self.entries[place] = Entry(entry.number, entry.draft)
+                found.append(self.entries[place])
+        return found
+
+    def refuse_conflicts(self) -> None:
+        """Refuse the entries whose key an earlier one of the batch has for other content."""
+        for entry in self.entries:
+            first = entry.same_as
+            if first is None or first.request is None:
+                continue
+            if entry.valid.fingerprint != first.valid.fingerprint:
+                key = entry.valid.idempotency_key or ""
+                entry.result = IdempotencyConflict(key, first.request.message_id)
+                entry.same_as = None
+
+    def refuse_all(self) -> None:
+        """Refuse every draft that was not refused itself, but for messages known before."""
+        number = next(e.number for e in self.entries if isinstance(e.result, DispatcherError))
+        for entry in self.entries:
+            if entry.result is None:
+                entry.result = BatchRefused(number)
+            entry.same_as = None
+
+    def is_independent_of(self, before: Batch) -> bool:
+        """Whether this can be reserved before that one is stored.
+
+        Not where they share an idempotency key, and not where that one has to reserve once more.
+        """
+        keys = set()
+        for entry in before.entries:
+            if entry.same_as is not None:
+                return False
+            key = _key(entry)
+            if key is not None:
+                keys.add(key)
+        return not keys or keys.isdisjoint(map(_key, self.entries))
+
+
+def batches(drafts: Iterable[Draft]) -> Iterator[Batch]:
+    """Yield drafts, numbered from 0, a batch at a time."""
+    source, first = iter(drafts), 0
+    while some := list(islice(source, BATCH)):
+        yield batch_of(some, first)
+        first += len(some)
+
+
+def batch_of(drafts: Iterable[Draft], first: int = 0, *, atomic: bool = False) -> Batch:
+    """Return drafts as one batch, numbered from ``first``."""
+    return Batch([Entry(number, each) for number, each in enumerate(drafts, first)], atomic)
+
+
+def compose(
+    valid: ValidDraft,
+    message_id: UUID,
+    send_at: datetime,
+    *,
+    created_at: datetime,
+    max_attempts: int,
+    enqueued_at: datetime | None = None,
+    trace: str | None = None,
+) -> Message:
+    """Return the message that a draft becomes at the time that is reserved for it."""
+    return Message(
+        id=message_id,
+        channel=valid.channel,
+        recipient=valid.recipient,
+        scope=valid.scope,
+        body=valid.body,
+        send_at=send_at,
+        next_attempt_at=send_at,
+        expires_at=valid.expiry(send_at),
+        status=Status.SCHEDULED,
+        attempt_count=0,
+        max_attempts=max_attempts,
+        idempotency_key=valid.idempotency_key,
+        created_at=created_at,
+        finished_at=None,
+        last_error=None,
+        scopes=valid.scopes,
+        zone=valid.zone,
+        quiet_hours=valid.quiet_hours,
+        on_unknown=valid.on_unknown,
+        expire_after=valid.expire_after,
+        asked_at=valid.send_at if valid.send_at != send_at else None,
+        trace=trace,
+        enqueued_at=enqueued_at,
+    )
+
+
+def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
+    """Return the message that is known under the draft's key, if there is one.
+
+    Raises IdempotencyConflict where that was made of other content.
+    """
+    key = valid.idempotency_key
+    found = known.get(key) if key is not None else None
+    if found is None:
+        return None
+    message, fingerprint = found
+    if fingerprint != valid.fingerprint:
+        raise IdempotencyConflict(key or "", message.id)
+    return message
+
+
+def requests_of(entries: Iterable[Entry]) -> list[Request]:
+    """Return what entries have asked for, under the ids that are reserved, also twins'."""
+    return [
+        each.request._replace(message_id=each.place.message_id)
+        for each in entries
+        if each.request is not None
+    ]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what came of drafts, and tells.
+
+    The times are those of messages that were not known before. ``total`` is how many drafts there
+    will be, None where that is not known.
+    """
+
+    total: int | None = None
+    tell: OnProgress | None = None
+    accepted: int = 0
+    refused: int = 0
+    known: int = 0
+    shifted: int = 0
+    first_send_at: datetime | None = None
+    last_send_at: datetime | None = None
+
+    def add(self, entries: Sequence[Entry]) -> list[Result]:
+        """Count what came of these, tell, and return it."""
+        results: list[Result] = []
+        for entry in entries:
+            result = _result(entry)
+            results.append(result)
+            if isinstance(result, Rejection):
+                self.refused += 1
+                continue
+            self.accepted += 1
+            if entry.request is None or entry.request.message_id != result.id:
+                self.known += 1
+                continue
+            send_at = result.send_at
+            self.shifted += to_ms(send_at) != entry.request.asked_ms
+            if self.first_send_at is None or send_at < self.first_send_at:
+                self.first_send_at = send_at
+            if self.last_send_at is None or send_at > self.last_send_at:
+                self.last_send_at = send_at
+        if self.tell is not None:
+            so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
+            self.tell(Progress(*so_far))
+        return results
+
+
+def _key(entry: Entry) -> str | None:
+    """Return the idempotency key of an entry that may not be validated yet."""
+    key: object = entry.draft.idempotency_key if isinstance(entry.draft, Draft) else None
+    return key if isinstance(key, str) else None
+
+
+def _result(entry: Entry) -> Result:
+    """Return what came of a draft; a repeated key within the batch shares the first's message."""
+    first, result = entry.same_as, entry.result
+    if first is not None:
+        result = first.result
+        if entry.valid.fingerprint != first.valid.fingerprint and isinstance(result, Message):
+            result = IdempotencyConflict(entry.valid.idempotency_key or "", result.id)
+    if isinstance(result, Message):
+        return result
+    if result is None:
+        raise StoreUnavailable("a draft was not decided")
+    return Rejection(entry.number, entry.draft, result)

@@ -1,0 +1,79 @@
+"""Enqueue a stored message to Celery at once, where it is near, or leave it to maintenance."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from dispatcher.broker.queue import Queue, Ticket
+from dispatcher.errors import QueueUnavailable, StoreUnavailable
+from dispatcher.faults import fault
+from dispatcher.message import Message
+from dispatcher.settings import Settings
+from dispatcher.store import Messages
+from dispatcher.telemetry.journal import Journal, Transition
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+class Enqueuer:
+    """Enqueues what lies inside the horizon. ``enqueue_due`` enqueues what this cannot."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        messages: Messages,
+        queue: Queue,
+        journal: Journal,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._messages = messages
+        self._queue = queue
+        self._journal = journal
+
+    def enqueue_at(self, due_at: datetime, *, now: datetime | None = None) -> datetime:
+        """Return when ``enqueue_due`` is to enqueue a message that is due at ``due_at``.
+
+        A message that is near is enqueued by its submit, so that this is after it is due: once
+        ``enqueue_grace`` is over, it is enqueued again.
+        """
+        is_near = due_at - (now or self._clock.now()) <= self._settings.horizon
+        return due_at + (self._settings.enqueue_grace if is_near else -self._settings.horizon)
+
+    def accept(self, stored: Sequence[Message]) -> None:
+        """Tell that these were scheduled, now that they are committed, and enqueue what is near."""
+        for message in stored:
+            self._journal.tell(Transition.SCHEDULED, message, send_at=message.send_at)
+        self.enqueue(*stored)
+        fault("submit.after_enqueue")
+
+    def enqueue(self, *stored: Message) -> None:
+        """Enqueue those of the messages that are near."""
+        near_until = self._clock.now() + self._settings.horizon
+        near = [each for each in stored if each.next_attempt_at <= near_until]
+        if not near:
+            return
+        try:
+            self._queue.enqueue(
+                [Ticket(each.id, each.channel, each.next_attempt_at) for each in near]
+            )
+        except QueueUnavailable as error:
+            log.warning(
+                "%d messages were not enqueued; enqueue_due enqueues them: %s", len(near), error
+            )
+            self._leave_to_maintenance([each.id for each in near])
+
+    def _leave_to_maintenance(self, message_ids: Sequence[UUID]) -> None:
+        try:
+            self._messages.enqueue_again(message_ids)
+        except StoreUnavailable as error:
+            log.warning(
+                "%d messages were not enqueued; enqueue_due enqueues them after enqueue_grace: %s",
+                len(message_ids), error,
+            )  # fmt: skip

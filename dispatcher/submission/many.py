@@ -1,0 +1,200 @@
+"""Submit and plan many drafts, a batch at a time."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from dispatcher.errors import DispatcherError
+from dispatcher.message import Draft, Plan, Rejection
+from dispatcher.submission.batch import Batch, OnProgress, Result, Tally, batch_of, batches
+from dispatcher.submission.sinks import DryRun, OwnTransaction, Sink
+from dispatcher.submission.submitter import Submitter
+from dispatcher.telemetry.journal import Journal
+from dispatcher.telemetry.tracing import Answers, Tracing
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def uncollected(work: Callable[P, T]) -> Callable[P, T]:
+    """Let ``work`` run while the collector of cycles is off, and turn it on again if it was on.
+
+    It would look again and again through many short-lived objects, and free none. All threads
+    share it, so a call that ends while another is under way turns it on for both: that costs time
+    and nothing else. Where a program has turned it off, it stays off.
+    """
+
+    @wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            if was_on:
+                gc.enable()
+
+    return run
+
+
+class Batches:
+    """Sends drafts through the pipeline in batches."""
+
+    def __init__(
+        self,
+        *,
+        submitter: Submitter,
+        own: OwnTransaction,
+        dry_run: Callable[[], DryRun],
+        journal: Journal,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._submitter = submitter
+        self._own = own
+        self._dry_run = dry_run
+        self._journal = journal
+        self._tracing = tracing
+
+    def submit_each(
+        self,
+        drafts: Iterable[Draft],
+        *,
+        total: int | None,
+        progress: OnProgress | None,
+        ahead: bool = False,
+    ) -> Iterator[Result]:
+        """Yield what came of each draft, in order, a batch at a time.
+
+        With ``ahead``, for callers who read without a pause, a batch is reserved while the one
+        before it is stored. Raises ReservationsUnavailable and StoreUnavailable: what was yielded
+        is accepted or refused, of the batch under way some may be stored. Run again with the same
+        idempotency keys, it ends as if run once.
+        """
+        return self._traced(self._each(drafts, Tally(total, progress), ahead=ahead))
+
+    def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
+        """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
+        return list(self._traced(self._all(drafts, progress)))
+
+    def plan(
+        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
+    ) -> Plan:
+        """Return what would come of these drafts, which are read a batch at a time.
+
+        Raises ReservationsUnavailable and StoreUnavailable.
+        """
+        tally = Tally(total, progress)
+        rejections: list[Rejection] = []
+        dry_run = self._dry_run()
+        with dry_run.places:
+            for batch in batches(drafts):
+                self._run(batch, dry_run)
+                self._run_renewed(batch, dry_run)
+                results = tally.add(batch.entries)
+                rejections += [each for each in results if isinstance(each, Rejection)]
+        return Plan(
+            accepted=tally.accepted,
+            known=tally.known,
+            shifted=tally.shifted,
+            first_send_at=tally.first_send_at,
+            last_send_at=tally.last_send_at,
+            rejections=tuple(rejections),
+        )
+
+    def _traced(self, answers: Answers) -> Answers:
+        return answers if self._tracing is None else self._tracing.submitting_many(answers)
+
+    def _each(self, drafts: Iterable[Draft], tally: Tally, *, ahead: bool) -> Answers:
+        before: Batch | None = None
+        begun: Batch | None = None
+        try:
+            for batch in batches(drafts):
+                if before is not None and not batch.is_independent_of(before):
+                    done, before = before, None
+                    yield from self._finished(done, tally)
+                self._begin(batch)
+                begun = batch
+                if before is not None:
+                    done, before = before, None
+                    yield from self._finished(done, tally)
+                begun = None
+                self._reserve(batch)
+                before = batch
+                if not ahead:
+                    done, before = before, None
+                    yield from self._finished(done, tally)
+        except BaseException:
+            if begun is not None:
+                self._submitter.abandon(begun, self._own)
+            if before is not None:
+                try:
+                    self._finished(before, tally)
+                except DispatcherError as error:
+                    log.warning("a batch that was reserved is not stored as a whole: %s", error)
+            raise
+        if before is not None:
+            yield from self._finished(before, tally)
+
+    def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
+        batch = batch_of(drafts, atomic=True)
+        self._run(batch, self._own)
+        yield from self._told(Tally(len(batch.entries), progress).add(batch.entries))
+
+    @uncollected
+    def _run(self, batch: Batch, sink: Sink) -> None:
+        self._submitter.begin(batch, sink)
+        self._submitter.reserve(batch, sink)
+        self._submitter.finish(batch, sink)
+
+    @uncollected
+    def _begin(self, batch: Batch) -> None:
+        self._submitter.begin(batch, self._own)
+
+    @uncollected
+    def _reserve(self, batch: Batch) -> None:
+        self._submitter.reserve(batch, self._own)
+
+    @uncollected
+    def _finished(self, batch: Batch, tally: Tally) -> list[Result]:
+        """Finish a batch, and with it the entries that are judged again because of a refusal."""
+        self._submitter.finish(batch, self._own)
+        self._run_renewed(batch, self._own)
+        return self._told(tally.add(batch.entries))
+
+    def _run_renewed(self, batch: Batch, sink: Sink) -> None:
+        while again := batch.renewed():
+            self._run(Batch(again), sink)
+
+    def _told(self, results: list[Result]) -> list[Result]:
+        for each in results:
+            if isinstance(each, Rejection):
+                self._journal.refused(each.error)
+        return results
+
+
+class Unread(Iterator[Result]):
+    """Results that are made while they are read, and warns when they are never read."""
+
+    def __init__(self, results: Iterator[Result]) -> None:
+        self._results = results
+        self._begun = False
+
+    def __next__(self) -> Result:
+        self._begun = True
+        return next(self._results)
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(
+                "submit_many was given an iterable and its results were never read: "
+                "nothing was submitted",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,136 @@
+"""Reserve places in the windows, give them back, and look at them again after a slow commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    NoPlace,
+    OutcomeUnknown,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
+from dispatcher.message import Message
+from dispatcher.reservation import Booked, Bulk, Request, Reserved, UnderWay, Upkeep, Windows
+from dispatcher.store import Messages
+from dispatcher.submission.batch import Entry
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+LOOKING_SECONDS = 5.0
+"""For how long a second look at a reservation waits for a Redis that does not answer."""
+_BETWEEN_LOOKS_SECONDS = 0.5
+
+
+class Reserver:
+    """The reservations of messages that are stored, or are about to be."""
+
+    def __init__(
+        self, *, clock: Clock, windows: Windows, bulk: Bulk, upkeep: Upkeep, messages: Messages
+    ) -> None:
+        self._clock = clock
+        self._windows = windows
+        self._bulk = bulk
+        self._upkeep = upkeep
+        self._messages = messages
+
+    def post(self, requests: Sequence[Request], *, ahead: timedelta) -> UnderWay:
+        """Send what reserves; see :meth:`Bulk.post`."""
+        return self._bulk.post(requests, ahead=ahead)
+
+    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
+        """Return what came of each request; see :meth:`Bulk.collect`."""
+        return self._bulk.collect(under_way)
+
+    def abandon(self, under_way: UnderWay) -> None:
+        """Collect no answers; the caller withdraws all requests."""
+        self._bulk.abandon(under_way)
+
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Give back what was reserved for messages that are not stored, now or by reconcile.
+
+        What another submit with the same idempotency key relies on stays.
+        """
+        try:
+            self._bulk.withdraw(requests)
+        except ReservationsUnavailable as error:
+            log.warning(
+                "the reservations of %d messages that are not stored were not given back; "
+                "reconcile releases them: %s", len(requests), error,
+            )  # fmt: skip
+
+    def free(self, entry: Entry) -> None:
+        """Free the reservation of a message that is stored no more, or never will be."""
+        message_id = entry.place.message_id
+        try:
+            self._windows.release(message_id, entry.valid.terms)
+        except ReservationsUnavailable as error:
+            log.warning(
+                "the reservation of message %s, which is not stored, was not given back; "
+                "reconcile releases it: %s", message_id, error,
+            )  # fmt: skip
+
+    def look_again(self, entries: Sequence[Entry], *, keep: bool, wait: bool = True) -> None:
+        """Make sure that messages still have their reservations, because storing took long.
+
+        Reconcile may have released them meanwhile, or a rebuild may have read the store before the
+        messages were in it. Where Redis does not answer, it is asked again for a while if
+        ``wait``, once for all. A message whose place another one has (NoPlace), or of which Redis
+        does not tell (ReservationsUnavailable), is taken back and its entry refused, unless it is
+        being sent already, or ``keep`` says that it was accepted for good: then its reservation is
+        restored. Raises OutcomeUnknown where the database does not tell whether one was taken back.
+        """
+        until = self._clock.monotonic() + (LOOKING_SECONDS if wait else 0)
+        for entry in entries:
+            message = entry.addition.message
+            try:
+                self._reserve_again(message, entry, until)
+            except (NoPlace, IdempotencyConflict, ReservationsUnavailable) as error:
+                if keep or isinstance(error, IdempotencyConflict):
+                    self._restore(message, entry, error)
+                elif self._is_taken_back(message):
+                    self.free(entry)
+                    entry.result = error
+
+    def _reserve_again(self, message: Message, entry: Entry, until: float) -> None:
+        place, submit = entry.place, entry.request.submit if entry.request else None
+        request = Request(message.id, entry.valid.terms, place.at_ms, place.at_ms, submit)
+        while True:
+            try:
+                self._windows.book(request, is_stored=True)
+            except ReservationsUnavailable:
+                if self._clock.monotonic() >= until:
+                    raise
+                self._clock.sleep(_BETWEEN_LOOKS_SECONDS)
+            else:
+                return
+
+    def _restore(self, message: Message, entry: Entry, why: DispatcherError) -> None:
+        """Add the reservation of a message that keeps its time, whichever other has its place."""
+        log.log(
+            logging.ERROR if isinstance(why, NoPlace) else logging.WARNING,
+            "reservation lost for message %s: it keeps its time, and a quota may be exceeded; "
+            "maintenance restores the reservation: %s", message.id, type(why).__name__,
+        )  # fmt: skip
+        row = Reserved(message.id, entry.valid.terms.scopes, message.send_at)
+        try:
+            self._upkeep.put_back([row])
+        except ReservationsUnavailable as error:
+            log.warning(
+                "the reservation of message %s was not restored; reconcile restores it: %s",
+                message.id, error,
+            )  # fmt: skip
+
+    def _is_taken_back(self, message: Message) -> bool:
+        try:
+            return self._messages.take_back(message)
+        except StoreUnavailable as error:
+            if not error.refused:  # it may be gone, so it cannot be said to be accepted
+                raise OutcomeUnknown(error.reason, message.id) from error
+            log.warning("message %s is kept without a reservation: %s", message.id, error)
+            return False

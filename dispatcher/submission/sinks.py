@@ -1,0 +1,459 @@
+"""Where accepted drafts go: a transaction of our own, one of the caller's, or nowhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Suppressed,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Message
+from dispatcher.reservation import Answered, Booked, Copies, Request, UnderWay
+from dispatcher.settings import Settings
+from dispatcher.store import (
+    BulkMessages,
+    GivenUp,
+    Joinable,
+    JoinedMessages,
+    JoinedTransaction,
+    Messages,
+    Suppressions,
+)
+from dispatcher.submission.batch import Batch, Entry, Known, compose, recalled, requests_of
+from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.reserver import Reserver
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+_NOT_AHEAD = timedelta(0)
+
+
+class Places(Protocol):
+    """Where a batch is reserved: in the windows (:class:`Reserver`), or in copies of them."""
+
+    def post(self, requests: Sequence[Request], *, ahead: timedelta) -> UnderWay:
+        """Send what reserves, and do not wait."""
+        ...
+
+    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
+        """Return what came of each request, in order. Raises ReservationsUnavailable."""
+        ...
+
+    def abandon(self, under_way: UnderWay) -> None:
+        """Collect no answers; the caller withdraws all requests."""
+        ...
+
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Give back what was reserved for these."""
+        ...
+
+
+class Sink(Protocol):
+    """What the pipeline leaves to whoever stores.
+
+    ``places`` is where it reserves, ``ahead`` how much longer than usual a reservation may wait
+    for its row. All may raise StoreUnavailable.
+    """
+
+    @property
+    def places(self) -> Places:
+        """Where it reserves."""
+        ...
+
+    @property
+    def ahead(self) -> timedelta:
+        """How much longer than usual a reservation may wait for its row."""
+        ...
+
+    def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
+        """Return the messages that have one of these idempotency keys. Called for each batch."""
+        ...
+
+    def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
+        """Return those of these recipients, each with its channel, that have opted out."""
+        ...
+
+    def refuses_suppressed(self, batch: Batch) -> bool:
+        """Whether :meth:`store` looks by itself who has opted out."""
+        ...
+
+    def store(self, batch: Batch) -> None:
+        """Store what is reserved; withdraw the reservation of what is not stored.
+
+        An entry whose reservation was released meanwhile is refused with GivenUp.
+        """
+        ...
+
+    def confirm(self, batch: Batch) -> None:
+        """Do what is due once the batch is committed."""
+        ...
+
+
+class OwnTransaction:
+    """Stores in a transaction of its own, which is committed when :meth:`store` returns.
+
+    A single message is an INSERT, more are stored together. What cannot be stored together is
+    stored one by one.
+    """
+
+    ahead = _NOT_AHEAD
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        messages: Messages,
+        bulk: BulkMessages,
+        suppressions: Suppressions,
+        reserver: Reserver,
+        enqueuer: Enqueuer,
+    ) -> None:
+        self._settle_seconds = settings.settle.total_seconds()
+        self._clock = clock
+        self._messages = messages
+        self._bulk = bulk
+        self._suppressions = suppressions
+        self._enqueuer = enqueuer
+        self.places = reserver
+
+    def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
+        """Look the keys up in the store."""
+        if len(keyed) > 1:
+            return self._bulk.with_keys(list(keyed))
+        found = ((key, self._messages.with_key(key)) for key in keyed)
+        return {key: known for key, known in found if known is not None}
+
+    def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
+        """Look the recipients up in the store."""
+        return self._suppressions.among(recipients)
+
+    def refuses_suppressed(self, batch: Batch) -> bool:
+        """Whether the INSERT looks: that of a single message does."""
+        return len(batch.entries) == 1 and not batch.atomic
+
+    def store(self, batch: Batch) -> None:
+        """Store what is reserved: all or none of an atomic batch, else what can be stored."""
+        if batch.atomic:
+            self._store_all(batch)
+        elif len(batch.booked) == 1 or batch.has_twins:
+            self._store_each(batch, perhaps_stored=False)
+        elif batch.booked:
+            done = self._bulk.add([each.addition for each in batch.booked])
+            if done:
+                batch.stored = batch.booked
+            else:
+                self._store_each(batch, perhaps_stored=done is None)
+
+    def confirm(self, batch: Batch) -> None:
+        """Look at the reservations again where storing took long, then tell and enqueue."""
+        fault("submit.after_commit")
+        stored = batch.stored
+        if not stored:
+            return
+        if self._clock.monotonic() - batch.started > self._settle_seconds:
+            self.places.look_again(stored, keep=batch.atomic)
+        self._enqueuer.accept([each.result for each in stored if isinstance(each.result, Message)])
+
+    def _store_each(self, batch: Batch, *, perhaps_stored: bool) -> None:
+        for number, entry in enumerate(batch.booked):
+            try:
+                entry.result = self._stored(entry, perhaps_stored=perhaps_stored)
+            except (IdempotencyConflict, Suppressed) as error:
+                entry.result = error
+            except StoreUnavailable as error:
+                if not error.refused:
+                    if not perhaps_stored:
+                        self.places.withdraw(requests_of(batch.booked[number + 1 :]))
+                    raise
+                entry.result = error
+            else:
+                if entry.result.id == entry.place.message_id:
+                    batch.stored.append(entry)
+
+    def _stored(self, entry: Entry, *, perhaps_stored: bool) -> Message:
+        """Store one message and return what is stored, which may be its twin.
+
+        Where nothing of it is stored, its reservation is given back. ``perhaps_stored`` tells that
+        it was tried before and that the outcome is unknown: then the reservation stays unless the
+        database answers, and OutcomeUnknown is raised.
+        """
+        message, enqueue_at, fingerprint, body_json, status_url = entry.addition
+        try:
+            stored = self._messages.add(
+                message,
+                enqueue_at=enqueue_at,
+                fingerprint=fingerprint,
+                body_json=body_json,
+                status_url=status_url,
+            )
+            if stored.id != message.id:
+                recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
+                self.places.withdraw(requests_of([entry]))
+        except OutcomeUnknown:
+            raise  # the message may be stored: reconcile finds out whether it needs its place
+        except GivenUp:
+            self.places.withdraw(requests_of([entry]))
+            self.places.free(entry)  # also what a twin may rely on: it is refused as well
+            raise
+        except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
+            if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
+                raise OutcomeUnknown(error.reason, message.id) from error
+            self.places.withdraw(requests_of([entry]))
+            raise
+        return stored
+
+    def _store_all(self, batch: Batch) -> None:
+        """Store all or none, and make sure which."""
+        booked = batch.booked
+        if not booked:
+            return
+        ids = [each.place.message_id for each in booked]
+        perhaps_stored = False
+        for _ in range(_TRIES):
+            if batch.has_twins:
+                break
+            done = self._bulk.add([each.addition for each in booked])
+            # After a broken line the server may still be storing, and what it holds may be why
+            # the next try is refused.
+            perhaps_stored |= done is None
+            try:
+                if done or self._bulk.has(ids):
+                    batch.stored = booked
+                    return
+            except StoreUnavailable as error:
+                # The messages may be stored: reconcile finds out whether they need their places.
+                raise OutcomeUnknown(error.reason, ids[0]) from error
+        if perhaps_stored:
+            raise OutcomeUnknown("the line to the database broke while it stored them", ids[0])
+        self.places.withdraw(requests_of(booked))
+        raise StoreUnavailable("the database did not take the batch; nothing was stored")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joined:
+    """A message that is stored once the caller's transaction commits, and its reservation."""
+
+    entry: Entry
+    reserved_at: float
+
+    @property
+    def message(self) -> Message:
+        return self.entry.addition.message
+
+
+_Transaction = JoinedTransaction[_Joined]
+
+
+class CallersTransactions:
+    """Transactions of callers: messages are stored if and when those commit.
+
+    What is reserved meanwhile is settled when the transaction has ended, by what the store then
+    has. Between the INSERT and that end nothing else is asked of the store: on SQLite the caller's
+    transaction keeps everybody else from writing. Until ``transaction_grace`` and
+    ``reconcile_grace`` have passed, reconcile takes no reservation of an open transaction for an
+    orphan.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        store: JoinedMessages,
+        reserver: Reserver,
+        enqueuer: Enqueuer,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._store = store
+        self._reserver = reserver
+        self._enqueuer = enqueuer
+
+    def of(self, session: Joinable) -> CallersTransaction:
+        """Return the sink that stores in the transaction of ``session``."""
+        return CallersTransaction(self, session, self._reserver, self._settings.transaction_grace)
+
+    def join(self, session: Joinable) -> _Transaction:
+        """Join the transaction that ``session`` is in. Raises like :meth:`JoinedMessages.join`."""
+        transaction = self._store.join(session, self._settle)
+        self._withdraw_undone(transaction)
+        return transaction
+
+    def _withdraw_undone(self, transaction: _Transaction) -> None:
+        """Withdraw what a savepoint took away, because it would block the next message."""
+        watch = transaction.watch
+        if not watch.undone or not watch.joined:
+            return
+        present = transaction.present([each.message.id for each in watch.joined])
+        gone = [each for each in watch.joined if each.message.id not in present]
+        for each in gone:
+            watch.joined.remove(each)
+        if gone:
+            self._reserver.withdraw(requests_of(each.entry for each in gone))
+        watch.undone = False
+
+    def _settle(self, joined: Sequence[_Joined], is_certain: bool) -> None:
+        """Do what is due once the transaction has ended, by what of it is stored."""
+        if not joined:
+            return
+        fault("joined.after_commit")
+        try:
+            found = self._store.stored([each.message.id for each in joined])
+        except StoreUnavailable as error:
+            log.warning(
+                "could not confirm %d messages; maintenance enqueues those that are stored: %s",
+                len(joined), error,
+            )  # fmt: skip
+            return
+        stored = [each for each in joined if each.message.id in found]
+        self._enqueuer.accept([each.message for each in stored])
+        late = self._clock.monotonic() - self._settings.settle.total_seconds()
+        slow = [each.entry for each in stored if each.reserved_at < late]
+        self._reserver.look_again(slow, keep=True, wait=False)
+        gone = [each.entry for each in joined if each.message.id not in found]
+        if is_certain and gone:
+            self._reserver.withdraw(requests_of(gone))
+
+
+class CallersTransaction:
+    """Stores one draft in the transaction of a session. Never raises OutcomeUnknown.
+
+    What fails is undone alone, so that the caller's transaction is as it was before.
+    """
+
+    def __init__(
+        self,
+        transactions: CallersTransactions,
+        session: Joinable,
+        reserver: Reserver,
+        ahead: timedelta,
+    ) -> None:
+        self._transactions = transactions
+        self._session = session
+        self._transaction: _Transaction | None = None
+        self.places = reserver
+        self.ahead = ahead
+
+    def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
+        """Join the transaction, and look the keys up as seen from inside."""
+        transaction = self._joined()
+        found = ((key, transaction.with_key(key)) for key in keyed)
+        return {key: known for key, known in found if known is not None}
+
+    def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
+        """Look the recipients up, as seen from inside."""
+        found = set()
+        for each in recipients:
+            try:
+                self._joined().check_wanted(*each)
+            except Suppressed:
+                found.add(each)
+        return found
+
+    def refuses_suppressed(self, batch: Batch) -> bool:
+        """Whether the statement that stores looks: it does."""
+        del batch
+        return True
+
+    def store(self, batch: Batch) -> None:
+        """Store what is reserved, to be committed by the caller."""
+        for entry in batch.booked:
+            transaction = self._joined()
+            joined = _Joined(entry, batch.started)
+            transaction.watch.joined.append(joined)
+            try:
+                entry.result = self._stored(entry, transaction)
+            except (StoreUnavailable, IdempotencyConflict, Suppressed):
+                self._forget(joined, transaction)
+                raise
+            fault("joined.after_add")
+            if entry.result.id != joined.message.id:
+                self._forget(joined, transaction)
+
+    def confirm(self, batch: Batch) -> None:
+        """Do nothing: the transaction has not ended."""
+
+    def _joined(self) -> _Transaction:
+        if self._transaction is None:
+            self._transaction = self._transactions.join(self._session)
+        return self._transaction
+
+    def _stored(self, entry: Entry, transaction: _Transaction) -> Message:
+        """Store a message and return it, or what has its key."""
+        message, enqueue_at, fingerprint, _, status_url = entry.addition
+        key = message.idempotency_key
+        for _ in range(_TRIES):
+            if transaction.add(
+                message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url
+            ):
+                return message
+            known = None if key is None else recalled(entry.valid, self.recall({key: entry}))
+            if known is not None:
+                return known
+        raise StoreUnavailable("its id, or its idempotency key, was taken again and again")
+
+    def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
+        transaction.watch.joined.remove(joined)
+        self.places.withdraw(requests_of([joined.entry]))
+
+
+class DryRun:
+    """Stores nothing, and reserves in copies of the windows: for plans.
+
+    The drafts of later batches find the idempotency keys of earlier ones.
+    """
+
+    ahead = _NOT_AHEAD
+
+    def __init__(self, copies: Copies, store: BulkMessages, suppressions: Suppressions) -> None:
+        self.places = copies
+        self._store = store
+        self._suppressions = suppressions
+
+    def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
+        """Return what is stored under these keys, or what earlier batches would have stored."""
+        known = self._store.with_keys(list(keyed))
+        for key, answered in self.places.recall(list(keyed)).items():
+            if key not in known:
+                valid = keyed[key].valid
+                message = compose(
+                    valid,
+                    answered.message_id,
+                    valid.send_at,
+                    created_at=valid.send_at,
+                    max_attempts=1,
+                )  # a plan shows nothing of it
+                known[key] = message, answered.fingerprint
+        return known
+
+    def suppressed(self, recipients: Iterable[tuple[str, str]]) -> Container[tuple[str, str]]:
+        """Look the recipients up in the store."""
+        return self._suppressions.among(recipients)
+
+    def refuses_suppressed(self, batch: Batch) -> bool:
+        """Whether :meth:`store` looks: it does not."""
+        del batch
+        return False
+
+    def store(self, batch: Batch) -> None:
+        """Remember the idempotency keys of what would be stored."""
+        self.places.remember(
+            Answered(each.valid.idempotency_key, each.place.message_id, each.valid.fingerprint)
+            for each in batch.booked
+            if each.valid.idempotency_key is not None and each.valid.fingerprint is not None
+        )
+
+    def confirm(self, batch: Batch) -> None:
+        """Do nothing: nothing is stored."""

@@ -1,0 +1,264 @@
+"""Accept drafts: validate, recall, reserve, store, confirm. One draft is a batch of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from dispatcher.errors import (
+    DispatcherError,
+    IdempotencyConflict,
+    InvalidDraft,
+    NoPlace,
+    ReservationsUnavailable,
+    Suppressed,
+)
+from dispatcher.faults import fault
+from dispatcher.message import Draft, Message
+from dispatcher.reservation import Request
+from dispatcher.settings import Settings
+from dispatcher.store import Addition, GivenUp
+from dispatcher.submission.batch import Batch, Entry, compose, recalled, requests_of
+from dispatcher.submission.enqueuer import Enqueuer
+from dispatcher.submission.schedule import (
+    Check,
+    Fill,
+    ValidDraft,
+    judge_times,
+    no_check,
+    no_templates,
+    schedule,
+)
+from dispatcher.submission.sinks import Sink
+from dispatcher.telemetry.journal import Journal
+from dispatcher.telemetry.tracing import Tracing, traced
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import from_ms, to_ms
+
+
+class Submitter:
+    """The pipeline of every submit; its last steps are those of a sink (``sinks.py``).
+
+    What it leaves when its process dies at any line is healed by maintenance: a reservation
+    without a message is released, a message that was not enqueued is enqueued.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        enqueuer: Enqueuer,
+        journal: Journal,
+        check: Check = no_check,
+        fill: Fill = no_templates,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._enqueuer = enqueuer
+        self._journal = journal
+        self._check = check
+        self._fill = fill
+        self._tracing = tracing
+
+    def submit(self, draft: Draft, sink: Sink) -> Message:
+        """Accept one draft, or raise why not.
+
+        Raises InvalidDraft, Suppressed, QuotaExceeded, QuietHours, IdempotencyConflict,
+        ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
+        OutcomeUnknown.
+        """
+        try:
+            return traced(self._tracing, lambda: self._submit(draft, sink))
+        except DispatcherError as error:
+            self._journal.refused(error)
+            raise
+
+    def _submit(self, draft: Draft, sink: Sink) -> Message:
+        entry = Entry(0, draft)
+        batch = Batch([entry])
+        self.begin(batch, sink)
+        self.reserve(batch, sink)
+        self.finish(batch, sink)
+        return entry.answer()
+
+    def begin(self, batch: Batch, sink: Sink) -> None:
+        """Validate the drafts, recall known ones, and send what reserves the others.
+
+        Raises ReservationsUnavailable and StoreUnavailable; then nothing is reserved.
+        """
+        now = self._clock.now()
+        self._validate(batch, now)
+        self._recall(batch, sink, now)
+        if not sink.refuses_suppressed(batch):
+            self._refuse_suppressed(batch.undecided(), sink)
+        if not (batch.atomic and batch.is_refused):
+            self._post(batch, batch.undecided(), sink)
+
+    def reserve(self, batch: Batch, sink: Sink) -> None:
+        """Wait for the reservations. Raises like :meth:`begin`."""
+        self._collect(batch, sink)
+        if batch.atomic:
+            batch.refuse_conflicts()
+            if batch.is_refused:
+                if batch.booked:
+                    sink.places.withdraw(requests_of(batch.booked))
+                    batch.booked.clear()
+                batch.refuse_all()
+
+    def finish(self, batch: Batch, sink: Sink) -> None:
+        """Store what is reserved, confirm and enqueue it; every entry is decided then."""
+        self._store(batch, sink)
+        sink.confirm(batch)
+
+    def abandon(self, batch: Batch, sink: Sink) -> None:
+        """Withdraw what is perhaps reserved for a batch that will not be stored."""
+        if batch.under_way is not None:
+            sink.places.abandon(batch.under_way)
+            sink.places.withdraw(_asked(batch.waiting))
+
+    def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
+        """Judge every field of ``draft``, as the transports that carry it and its status do, too.
+
+        Raises InvalidDraft.
+        """
+        if not isinstance(draft, Draft):
+            raise InvalidDraft("draft", f"a {type(draft).__name__}", "a Draft")
+        valid = schedule(self._fill(draft), settings=self._settings, now=now)
+        self._check(valid.channel, valid.recipient, valid.body)
+        if valid.status_url is not None:
+            try:
+                self._check(self._settings.status_channel, valid.status_url, {})
+            except InvalidDraft as refused:
+                raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
+        return valid
+
+    def _validate(self, batch: Batch, now: datetime) -> None:
+        for entry in batch.entries:
+            try:
+                entry.valid = self.validated(entry.draft, now=now)
+            except InvalidDraft as error:
+                entry.result = error
+
+    def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:
+        """Answer what was submitted before; judge the times of the others.
+
+        A repeated call may come when its time has passed: it still gets its message.
+        """
+        open_ = [each for each in batch.entries if each.result is None]
+        if not open_:
+            return
+        keyed: dict[str, Entry] = {}
+        for entry in open_:
+            key = entry.valid.idempotency_key
+            if key is not None:
+                first = keyed.setdefault(key, entry)
+                entry.same_as = first if first is not entry else None
+        known = sink.recall(keyed)
+        for entry in open_:
+            try:
+                entry.result = recalled(entry.valid, known) if known else None
+                if entry.result is None and entry.same_as is None:
+                    judge_times(entry.valid, now=now)
+            except (IdempotencyConflict, InvalidDraft) as error:
+                entry.result = error
+            if entry.result is not None:
+                entry.same_as = None
+
+    def _refuse_suppressed(self, entries: Iterable[Entry], sink: Sink) -> None:
+        """Refuse what goes to recipients who have opted out."""
+        asked = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
+        if asked:
+            found = sink.suppressed([each for _, each in asked])
+            for entry, each in asked:
+                if each in found:
+                    entry.result = Suppressed(entry.valid.channel)
+
+    def _post(self, batch: Batch, entries: Sequence[Entry], sink: Sink) -> None:
+        """Send what reserves these entries."""
+        batch.started = self._clock.monotonic()
+        fault("submit.before_reserve")
+        if not entries:
+            return
+        batch.waiting = [*entries]
+        requests = [each.ask() for each in entries]
+        try:
+            batch.under_way = sink.places.post(requests, ahead=sink.ahead)
+        except ReservationsUnavailable:
+            sink.places.withdraw(requests)  # only the reply may have been lost
+            raise
+
+    def _collect(self, batch: Batch, sink: Sink) -> None:
+        """Wait for the reservations; an entry is refused, or has one, or has been stored."""
+        if batch.under_way is None:
+            return
+        try:
+            fault("submit.after_post")
+            found = sink.places.collect(batch.under_way)
+        except BaseException:
+            self.abandon(batch, sink)
+            raise
+        batch.settle(found)
+        if len(batch.booked) < len(batch.waiting):
+            self._explain([e for e in batch.waiting if isinstance(e.result, NoPlace)], batch, sink)
+        fault("submit.after_reserve")
+
+    def _explain(self, refused: Sequence[Entry], batch: Batch, sink: Sink) -> None:
+        """Look whether what has no place is stored by a twin, or goes to who has opted out."""
+        keyed = {e.valid.idempotency_key: e for e in refused if e.valid.idempotency_key is not None}
+        if keyed:
+            known = sink.recall(keyed)
+            for entry in keyed.values():
+                try:
+                    entry.result = recalled(entry.valid, known) or entry.result
+                except IdempotencyConflict as error:
+                    entry.result = error
+        if sink.refuses_suppressed(batch):
+            left = [each for each in refused if isinstance(each.result, NoPlace)]
+            self._refuse_suppressed(left, sink)
+
+    def _store(self, batch: Batch, sink: Sink) -> None:
+        """Store what is reserved; once more where the reservation was released meanwhile.
+
+        That happens where this process stood still between the two.
+        """
+        self._compose(batch.booked)
+        sink.store(batch)
+        given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
+        if given_up:
+            again = Batch(given_up)
+            for entry in given_up:
+                entry.result = None
+            self._post(again, given_up, sink)
+            self._collect(again, sink)
+            self._compose(again.booked)
+            sink.store(again)
+            batch.stored += again.stored
+
+    def _compose(self, booked: Sequence[Entry]) -> None:
+        """Make the messages that are to be stored."""
+        if not booked:
+            return
+        created_at = from_ms(to_ms(self._clock.now()))
+        trace = None if self._tracing is None else self._tracing.current()
+        for entry in booked:
+            valid, (message_id, at_ms, _) = entry.valid, entry.place
+            send_at = from_ms(at_ms)
+            enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
+            entry.result = message = compose(
+                valid,
+                message_id,
+                send_at,
+                created_at=created_at,
+                max_attempts=self._settings.channels[valid.channel].max_attempts,
+                enqueued_at=created_at if enqueue_at > send_at else None,
+                trace=trace,
+            )
+            entry.addition = Addition(
+                message, enqueue_at, valid.fingerprint, valid.body_json, valid.status_url
+            )
+
+
+def _asked(entries: Iterable[Entry]) -> list[Request]:
+    return [each.request for each in entries if each.request is not None]

@@ -1,0 +1,108 @@
+"""A message whose place is given back is never stored afterwards, on whatever way it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Connection, insert
+
+from dispatcher.message import Message
+from dispatcher.selection import Selection
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Database,
+    GivenUp,
+    Listing,
+    Messages,
+    StoreUpkeep,
+)
+from dispatcher.store.outbox import JoinedMessages
+from dispatcher.store.rows import to_row
+from tests.support import rows
+from tests.support.tables import messages
+
+pytestmark = pytest.mark.every_database
+
+
+@contextmanager
+def storing(database: Database, *some: Message) -> Iterator[Connection]:
+    """Keep a transaction open that stores messages."""
+    with database.engine.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        for each in some:
+            row = to_row(each, enqueue_at=each.send_at, fingerprint=None, status_url=None)
+            other.execute(insert(messages), row)
+        yield other
+
+
+def test_what_was_given_up_is_stored_on_no_way(database: Database) -> None:
+    message, other = rows.a_message(), rows.a_message()
+    assert StoreUpkeep(database).give_up([message.id]) == ({}, {message.id}, set())
+    with pytest.raises(GivenUp):
+        Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)
+    some = [Addition(each, each.send_at, None, "{}") for each in (other, message)]
+    assert BulkMessages(database).add(some) is False
+    assert BulkMessages(database).has([message.id]) is False
+    level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
+    engine = database.engine.execution_options(isolation_level=level)
+    with engine.connect() as connection:
+        joined = JoinedMessages(database).join(connection, _ends)
+        assert not joined.add(message, enqueue_at=message.send_at, fingerprint=None)
+        connection.rollback()
+    listing = Listing(database, late=timedelta(minutes=5), put_off=timedelta(seconds=5))
+    assert listing.page(Selection(), after=None, at_most=9).messages == ()
+    assert listing.count(Selection()) == 0
+
+
+def test_giving_up_again_changes_nothing(database: Database) -> None:
+    ids = {rows.a_message().id for _ in range(3)}
+    first = StoreUpkeep(database).give_up(list(ids))
+    assert StoreUpkeep(database).give_up(list(ids)) == first == ({}, ids, set())
+    assert rows.count(database) == len(ids)
+
+
+def test_messages_are_left_alone(database: Database) -> None:
+    kept, cancelled = rows.add(database), rows.add(database)
+    Messages(database).cancel(cancelled.id)
+    settled = StoreUpkeep(database).give_up([kept.id, cancelled.id])
+    assert settled == ({kept.id: (kept.send_at, 0)}, set(), set())
+    assert Messages(database).get(kept.id) == kept
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_what_is_being_stored_is_waited_for(database: Database, end: str) -> None:
+    message, orphan = rows.a_message(), rows.a_message()
+    upkeep = StoreUpkeep(database)
+    with storing(database, message) as other:
+        settled = upkeep.give_up([message.id, orphan.id])
+        assert settled == ({}, {orphan.id}, {message.id})
+        other.exec_driver_sql(end)
+    settled = upkeep.give_up([message.id])
+    is_stored = end == "COMMIT"
+    assert settled.holding == ({message.id: (message.send_at, 0)} if is_stored else {})
+    assert settled.void == (set() if is_stored else {message.id})
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_one_long_transaction_stops_neither_the_sweep_nor_others(database: Database) -> None:
+    stored, orphan = [rows.a_message() for _ in range(60)], rows.a_message()
+    upkeep = StoreUpkeep(database)
+    with storing(database, *stored) as other:
+        began = time.monotonic()
+        settled = upkeep.give_up([each.id for each in (*stored, orphan)])
+        assert time.monotonic() - began < 30, "each was waited for"
+        assert settled.under_way >= {each.id for each in stored}
+        mixed = [*(each.id for each in stored[:3]), orphan.id]
+        assert upkeep.give_up(mixed).void == {orphan.id}
+        other.exec_driver_sql("COMMIT")
+    assert upkeep.give_up([each.id for each in stored]).holding.keys() == {e.id for e in stored}
+
+
+def _ends(joined: Sequence[object], is_certain: bool) -> None:
+    """Leave what joined a transaction alone."""

@@ -1,0 +1,24 @@
+"""A group of claims, and its recorder, for tests of delivery's parts."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from dispatcher.delivery import Delivery
+from dispatcher.delivery.group import Group
+from dispatcher.delivery.recorder import Recorder
+from dispatcher.delivery.send_log import ClaimLog
+
+_NONE: Any = None
+
+
+def a_group() -> Group:
+    """Return a group whose claims do not end, without a send log."""
+    log = ClaimLog(_NONE, None, ())
+    return Group(claimed_at=0.0, received_at=0.0, ends_at=inf, send_log=log)
+
+
+def a_recorder(delivery: Delivery) -> Recorder:
+    """Return what puts claims back that a test made."""
+    return Recorder(delivery.parts, _NONE, a_group(), ())

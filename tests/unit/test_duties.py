@@ -1,0 +1,80 @@
+"""Ticks of the sweep that come together are one; those that come in time are all run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher.delivery.duties import Ticks
+from tests.support.clock import MovableClock
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+def ticks(clock: MovableClock) -> Ticks:
+    return Ticks(clock, {"rescue": SECOND, "prune": 60 * SECOND})
+
+
+def test_a_pile_of_ticks_is_one(clock: MovableClock) -> None:
+    done: list[int] = []
+    pile = ticks(clock)
+    for number in range(10):
+        pile.run("rescue", lambda number=number: done.append(number))  # type: ignore[misc]  # bound
+        clock.advance(SECOND / 100)
+    assert done == [0]
+
+
+def test_each_tick_of_a_beat_is_run_though_they_are_not_quite_even(clock: MovableClock) -> None:
+    done: list[str] = []
+    steady = ticks(clock)
+    for late in (0.0, 0.3, -0.2, 0.4, -0.1):
+        steady.run("rescue", lambda: done.append("rescue"))
+        clock.advance(SECOND * (1 + late))
+    assert len(done) == 5
+
+
+def test_duties_do_not_wait_for_each_other(clock: MovableClock) -> None:
+    done: list[str] = []
+    both = ticks(clock)
+    both.run("rescue", lambda: done.append("rescue"))
+    both.run("prune", lambda: done.append("prune"))
+    clock.advance(SECOND)
+    both.run("prune", lambda: done.append("too soon"))
+    both.run("rescue", lambda: done.append("again"))
+    assert done == ["rescue", "prune", "again"]
+
+
+def test_what_goes_wrong_is_the_tasks(clock: MovableClock) -> None:
+    def fail() -> None:
+        raise ValueError("odd")
+
+    with pytest.raises(ValueError, match="odd"):
+        ticks(clock).run("rescue", fail)
+
+
+def test_a_duty_that_hangs_is_begun_once_more_and_not_again(clock: MovableClock) -> None:
+    begun: list[str] = []
+    hung = ticks(clock)
+
+    def hang(depth: int) -> None:
+        begun.append("rescue")
+        if depth:
+            clock.advance(SECOND)
+            assert hung.run("rescue", lambda: hang(depth - 1)) is (depth == 3)
+
+    assert hung.run("rescue", lambda: hang(3))
+    assert begun == ["rescue", "rescue"]
+    clock.advance(SECOND)
+    assert hung.run("rescue", lambda: None), "those have ended"
+
+
+def test_whether_a_duty_was_done_is_told(clock: MovableClock) -> None:
+    told = ticks(clock)
+    assert told.run("rescue", lambda: None) is True
+    assert told.run("rescue", lambda: None) is False

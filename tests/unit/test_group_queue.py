@@ -1,0 +1,171 @@
+"""Groups of one channel do not hold up those of another in the same process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from dispatcher.delivery import Delivery, GroupQueue
+from dispatcher.errors import StoreUnavailable
+from dispatcher.message import new_id
+from tests.support.waiting import wait_until
+
+
+class Deliveries:
+    """Takes the place of the use case; ``slow`` groups wait until they are released."""
+
+    def __init__(self) -> None:
+        self.done: list[UUID] = []
+        self.begun: list[UUID] = []
+        self.slow: set[UUID] = set()
+        self.released = threading.Event()
+        self.error: Exception | None = None
+        self.errors: dict[UUID, Exception] = {}
+        self.is_stopping = False
+
+    def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool) -> int:
+        assert not to_the_end
+        self.begun += message_ids
+        if self.slow & set(message_ids):
+            assert self.released.wait(60)
+        if self.error or message_ids[0] in self.errors:
+            raise self.error or self.errors[message_ids[0]]
+        self.done += message_ids
+        return len(message_ids)
+
+    def stop(self) -> None:
+        self.is_stopping = True
+
+
+@pytest.fixture
+def deliveries() -> Deliveries:
+    return Deliveries()
+
+
+def queue_of(deliveries: Deliveries, at_once: int = 2) -> GroupQueue:
+    return GroupQueue(cast("Delivery", deliveries), at_once=at_once)
+
+
+def fill(queue: GroupQueue, deliveries: Deliveries, many: int) -> list[threading.Thread]:
+    """Let that many threads deliver a slow group each on the channel ``slow``."""
+    ids = [new_id() for _ in range(many)]
+    deliveries.slow |= set(ids)
+    threads = [threading.Thread(target=queue.deliver, args=([each], "slow")) for each in ids]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: deliveries.slow <= set(deliveries.begun))
+    return threads
+
+
+def end(threads: list[threading.Thread], deliveries: Deliveries) -> None:
+    deliveries.released.set()
+    for thread in threads:
+        thread.join(60)
+
+
+def test_a_slow_channel_leaves_the_thread_to_another(deliveries: Deliveries) -> None:
+    queue = queue_of(deliveries)
+    threads = fill(queue, deliveries, 2)
+    waits, goes = new_id(), new_id()
+    queue.deliver([waits], "slow")
+    queue.deliver([goes], "quick")
+    assert deliveries.done == [goes]
+    end(threads, deliveries)
+    assert set(deliveries.done) == {*deliveries.slow, waits, goes}, "who ends takes what waits"
+
+
+def test_what_waits_goes_in_order(deliveries: Deliveries) -> None:
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
+    waiting = [new_id() for _ in range(5)]
+    for each in waiting:
+        queue.deliver([each], "slow")
+    end(threads, deliveries)
+    assert deliveries.done[1:] == waiting
+    queue.deliver(waiting, "slow")
+    assert deliveries.done[6:] == waiting, "the channel is free again"
+
+
+def test_without_the_store_what_waits_is_left_to_the_sweep(
+    deliveries: Deliveries, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
+    queue.deliver([new_id()], "slow")
+    deliveries.error = StoreUnavailable("down")
+    threading.excepthook, before = lambda _: None, threading.excepthook
+    end(threads, deliveries)
+    threading.excepthook = before
+    assert deliveries.done == []
+    assert len(deliveries.begun) == 1
+    assert "1 messages are left to the sweep" in caplog.text
+    deliveries.error = None
+    again = new_id()
+    queue.deliver([again], "slow")
+    assert deliveries.done == [again]
+
+
+def test_an_error_of_one_group_is_told_and_takes_no_other_along(
+    deliveries: Deliveries, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = queue_of(deliveries, at_once=1)
+    broken, others = new_id(), [new_id() for _ in range(3)]
+    deliveries.errors[broken] = ValueError("with a body in it")
+    threads = fill(queue, deliveries, 1)
+    for each in [others[0], broken, *others[1:]]:
+        queue.deliver([each], "slow")
+    threading.excepthook, before = lambda _: None, threading.excepthook
+    end(threads, deliveries)
+    threading.excepthook = before
+    assert deliveries.done[1:] == others
+    assert "slow" in caplog.text
+    assert "ValueError" in caplog.text
+    assert "body" not in caplog.text
+    deliveries.errors.clear()
+    queue.deliver([broken], "slow")
+    assert deliveries.done[-1] == broken, "the channel is free again"
+
+
+def test_the_error_of_a_group_is_its_tasks(deliveries: Deliveries) -> None:
+    broken = new_id()
+    deliveries.errors[broken] = ValueError("odd")
+    with pytest.raises(ValueError, match="odd"):
+        queue_of(deliveries).deliver([broken], "slow")
+
+
+def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
+    queue.deliver([new_id()], "slow")
+    queue.stop()
+    end(threads, deliveries)
+    assert deliveries.is_stopping
+    assert deliveries.done == list(deliveries.slow)
+
+
+def test_a_stop_is_heard_while_the_queue_is_locked(deliveries: Deliveries) -> None:
+    """It comes from a signal, which may interrupt the very thread that has the lock."""
+    queue = queue_of(deliveries)
+    with vars(queue)["_lock"]:
+        stopping = threading.Thread(target=queue.stop, daemon=True)
+        stopping.start()
+        stopping.join(1)
+        assert not stopping.is_alive()
+
+
+def test_what_comes_again_goes_before_what_comes_for_the_first_time(
+    deliveries: Deliveries,
+) -> None:
+    queue = queue_of(deliveries, at_once=1)
+    threads = fill(queue, deliveries, 1)
+    first, again = [new_id() for _ in range(2)], [new_id() for _ in range(2)]
+    for each in first:
+        queue.deliver([each], "slow")
+    for each in again:
+        queue.deliver([each], "slow", is_first=False)
+    end(threads, deliveries)
+    assert deliveries.done[1:] == [*again, *first]
