@@ -23,6 +23,7 @@ from dispatcher.errors import (
     TwinUnderWay,
 )
 from dispatcher.faults import fault
+from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.arguments import ENDLESS
 from dispatcher.reservation.booking import (
@@ -131,9 +132,23 @@ class Windows:
         pending_ahead: timedelta = timedelta(0),
         is_stored: bool = False,
     ) -> Place:
-        """Return where it is booked; the id is a duplicate's. Raises like :meth:`reserve`."""
+        """Return where a request is booked. Raises like :meth:`reserve`.
+
+        The id is a duplicate's where that booked first. A request without an idempotency key whose
+        reservation was released on its way has another id then: a copy of a release that arrives
+        late must not take what is booked after it.
+        """
         ahead_ms = pending_ahead // _MILLISECOND
-        return self._in_all(_Wish(request, pending_ahead_ms=ahead_ms, is_stored=is_stored))
+        wish = _Wish(request, pending_ahead_ms=ahead_ms, is_stored=is_stored)
+        try:
+            return self._in_all(wish)
+        except ReservationsUnavailable:
+            if wish.request.message_id != request.message_id:  # the caller withdraws its own id
+                try:
+                    self.release(wish.request.message_id, request.terms)
+                except ReservationsUnavailable as error:
+                    _tell_that_reconcile_releases(error)
+            raise
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""
@@ -302,12 +317,13 @@ class Windows:
 
     def _in_all(self, wish: _Wish) -> Place:
         """Book the same time in every leg, or nothing in any."""
-        message_id, terms, asked_ms, latest_ms, _ = wish.request
+        _, terms, asked_ms, latest_ms, _ = wish.request
         first, *others = legs = self.legs(terms)
         start_ms, why = asked_ms, None
         for _ in range(_MOST_ROUNDS):
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
             until_ms = latest_ms if why or not others else start_ms
+            message_id = wish.request.message_id
             found = self._in_leg(wish, first, Place(message_id, start_ms), until_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
                 why = found
@@ -375,6 +391,8 @@ class Windows:
             booking = Booking(place.message_id, request.terms, at, request.submit)
             if not self.withdraw(booking):
                 raise TwinUnderWay
+            if request.submit is None:
+                wish.request = request._replace(message_id=new_id())
 
     def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: UUID | None = None) -> int:
         for _ in range(_MOST_ROUNDS):

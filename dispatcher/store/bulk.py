@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, and_, insert, or_, select
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Message
@@ -16,6 +16,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.messages import cancellation, having_key
 from dispatcher.store.rows import WRITTEN, Addition, to_message, to_row, to_values
+from dispatcher.store.schema import TAKEN_BACK
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +48,19 @@ class BulkMessages:
         return True
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
-        """Tell whether all of these messages are stored.
+        """Tell whether all of these messages are stored, and none was taken back.
 
         One alone tells nothing, also of messages that are added together: a twin that relies on
         the place of one stores it under the same id.
         """
         tables = self._tables
         messages = tables.messages
+        error = messages.c.last_error
+        kept = and_(tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
         for start in range(0, len(message_ids), _ROWS_AT_ONCE):
             some = message_ids[start : start + _ROWS_AT_ONCE]
             these = self._database.one_of(messages.c.id, some)
-            there = self._database.read(select(messages.c.id).where(these, tables.is_message))
+            there = self._database.read(select(messages.c.id).where(these, kept))
             if len(there) < len(set(some)):
                 return False
         return True

@@ -41,7 +41,7 @@ from dispatcher.store.rows import (
     to_row,
     to_values,
 )
-from dispatcher.store.schema import VOID, Tables
+from dispatcher.store.schema import TAKEN_BACK, VOID, Tables
 from dispatcher.store.suppressions import is_suppressed
 
 _ADD_TRIES = 3
@@ -218,15 +218,19 @@ class Messages:
         """Take a message out of the schedule that lost its reservation while it was stored.
 
         Return whether that is so; it is not once the message was claimed. Without an idempotency
-        key its submit alone knows of it, so the row is no message any more. With a key a duplicate
+        key its submit alone knows of it, so the row is no message any more, and keeps no recipient,
+        body or trace. With a key a duplicate
         submit may have returned it, so it is cancelled, and the key is free for the next submit.
         The sweep gives the reservation back.
         """
         tables = self._tables
         messages = tables.messages
-        values: dict[str, Any] = {"status": Status.CANCELLED.value}
+        values: dict[str, Any] = {"status": Status.CANCELLED.value, "last_error": TAKEN_BACK}
         if message.idempotency_key is None:
-            values = {"status": VOID, "body": {}, "status_url": None, "told": None}
+            values = {
+                "status": VOID, "recipient": "", "body": {}, "trace": None, "status_url": None,
+                "told": None,
+            }  # fmt: skip
         statement = (
             update(messages)
             .where(messages.c.id == message.id, tables.has_status(Status.SCHEDULED))

@@ -87,6 +87,7 @@ class Standings:
     def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, Standing]:
         """Return how these messages stand; those that are not stored are left out.
 
+        A message that was taken back (``VOID``) may still have its reservation, as one that ended.
         ``grace`` is how long after its end a message may still have its place.
         """
         tables = self._tables
@@ -100,6 +101,6 @@ class Standings:
         found = {}
         for start in range(0, len(message_ids), _IDS_AT_ONCE):
             some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
-            for row in self._database.read(query.where(some, tables.is_message)):
+            for row in self._database.read(query.where(some)):
                 found[row.id] = Standing(Place._make(row[:-2]), bool(row.holds), bool(row.frees))
         return found

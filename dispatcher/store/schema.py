@@ -55,7 +55,14 @@ UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
 """The condition that somebody is yet to be told; where nobody asked, ``told`` is NULL."""
 
 VOID = "void"
-"""Status of a row that is no message: it keeps an id from being stored (``orphans.py``)."""
+"""Status of a row that is no message: it keeps an id from being stored.
+
+Either reconcile took the id before it released the reservation (``orphans.py``), or a submit took
+its message back (:meth:`Messages.take_back`): then scope and scopes tell which place is released.
+"""
+
+TAKEN_BACK = "its submit was refused: its place was lost while it was stored"
+"""The ``last_error`` of a keyed message that its submit took back."""
 
 AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
 """What a statement is executed with on a connection that may be a caller's.

@@ -48,6 +48,14 @@ class Entry:
     result: Message | DispatcherError | None = None
     same_as: Entry | None = None
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether another submit has reserved under its idempotency key."""
+        request = self.request
+        if request is None or request.submit is None:
+            return False
+        return self.place.message_id != request.message_id
+
     def answer(self) -> Message:
         """Return the message, or raise why there is none."""
         result = self.result
@@ -91,10 +99,7 @@ class Batch:
     @property
     def has_twins(self) -> bool:
         """Whether another submit has reserved under one of these idempotency keys."""
-        return any(
-            each.request is not None and each.place.message_id != each.request.message_id
-            for each in self.booked
-        )
+        return any(each.has_twin for each in self.booked)
 
     def undecided(self) -> list[Entry]:
         """Return the entries that need a reservation."""
@@ -262,7 +267,7 @@ class Tally:
                 self.refused += 1
                 continue
             self.accepted += 1
-            if entry.request is None or entry.request.message_id != result.id:
+            if entry.request is None or entry.place.message_id != result.id or entry.has_twin:
                 self.known += 1
                 continue
             send_at = result.send_at

@@ -13,6 +13,7 @@ from dispatcher.errors import (
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
+    TwinUnderWay,
 )
 from dispatcher.message import Message
 from dispatcher.reservation import Booked, Bulk, Request, Reserved, UnderWay, Upkeep, Windows
@@ -80,22 +81,41 @@ class Reserver:
 
         Reconcile may have released them meanwhile, or a rebuild may have read the store before the
         messages were in it. Where Redis does not answer, it is asked again for a while if
-        ``wait``, once for all. A message whose place another one has (NoPlace), or of which Redis
-        does not tell (ReservationsUnavailable), is taken back and its entry refused, unless it is
-        being sent already, or ``keep`` says that it was accepted for good: then its reservation is
-        restored. Raises OutcomeUnknown where the database does not tell whether one was taken back.
+        ``wait``, once for all; then the other messages are not asked about.
+
+        A message whose place another one has (NoPlace) is taken back and its entry refused; so is
+        one of which Redis does not tell (ReservationsUnavailable), unless it has an idempotency
+        key: another submit with that key may have returned it already. What is being sent stays,
+        and so does everything if ``keep`` says that it was accepted for good. The reservation of
+        what stays is restored. An entry is OutcomeUnknown where the database does not tell
+        whether it was taken back.
         """
         until = self._clock.monotonic() + (LOOKING_SECONDS if wait else 0)
+        silent: ReservationsUnavailable | None = None
         for entry in entries:
+            error = silent or self._lost(entry, until)
+            if error is None:
+                continue
             message = entry.addition.message
-            try:
-                self._reserve_again(message, entry, until)
-            except (NoPlace, IdempotencyConflict, ReservationsUnavailable) as error:
-                if keep or isinstance(error, IdempotencyConflict):
-                    self._restore(message, entry, error)
-                elif self._is_taken_back(message):
-                    self.free(entry)
-                    entry.result = error
+            is_keyed = message.idempotency_key is not None
+            if (
+                keep
+                or isinstance(error, IdempotencyConflict)
+                or (is_keyed and isinstance(error, ReservationsUnavailable))
+            ):
+                self._restore(entry, error, is_answered=silent is None)
+            else:
+                self._take_back(entry, error, is_answered=silent is None)
+            if isinstance(error, ReservationsUnavailable) and _is_silent(error):
+                silent = error
+
+    def _lost(self, entry: Entry, until: float) -> DispatcherError | None:
+        """Reserve the same place once more; return why that is not possible."""
+        try:
+            self._reserve_again(entry.addition.message, entry, until)
+        except (NoPlace, IdempotencyConflict, ReservationsUnavailable) as error:
+            return error
+        return None
 
     def _reserve_again(self, message: Message, entry: Entry, until: float) -> None:
         place, submit = entry.place, entry.request.submit if entry.request else None
@@ -110,13 +130,16 @@ class Reserver:
             else:
                 return
 
-    def _restore(self, message: Message, entry: Entry, why: DispatcherError) -> None:
+    def _restore(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
         """Add the reservation of a message that keeps its time, whichever other has its place."""
+        message = entry.addition.message
         log.log(
             logging.ERROR if isinstance(why, NoPlace) else logging.WARNING,
             "reservation lost for message %s: it keeps its time, and a quota may be exceeded; "
             "maintenance restores the reservation: %s", message.id, type(why).__name__,
         )  # fmt: skip
+        if not is_answered:
+            return
         row = Reserved(message.id, entry.valid.terms.scopes, message.send_at)
         try:
             self._upkeep.put_back([row])
@@ -126,11 +149,19 @@ class Reserver:
                 message.id, error,
             )  # fmt: skip
 
-    def _is_taken_back(self, message: Message) -> bool:
+    def _take_back(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
+        """Refuse a message that is stored already, unless it is being sent."""
+        message = entry.addition.message
         try:
-            return self._messages.take_back(message)
+            if self._messages.take_back(message):
+                entry.result = why
+                if is_answered:
+                    self.free(entry)
         except StoreUnavailable as error:
-            if not error.refused:  # it may be gone, so it cannot be said to be accepted
-                raise OutcomeUnknown(error.reason, message.id) from error
-            log.warning("message %s is kept without a reservation: %s", message.id, error)
-            return False
+            # It may be gone, or is stored without a reservation: it is not said to be accepted.
+            entry.result = OutcomeUnknown(error.reason, message.id)
+
+
+def _is_silent(error: ReservationsUnavailable) -> bool:
+    """Whether Redis did not answer at all, rather than that windows are being rebuilt."""
+    return error.retry_after is None and not isinstance(error, TwinUnderWay)

@@ -144,27 +144,55 @@ class OwnTransaction:
         return len(batch.entries) == 1 and not batch.atomic
 
     def store(self, batch: Batch) -> None:
-        """Store what is reserved: all or none of an atomic batch, else what can be stored."""
+        """Store what is reserved, and look at the reservations again where that took long."""
+        if not batch.booked:
+            return
+        self._write(batch)
+        fault("submit.after_commit")
+        if batch.stored and self._clock.monotonic() - batch.started > self._settle_seconds:
+            self._look_again(batch)
+
+    def confirm(self, batch: Batch) -> None:
+        """Tell of what is stored, and enqueue it."""
+        accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
+        if accepted:
+            self._enqueuer.accept(accepted)
+
+    def _write(self, batch: Batch) -> None:
+        """Store all or none of an atomic batch, else what can be stored."""
         if batch.atomic:
             self._store_all(batch)
         elif len(batch.booked) == 1 or batch.has_twins:
             self._store_each(batch, perhaps_stored=False)
-        elif batch.booked:
+        else:
             done = self._bulk.add([each.addition for each in batch.booked])
             if done:
                 batch.stored = batch.booked
             else:
                 self._store_each(batch, perhaps_stored=done is None)
 
-    def confirm(self, batch: Batch) -> None:
-        """Look at the reservations again where storing took long, then tell and enqueue."""
-        fault("submit.after_commit")
-        stored = batch.stored
-        if not stored:
-            return
-        if self._clock.monotonic() - batch.started > self._settle_seconds:
-            self.places.look_again(stored, keep=batch.atomic)
-        self._enqueuer.accept([each.result for each in stored if isinstance(each.result, Message)])
+    def _look_again(self, batch: Batch) -> None:
+        """Let the submit that inserted a row look at its reservation; others look at the row.
+
+        A row that was there before is that of a submit with the same idempotency key, which may
+        have been slow as well, and have taken it back.
+        """
+        inserted: list[Entry] = []
+        found: list[tuple[str, Entry]] = []
+        for entry in batch.stored:
+            key = entry.valid.idempotency_key
+            if key is None or entry.result is entry.addition.message:
+                inserted.append(entry)
+            else:
+                found.append((key, entry))
+        self.places.look_again(inserted, keep=batch.atomic)
+        for key, entry in found:
+            try:
+                entry.result = recalled(entry.valid, self.recall({key: entry})) or GivenUp()
+            except IdempotencyConflict as error:
+                entry.result = error
+            except StoreUnavailable as error:
+                entry.result = OutcomeUnknown(error.reason, entry.addition.message.id)
 
     def _store_each(self, batch: Batch, *, perhaps_stored: bool) -> None:
         for number, entry in enumerate(batch.booked):
@@ -217,8 +245,6 @@ class OwnTransaction:
     def _store_all(self, batch: Batch) -> None:
         """Store all or none, and make sure which."""
         booked = batch.booked
-        if not booked:
-            return
         ids = [each.place.message_id for each in booked]
         perhaps_stored = False
         for _ in range(_TRIES):

@@ -20,7 +20,7 @@ from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import TooLate
 from dispatcher.message import Message, Status
-from dispatcher.reservation import Booking, Request, Windows
+from dispatcher.reservation import Booking, Bulk, Request, Windows
 from dispatcher.store import Claim, Movable
 from dispatcher.submission import CatchUp, Changes, Moves, Reserver
 from dispatcher.submission.moves import Order
@@ -141,7 +141,14 @@ def only_the_first_shard_is_given_back() -> AbstractContextManager[object]:
         first, *_ = self.legs(booking.terms)
         return self.shards.release(first, booking.message_id, booking.submit)
 
-    return patch.object(Windows, "withdraw", withdraw)
+    def withdraw_many(self: Bulk, requests: Sequence[Request]) -> None:
+        self._shards.release_many(
+            (self._windows.legs(each.terms)[0], each.message_id, each.submit) for each in requests
+        )
+
+    return _both(
+        patch.object(Windows, "withdraw", withdraw), patch.object(Bulk, "withdraw", withdraw_many)
+    )
 
 
 def who_opted_out_is_claimed() -> AbstractContextManager[object]:

@@ -19,6 +19,7 @@ from dispatcher.submission import (
     Suppressing,
     Wish,
 )
+from dispatcher.submission.reserver import LOOKING_SECONDS
 from tests.simulation.facts import Asked
 from tests.simulation.joined import Session
 from tests.simulation.scheduler import Process
@@ -85,6 +86,7 @@ class Caller:
     def _submit(self) -> None:
         draft = self._draft()
         (asked,) = self._asking([draft])
+        begun = self._process.monotonic()
         self._tell("asks: submit", f"{draft.recipient} key {draft.idempotency_key}")
         try:
             message = self._cases.submitter.submit(draft, self._cases.own)
@@ -97,6 +99,7 @@ class Caller:
             self._no_trace([asked], type(error).__name__)
         else:
             self._accepted(asked, message)
+            self._perhaps_kept([draft], [message], begun)
         self._world.scheduler.running().seed = None
 
     def _submit_many(self) -> None:
@@ -129,6 +132,7 @@ class Caller:
             else:
                 asked.told = "refused"
                 self._tell("is told", type(result.error).__name__)
+        self._perhaps_kept(drafts, results, begun)
         if way == "all or none":
             self._perhaps_late(every, begun)
             self._all_or_none(every, results)
@@ -199,6 +203,18 @@ class Caller:
         """Note messages that were stored together so late that they keep their times anyhow."""
         if self._process.monotonic() - begun > self._world.settings.settle.total_seconds():
             self._world.facts.committed_late.update(every[0].ids)
+
+    def _perhaps_kept(
+        self, drafts: Sequence[Draft], results: Sequence[Message | Rejection], begun: float
+    ) -> None:
+        """Note keyed messages whose second look waited for Redis in vain: they are kept."""
+        longest = self._world.settings.settle.total_seconds() + LOOKING_SECONDS
+        if self._process.monotonic() - begun > longest:
+            self._world.facts.committed_late.update(
+                each.id
+                for draft, each in zip(drafts, results, strict=False)
+                if isinstance(each, Message) and draft.idempotency_key is not None
+            )
 
     def _accepted(self, asked: Asked, message: Message) -> None:
         asked.told, asked.answer = "accepted", message.id

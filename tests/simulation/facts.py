@@ -92,7 +92,8 @@ class Facts:
     perhaps_cancelled: set[UUID] = field(default_factory=set)
     opt_outs: OptOuts = field(default_factory=OptOuts)
     committed_late: set[UUID] = field(default_factory=set)
-    """Messages of a transaction, or of a batch of all or none, that others may have places of."""
+    """Messages of a transaction, of a batch of all or none, or with a key and without an answer of
+    Redis, that others may have places of."""
     pruned: dict[UUID, Pruned] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     known_then: dict[UUID, list[Outcome | None]] = field(default_factory=dict)

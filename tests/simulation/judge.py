@@ -142,10 +142,11 @@ def _early(world: World) -> Iterator[str]:
 
 
 def _taken_back(world: World, row: Row) -> bool:
-    """Whether a submit lost its place and cancelled what a twin may know of."""
+    """Whether a submit lost its place and cancelled it, of which no twin was told."""
     return (
         row.status is Status.CANCELLED
         and row.idempotency_key is None
+        and row.id not in accepted(world)
         and any(asked.key is not None and row.id in asked.ids for asked in world.facts.asked)
     )
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from dispatcher.errors import MessageNotFound, StoreUnavailable, Suppressed
 from dispatcher.message import Attempt, Body, Message, Status
 from dispatcher.store import Addition, GivenUp, Movable, NewTime, Suppression
-from dispatcher.store.schema import EVERY_CHANNEL
+from dispatcher.store.schema import EVERY_CHANNEL, TAKEN_BACK
 from tests.simulation.tables import Tables, cut
 
 
@@ -113,7 +113,7 @@ class MemoryMessages:
         if row is not None and key is None:
             self._tables.take_back(row)
         elif row is not None and key is not None:
-            row.end(Status.CANCELLED, self._tables.now())
+            row.end(Status.CANCELLED, self._tables.now(), TAKEN_BACK)
             del self._tables.keys[key]
             row.idempotency_key = row.fingerprint = None
         row = self._tables.messages.get(message.id)
@@ -148,7 +148,8 @@ class MemoryBulkMessages:
         return True
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
-        return set(message_ids) <= self._tables.messages.keys()
+        rows = [self._tables.messages.get(each) for each in message_ids]
+        return all(row is not None and row.last_error != TAKEN_BACK for row in rows)
 
     def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
         found = {key: self._tables.keys[key] for key in keys if key in self._tables.keys}

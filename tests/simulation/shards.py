@@ -47,13 +47,14 @@ class MemoryShards:
         windows = self._windows(leg)
         twins = self._twins(leg, submit)
         if twins is not None and submit is not None:
-            if twins.fingerprint != submit.fingerprint:
-                return IdempotencyConflict(submit.key, twins.id)
-            if twins.id == message_id or any(twins.id.bytes in each for each in windows.values()):
-                message_id = twins.id
-            else:  # given up: its id is never stored
+            has_place = any(twins.id.bytes in each for each in windows.values())
+            if twins.id != message_id and not has_place:  # given up: its id is never stored
                 del self._server.holds.twins[leg.keys.twins(submit.key)]
                 twins = None
+            elif twins.fingerprint != submit.fingerprint:
+                return IdempotencyConflict(submit.key, twins.id)
+            else:
+                message_id = twins.id
         own = message_id.bytes
         places = [window[own] for window in windows.values() if own in window]
         missing = {scope: each for scope, each in windows.items() if own not in each}

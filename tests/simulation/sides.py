@@ -64,6 +64,7 @@ class Side:
     bulk: Bulk = field(init=False)
     rebuilds: list[Rebuild] = field(default_factory=list)
     holds: int = 0
+    ids: int = 0
 
     def __post_init__(self) -> None:
         self.bulk = Bulk(self.windows)
@@ -71,6 +72,10 @@ class Side:
     def new_hold(self, message_id: UUID) -> bytes:
         self.holds += 1
         return message_id.bytes + b"hold%08d" % self.holds
+
+    def new_id(self) -> UUID:
+        self.ids += 1
+        return UUID(int=(1 << 127) + self.ids)
 
     def begun(self, rebuild: Rebuild | None) -> Any:
         """Keep a rebuild; return what both sides know of it."""
@@ -137,7 +142,10 @@ class Sides:
         found = []
         self._bury()
         for side in self.sides:
-            with patch.object(windows, "new_hold", side.new_hold):
+            with (
+                patch.object(windows, "new_hold", side.new_hold),
+                patch.object(windows, "new_id", side.new_id),
+            ):
                 found.append(_answer(side, call))
         real, double = found
         assert double == real, what

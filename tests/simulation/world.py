@@ -308,6 +308,7 @@ def patched(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(batch, "new_id", world.new_id))
         stack.enter_context(patch.object(batch, "BATCH", _BATCH))
         stack.enter_context(patch.object(windows, "new_hold", world.new_hold))
+        stack.enter_context(patch.object(windows, "new_id", world.new_id))
         log.setLevel(logging.CRITICAL + 1)
         try:
             yield

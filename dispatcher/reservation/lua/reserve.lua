@@ -65,17 +65,17 @@ while ARGV[position] do
     twins = KEYS[key]
     key = key + 1
     local first = redis.call('HMGET', twins, 'id', 'fingerprint')
-    if first[1] and first[2] ~= fingerprint then
-      reply = {'conflict', first[1]}
-    elseif first[1] then
+    if first[1] then
       local has_place = first[1] == id
       for place = key, key + many - 1 do
         has_place = has_place or redis.call('ZSCORE', KEYS[place], first[1])
       end
-      if has_place then
-        id = first[1]
+      if not has_place then
+        redis.call('DEL', twins)  -- given up or taken back: its id is never stored
+      elseif first[2] ~= fingerprint then
+        reply = {'conflict', first[1]}
       else
-        redis.call('DEL', twins)  -- given up: its id is never stored
+        id = first[1]
       end
     end
   end

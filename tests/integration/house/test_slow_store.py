@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from uuid import UUID
 
@@ -25,8 +26,9 @@ from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.times.send_time import to_ms
 from tests.integration.house.conftest import Build
 from tests.support.doubles import Between, once, raising
-from tests.support.house import BODY, FAR, House
+from tests.support.house import BODY, FAR, House, house_on
 from tests.support.reserving import window
+from tests.support.servers import RedisServer
 
 SOON = FAR + timedelta(minutes=1)
 
@@ -169,20 +171,98 @@ def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> Non
 
 
 @pytest.mark.every_database
-@pytest.mark.parametrize("key", [None, "key"])
 def test_a_message_whose_second_look_finds_no_redis_is_refused_and_taken_back(
-    build: Build, key: str | None
+    build: Build,
 ) -> None:
     """Others may book its place once the windows are rebuilt, so it must not be accepted."""
     house = build()
     slow_store(house, house.redis.flushall)
     with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON, idempotency_key=key)
+        house.submit(send_at=SOON)
     house.open()
     assert house.places() == house.all_members() == {}
-    message = house.submit(send_at=SOON, idempotency_key=key)
+    message = house.submit(send_at=SOON)
     assert message.status is Status.SCHEDULED
     assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+@pytest.mark.every_database
+def test_with_a_key_a_second_look_that_finds_no_redis_keeps_the_message(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another submit with the key may have returned it: it must not be cancelled unseen."""
+    house, twin = build(), build()
+    told: list[Message] = []
+    slow_store(
+        house,
+        house.redis.flushall,
+        after=lambda: told.append(twin.submit(send_at=SOON, idempotency_key="key")),
+    )
+    message = house.submit(send_at=SOON, idempotency_key="key")
+    assert told == [message]
+    assert f"reservation lost for message {message.id}" in caplog.text
+    assert house.again(message).status is Status.SCHEDULED
+    house.open()
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+def test_what_the_database_refuses_to_take_back_is_not_said_to_be_accepted(
+    build: Build, key: str | None
+) -> None:
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall, other.open, lambda: other.submit(send_at=SOON))
+    refused = raising(StoreUnavailable("read-only", refused=True))
+    house.swap("messages", Between(house.parts.messages, before={"take_back": refused}))
+    with pytest.raises(OutcomeUnknown):
+        house.submit(send_at=SOON, idempotency_key=key)
+
+
+def test_a_slow_twin_of_a_message_that_was_taken_back_is_not_told_of_it(build: Build) -> None:
+    """It found the row while that was scheduled; since, its submit lost the place and cancelled."""
+    house, twin = build(), build()
+    found, told = [], []
+
+    def cancel() -> None:
+        twin.moved.advance(twin.settings.settle + timedelta(milliseconds=1))
+        (message,) = [*house.dispatcher.select()]
+        found.append(message.id)
+        assert house.parts.messages.take_back(message)
+        house.parts.windows.release(message.id, _terms_of(house))
+
+    slow = Between(twin.parts.messages, after={"add": once(cancel)})
+
+    def insert_first() -> None:
+        told.append(house.submit(send_at=SOON, idempotency_key="key"))
+
+    twin.swap("messages", Between(slow, before={"add": once(insert_first)}))
+    message = twin.submit(send_at=SOON, idempotency_key="key")
+    assert message.id != told[0].id == found[0]
+    assert house.again(message).status is Status.SCHEDULED
+    assert house.again(told[0]).status is Status.CANCELLED
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+def test_only_the_submit_that_inserted_a_message_takes_it_back(build: Build) -> None:
+    """Its twin is slower still: by then the message may have been said to be accepted."""
+    house, twin = build(), build()
+    told: list[Message] = []
+
+    def insert_first() -> None:
+        told.append(house.submit(send_at=SOON, idempotency_key="key"))
+
+    def lose_the_place() -> None:
+        twin.moved.advance(twin.settings.settle + timedelta(milliseconds=1))
+        house.redis.delete(house.keys("ada").window("ada"))
+        house.submit(send_at=SOON)
+
+    hooks = {"add": once(insert_first)}
+    twin.swap(
+        "messages",
+        Between(twin.parts.messages, before=hooks, after={"add": once(lose_the_place)}),
+    )
+    assert twin.submit(send_at=SOON, idempotency_key="key") == told[0]
+    assert house.again(told[0]).status is Status.SCHEDULED
 
 
 def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed_by_the_sweep(
@@ -199,6 +279,32 @@ def test_the_reservation_of_a_message_that_was_taken_back_without_redis_is_freed
     assert len(house.members()) == 1
     other.parts.reconciler.reconcile()
     assert house.members() == {}
+
+
+def test_what_was_taken_back_and_not_freed_yet_is_no_orphan(build: Build) -> None:
+    """Though the sweep has confirmed its place by then; it releases that with those of others."""
+    house, other = build(), build()
+    slow_store(house, house.redis.flushall)
+    house.swap("messages", Between(house.parts.messages, before={"take_back": once(other.open)}))
+    lost = raising(ReservationsUnavailable("Redis does not answer"))
+    house.swap("windows", Between(house.parts.windows, before={"release": lost}))
+    with pytest.raises(ReservationsUnavailable):
+        house.submit(send_at=SOON)
+    house.redis.delete(house.keys("ada").pending)
+    assert len(house.members()) == 1
+    assert other.dispatcher.verify_windows().equal
+    other.parts.reconciler.reconcile()
+    assert house.members() == {}
+
+
+def test_the_key_of_what_was_taken_back_is_free_for_other_content_at_once(build: Build) -> None:
+    house, other = build(), build()
+    lose = partial(house.redis.delete, house.keys("ada").window("ada"))
+    slow_store(house, lose, lambda: other.submit(send_at=SOON))
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SOON, idempotency_key="key")
+    later = SOON + timedelta(minutes=5)
+    assert house.submit(send_at=later, idempotency_key="key").send_at == later
 
 
 def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
@@ -220,8 +326,37 @@ def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     assert sum(house.moved.sleeps) < 2 * LOOKING_SECONDS
 
 
+def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(
+    database_url: str,
+) -> None:
+    with RedisServer() as server, house_on(server, database_url) as house:
+        own, asked = vars(house.parts.own_transaction), []
+        windows = Between(
+            house.parts.windows,
+            before={"book": lambda: asked.append("book"), "release": lambda: asked.append("free")},
+        )
+        vars(house.parts.reserver)["_windows"] = windows
+
+        def hang() -> None:
+            house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+            house.redis.client_pause(600_000)
+
+        own["_bulk"] = Between(own["_bulk"], before={"add": once(hang)})
+        drafts = [
+            Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
+            for number in range(20)
+        ]
+        house.moved.advance(timedelta(0))
+        results = list(house.dispatcher.submit_many(drafts))
+        assert house.rows() == []
+    errors = [each.error for each in results if isinstance(each, Rejection)]
+    assert [type(each) for each in errors] == 20 * [ReservationsUnavailable]
+    assert asked.count("free") == 1
+    assert asked.count("book") == 1 + len(house.moved.sleeps)
+
+
 @pytest.mark.parametrize("key", [None, "key"])
-def test_a_second_look_that_one_shard_does_not_answer_frees_every_shard(
+def test_a_second_look_that_one_shard_does_not_answer_leaves_every_shard_alike(
     build: Build, key: str | None
 ) -> None:
     house = build(scopes={"tenant": {"quotas": ["5/minute"]}})
@@ -231,10 +366,20 @@ def test_a_second_look_that_one_shard_does_not_answer_frees_every_shard(
         if group.keys != house.keys("ada")
     )  # fmt: skip
     slow_store(house, lambda: house.redis.delete(further.epoch))
-    with pytest.raises(ReservationsUnavailable):
-        house.submit(send_at=SOON, scopes=scopes, idempotency_key=key)
-    house.open()
-    assert house.all_members() == {}
+    if key is None:
+        with pytest.raises(ReservationsUnavailable):
+            house.submit(send_at=SOON, scopes=scopes)
+        house.open()
+        assert house.all_members() == {}
+    else:
+        message = house.submit(send_at=SOON, scopes=scopes, idempotency_key=key)
+        house.open()
+        assert house.members() == {message.id: to_ms(SOON)}
+        assert house.dispatcher.verify_windows().equal
+
+
+def _terms_of(house: House) -> Terms:
+    return terms_for(house.settings, scope="ada", channel="memory")
 
 
 def _terms(house: House, scopes: dict[str, str]) -> Terms:

@@ -21,8 +21,10 @@ from dispatcher.store import (
     Messages,
     StoreUpkeep,
 )
+from dispatcher.store.schema import TAKEN_BACK, VOID
 from tests.support import rows
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 pytestmark = pytest.mark.every_database
 
 
@@ -124,10 +126,16 @@ def test_a_message_under_way_is_not_cancelled(database: Database) -> None:
 def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: str | None) -> None:
     """Its id is never stored again; its key may be, and the sweep gives its reservation back."""
     store, upkeep = Messages(database), StoreUpkeep(database)
-    message, claim = rows.add(database, idempotency_key=key), rows.claimed(database)
+    message, claim = rows.add(database, idempotency_key=key, trace=TRACE), rows.claimed(database)
     assert store.take_back(message)
     assert store.take_back(message)
     assert not store.take_back(claim.message)
+    assert not BulkMessages(database).has([message.id])
+    left = rows.row(database, message.id)
+    if key is None:
+        assert (left.recipient, left.trace, left.body, left.status) == ("", None, {}, VOID)
+    else:
+        assert (left.status, left.last_error) == ("cancelled", TAKEN_BACK)
     with pytest.raises(GivenUp):
         store.add(message, enqueue_at=message.send_at, fingerprint=None)
     assert [each.message_id for each in upkeep.unreleased(at_most=9)] == [message.id]
