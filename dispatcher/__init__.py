@@ -1,7 +1,7 @@
 """Scheduled messages for Celery teams.
 
-Quotas are judged exactly when a message is submitted, limits when it is sent, and what was
-accepted is never lost. Start with :class:`Dispatcher`.
+Quotas are exact when a message is submitted, limits are exact when it is sent, and no accepted
+message is lost. Start with :class:`Dispatcher`.
 """
 
 import importlib
@@ -197,12 +197,12 @@ _MODULES = {
     "telemetry.liveness": ("Sign",),
     "worker.install": ("install",),
 }
-"""Where the public names are from. A module is imported when one of its names is first used."""
+"""The modules of the public names. The first use of a name imports its module."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not typing.TYPE_CHECKING:  # a type checker would take every name for one that exists
+if not typing.TYPE_CHECKING:  # with it a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         module = _MODULE_OF.get(name)

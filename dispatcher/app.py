@@ -1,6 +1,6 @@
-"""Composition: settings in, wired use cases out.
+"""Composition: the parts of the dispatcher for one configuration.
 
-Nothing connects before it is used, and a worker builds nothing before the fork.
+No part connects before its first use, and a worker builds none before the fork.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dispatcher.broker.queue import Queue
 from dispatcher.broker.survey import BrokerSurvey, check_url
-from dispatcher.built_once import built_once
 from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
 from dispatcher.delivery import Delivery, GroupQueue
 from dispatcher.delivery.duties import Ticks
@@ -21,6 +20,7 @@ from dispatcher.delivery.send_log import SendLogs
 from dispatcher.delivery.sweep import Sweep
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
+from dispatcher.lazy import built_once
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews
@@ -97,7 +97,7 @@ log = logging.getLogger(__name__)
 
 
 class App:
-    """The dispatcher for one configuration: each part is built when first asked for.
+    """The dispatcher for one configuration: the first use of a part builds it.
 
     One object may be shared by threads. After a fork make a new one.
     """
@@ -127,11 +127,11 @@ class App:
 
         A call whose reply is lost is repeated once: every script is idempotent.
         """
-        return connect_redis(self.settings.redis_url, greet=self.fence)
+        return connect_redis(self.settings.redis_url, on_connect=self.fence)
 
     @built_once
     def _plain_redis(self) -> Redis:
-        """The client for looking: without the fence, which takes back epochs."""
+        """The client for reading: without the fence, which revokes epochs."""
         return connect_redis(self.settings.redis_url)
 
     @built_once
@@ -150,7 +150,7 @@ class App:
 
     @built_once
     def queue(self) -> Queue:
-        """What enqueues message ids to Celery. Raises InvalidSettings as ``publisher`` does."""
+        """The queue of message ids to Celery. Raises InvalidSettings as ``publisher`` does."""
         return Queue(
             self.publisher,
             queue_of=self.settings.queue_of,
@@ -160,11 +160,11 @@ class App:
             journal=self.journal,
         )
 
-    # What is told of transitions, and that this process is alive.
+    # Events of transitions, and signs of life.
 
     @built_once
     def hooks(self) -> Hooks | None:
-        """The administrator's functions that are told of outcomes, if there are any."""
+        """The administrator's hooks on transitions; None without the setting."""
         if not self.settings.hooks:
             return None
         return Hooks(find_hooks(self.settings.hooks), read=BulkMessages(self.database).these)
@@ -178,7 +178,7 @@ class App:
 
     @built_once
     def tracing(self) -> Tracing | None:
-        """What opens spans, if there are to be any."""
+        """The tracer; None without the setting."""
         return opentelemetry_tracing() if self.settings.traces else None
 
     @built_once
@@ -188,7 +188,7 @@ class App:
 
     @built_once
     def pulse(self) -> Pulse:
-        """What gives signs of life of this process."""
+        """The signs of life of this process."""
         return Pulse(lambda: self.signs, clock=self.clock)
 
     # Windows and permits.
@@ -210,7 +210,7 @@ class App:
 
     @built_once
     def upkeep(self) -> Upkeep:
-        """What rebuilds and settles the windows."""
+        """Rebuilding and settling of the windows."""
         return Upkeep(
             self.redis,
             self.fence,
@@ -220,7 +220,7 @@ class App:
 
     @built_once
     def contents(self) -> Contents:
-        """What reads the windows."""
+        """The reader of the windows."""
         return Contents(self.redis, self.fence)
 
     @built_once
@@ -247,7 +247,7 @@ class App:
             for name, each in self.settings.channels.items()
         }
 
-    # Submitting, and changing what was accepted.
+    # Submit, and changes of accepted messages.
 
     @built_once
     def messages(self) -> Messages:
@@ -261,12 +261,12 @@ class App:
 
     @built_once
     def checks(self) -> Checks:
-        """What asks the transports about drafts."""
+        """The checks of drafts by their transports."""
         return Checks(self.settings.channels)
 
     @built_once
     def templates(self) -> Templates:
-        """What makes bodies of the channels' templates."""
+        """The templates of the channels."""
         return Templates(
             self.settings.channels,
             max_bytes=self.settings.body_max_bytes,
@@ -275,7 +275,7 @@ class App:
 
     @built_once
     def enqueuer(self) -> Enqueuer:
-        """What enqueues a stored message at once."""
+        """The immediate enqueueing of stored messages inside the horizon."""
         return Enqueuer(
             settings=self.settings,
             clock=self.clock,
@@ -362,7 +362,7 @@ class App:
 
     @built_once
     def moves(self) -> Moves:
-        """What gives messages other times."""
+        """The moves of messages to other times."""
         return Moves(
             settings=self.settings,
             clock=self.clock,
@@ -435,7 +435,7 @@ class App:
 
     @built_once
     def send_logs(self) -> SendLogs:
-        """What tells which sends of a worker that died had begun."""
+        """The logs that tell which sends of a dead worker had begun."""
         return SendLogs(self.settings.data_dir.resolve() / f"sends.{self.settings.namespace}")
 
     @built_once
@@ -460,7 +460,7 @@ class App:
 
     @built_once
     def ticks(self) -> Ticks:
-        """What begins the duties of the sweep in a worker."""
+        """The start of the duties of the sweep in a worker."""
         return Ticks(self.clock, sweeps_every(self.settings))
 
     @built_once
@@ -504,7 +504,7 @@ class App:
 
     @built_once
     def catch_up(self) -> CatchUp:
-        """The duty that ends or moves what is overdue."""
+        """The duty that expires or moves overdue messages."""
         store = Overdue(
             self.database,
             after=self.settings.overdue_after,
@@ -521,11 +521,11 @@ class App:
 
     @property
     def _left(self) -> ColumnElement[bool] | None:
-        """Which overdue messages are left to ``catch_up``, as the settings ask for it."""
+        """The condition of the overdue messages that ``catch_up`` handles, by the settings."""
         ways = self.settings.caught_up_by("expire") + self.settings.caught_up_by("reslot")
         return overdue(self.database.tables, ways, self.settings.overdue_after) if ways else None
 
-    # Looking, for callers and operators.
+    # Reads, for callers and operators.
 
     @built_once
     def listing(self) -> Listing:
@@ -570,14 +570,14 @@ class App:
 
     @built_once
     def exposition(self) -> Exposition:
-        """What answers Prometheus."""
+        """The metrics for Prometheus."""
         return exposition(self.overviews.vitals, clock=self.clock)
 
     def doctor(self, theirs: Celery | None = None) -> Doctor:
-        """Return what examines this deployment.
+        """Return the doctor of this deployment.
 
-        ``theirs`` is a Celery app of the user's that the dispatcher was installed in; by default
-        the dispatcher's own is examined. Raises InvalidSettings.
+        ``theirs`` is a Celery app of the user with the dispatcher installed; by default it examines
+        the dispatcher's own. Raises InvalidSettings.
         """
         return Doctor(
             settings=self.settings,
@@ -597,14 +597,14 @@ class App:
 
     @property
     def _patience(self) -> tuple[timedelta, timedelta]:
-        """When a message is overdue, and how long at most the sweep puts one off that is due."""
+        """When a message is overdue, and how long at most the sweep postpones a due one."""
         late = self.settings.enqueue_grace
         return late, max(late, self.settings.claim_ttl)
 
     # Begin and end.
 
     def serve_metrics(self) -> None:
-        """Answer Prometheus, where the settings say so. Without a port all else goes on."""
+        """Serve metrics, if the settings have a port. If the port is taken, log it and continue."""
         port = self.settings.metrics_port
         if port is None:
             return
@@ -616,16 +616,16 @@ class App:
             log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
 
     def stop_sending(self) -> None:
-        """Begin no further send. May be called in the handler of a signal."""
+        """Begin no further send. May be called in a signal handler."""
         if "group_queue" in vars(self):
             self.group_queue.stop()
 
     def finish_sending(self) -> bool:
-        """Wait for the sends that no task waits for; tell whether all ended."""
+        """Wait for the sends that no task waits for; return whether all ended."""
         return self.group_queue.finish() if "group_queue" in vars(self) else True
 
     def close_sending(self) -> None:
-        """Close the lines to the providers, once no send is under way.
+        """Close the connections to the providers, once no send is under way.
 
         Pending hooks are called; the folder of send logs is deleted if it is empty.
         """
@@ -638,7 +638,7 @@ class App:
             self.send_logs.close()
 
     def close(self) -> None:
-        """Close what was built."""
+        """Close the parts that were built."""
         built = vars(self)
         if "pulse" in built:
             self.pulse.stop()

@@ -1,8 +1,8 @@
-"""Celery, configured the one way that is known to work here.
+"""The configuration of Celery.
 
-``celery -A dispatcher.celery_app worker`` and ``… beat`` find :data:`app`, made from the settings
-of the environment when it is first asked for. Why each option has its value:
-docs/decisions/0006-celery-settings.md.
+``celery -A dispatcher.celery_app worker`` and ``… beat`` find :data:`app`; its first use makes it
+from the settings of the environment. docs/decisions/0006-celery-settings.md gives the reason for
+the value of each option.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dispatcher.settings import Settings
 DELIVER = "dispatcher.deliver"
 SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up", "notify")
 ON_REQUEST = frozenset({"catch_up", "notify"})
-"""Duties that beat leaves out where the settings ask for none of their work."""
+"""Duties that beat does not start where the settings do not need them."""
 TASKS_MODULE = "dispatcher.worker.tasks"
 
 tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
-"""A worker lost its broker, and with it the tasks of these messages, which it held in memory."""
+"""A worker lost its connection to the broker, and with it these messages' tasks in its memory."""
 
 _settings_of: WeakKeyDictionary[Celery, Settings] = WeakKeyDictionary()
 _WORKER_SOCKET_SECONDS = 5.0
-_TICKS_KEPT, _LEAST_KEPT = 10, timedelta(seconds=10)
-"""How many ticks of the sweep may wait for a free thread, and for how long at least."""
-_HELD_PER_THREAD = 64
-"""Tasks that a worker may hold for each of its threads, of each queue, on quorum queues.
+_TICKS_WAITING, _LEAST_WAITING = 10, timedelta(seconds=10)
+"""After how many of its intervals a tick expires, and after how long at the earliest."""
+_PREFETCHED_PER_THREAD = 64
+"""Celery's prefetch multiplier on quorum queues: unacknowledged tasks per thread and queue.
 
-Their bound is fixed; elsewhere it grows by each task that waits for its time.
+Quorum queues have a fixed bound; on others it grows with each task that waits for its ETA.
 """
 _CONNECT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 _SUBMIT_SOCKET_SECONDS = 0.4
@@ -43,7 +43,7 @@ _SUBMIT_SOCKET_SECONDS = 0.4
 def options(
     settings: Settings, *, socket_seconds: float = _WORKER_SOCKET_SECONDS
 ) -> dict[str, Any]:
-    """Return Celery's whole configuration. ``socket_seconds`` bounds each word to the broker."""
+    """Return Celery's whole configuration. ``socket_seconds`` bounds each call of the broker."""
     return {
         "broker_url": settings.broker_url,
         "broker_transport_options": _transport_options(settings, socket_seconds),
@@ -60,8 +60,8 @@ def options(
         "task_default_queue": settings.queue,
         "task_queues": queues(settings),
         "task_create_missing_queues": False,
-        "worker_consumer": "dispatcher.broker.reconnecting:Consumer",
-        "worker_prefetch_multiplier": _HELD_PER_THREAD if _is_quorum(settings) else 1,
+        "worker_consumer": "dispatcher.broker.reconnection:Consumer",
+        "worker_prefetch_multiplier": _PREFETCHED_PER_THREAD if _is_quorum(settings) else 1,
         "worker_soft_shutdown_timeout": 10.0,
         "worker_enable_soft_shutdown_on_idle": True,
         "worker_send_task_events": False,
@@ -69,27 +69,27 @@ def options(
         "timezone": "UTC",
         "enable_utc": True,
         "beat_schedule": beat_schedule(settings),
-        "beat_scheduler": "dispatcher.broker.reconnecting:Scheduler",
+        "beat_scheduler": "dispatcher.broker.reconnection:Scheduler",
         "beat_max_loop_interval": settings.sweep_interval.total_seconds(),
     }
 
 
 def queues(settings: Settings, **more: Any) -> list[Queue]:
-    """Return the queues as they are declared; ``more`` is for each of them."""
+    """Return the queues as workers declare them, each with the arguments ``more``."""
     arguments = {"x-queue-type": "quorum"} if _is_quorum(settings) else None
     return [Queue(name, queue_arguments=arguments, **more) for name in settings.queues]
 
 
 def sweeps_every(settings: Settings) -> dict[str, timedelta]:
-    """Return how often each duty of the sweep is begun."""
+    """Return the interval of each duty of the sweep."""
     return dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
 
 
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return the sweep as entries of a beat schedule. Each run expires after ten of its intervals.
+    """Return the sweep as entries of a beat schedule. Each tick expires after ten intervals.
 
-    ``catch_up`` is left out where every channel sends what is overdue, ``notify`` where no channel
-    carries what is told.
+    Without ``catch_up`` where every channel sends overdue messages, without ``notify`` where there
+    is no ``status_channel``.
     """
     every = sweeps_every(settings)
     if len(settings.caught_up_by("send")) == len(settings.channels):
@@ -102,7 +102,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
             "schedule": every[duty],
             "options": {
                 "queue": settings.queue,
-                "expires": max(_TICKS_KEPT * every[duty], _LEAST_KEPT).total_seconds(),
+                "expires": max(_TICKS_WAITING * every[duty], _LEAST_WAITING).total_seconds(),
                 "argsrepr": "",
                 "kwargsrepr": "",
             },
@@ -112,7 +112,7 @@ def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
-    """Make a Celery app. One for ``submitting`` gives up on a broker within a second."""
+    """Make a Celery app. One for ``submitting`` waits for the broker at most a second."""
     app = Celery("dispatcher", set_as_current=not submitting, include=[TASKS_MODULE])
     seconds = _SUBMIT_SOCKET_SECONDS if submitting else _WORKER_SOCKET_SECONDS
     app.conf.update(options(settings, socket_seconds=seconds))
@@ -122,12 +122,12 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
 
 
 def remember(app: Celery, settings: Settings) -> None:
-    """Let the tasks of ``app`` work with these settings."""
+    """Set the settings of the tasks of ``app``."""
     _settings_of[app] = settings
 
 
 def settings_of(app: Celery) -> Settings:
-    """Return the settings of the tasks of ``app``: what it remembers, else the environment's.
+    """Return the settings of the tasks of ``app``: those remembered, else the environment's.
 
     Raises InvalidSettings.
     """

@@ -1,4 +1,4 @@
-"""How the settings write lengths, quotas and hours, and what they say of a channel."""
+"""The settings of a channel and of a kind of scope, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _read_hours(value: object, info: ValidationInfo) -> object:
 WeekHours = Annotated[Hours, BeforeValidator(_read_hours), PlainSerializer(str)]
 
 
-class Kind(BaseModel):
+class ScopeKind(BaseModel):
     """A kind of scope that messages may name besides their own, such as a tenant."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -92,7 +92,7 @@ class Kind(BaseModel):
 
 
 class Channel(BaseModel):
-    """How one channel's messages are carried, how often a try is repeated, and its limits."""
+    """The settings of one channel: transport, limits, quotas, hours and retries."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -102,45 +102,46 @@ class Channel(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Keyword arguments for the transport's class."""
     limits: Limits = ()
-    """Limits on the hand-overs of the whole channel, beside those of each scope."""
+    """Limits on the sends of the whole channel, beside those of each scope."""
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """How many of its messages may be in the hands of workers at a time, all workers together."""
+    """How many of its messages all workers together may send at a time."""
     senders: Annotated[int, Field(ge=1, le=1_000)] = 16
-    """How many of its messages one worker process sends side by side. Where the transport names
-    destinations, one of them has three quarters of these at most."""
+    """How many of its messages one worker process sends at a time. Where the transport names
+    destinations, at most three quarters of these go to one of them."""
     recipients: Annotated[str, Field(pattern=r"^(email|phone|[\w.]+:\w+)?$")] = ""
-    """How its recipients are spelt, before anything is compared: ``email`` (the domain in lower
-    case), ``phone`` (``+`` and digits), or ``package.module:function``, which takes and returns a
-    text, or raises InvalidDraft. Empty: as they are given."""
+    """The rule that gives each recipient one spelling: ``email`` (the domain in lower case),
+    ``phone`` (``+`` and digits), or ``package.module:function``, which takes and returns a text, or
+    raises InvalidDraft. Empty: recipients stay as they are given."""
     quotas: Quotas = ()
     """Quotas of the whole channel, such as its provider's allowance, judged at submit."""
     recipient_quotas: Quotas = ()
     """Quotas of each scope (by default each recipient) on this channel, judged at submit."""
     quiet_hours: WeekHours | None = None
-    """When its recipients are left alone, by their clocks: ``21:00-08:00``."""
+    """When nothing is sent, in each recipient's zone: ``21:00-08:00``."""
     send_window: WeekHours | None = None
-    """The other way round: when messages may be sent. Not together with ``quiet_hours``."""
+    """The complement: when messages may be sent. Not together with ``quiet_hours``."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10
-    """Tries before a message ends as failed: with the waits below, a quarter of an hour."""
+    """Attempts before a message ends as failed; with the waits below, a quarter of an hour."""
     backoff_base: Length = timedelta(seconds=5)
-    """Upper bound of the wait after the first failed try; doubles with each further one."""
+    """Upper bound of the wait after the first failed attempt; doubles with each further one."""
     backoff_longest: Length = timedelta(minutes=10)
     """Upper bound of any wait."""
     on_unknown: OnUnknown = "retry"
-    """What follows a try whose outcome nobody knows, where a message does not say it itself.
+    """What follows an attempt with an unknown outcome, unless the message says it itself.
 
-    ``retry``: another try, at least once. ``hold``: it waits for a person, at most once.
+    ``retry``: another attempt; the message is sent at least once. ``hold``: it is held for a
+    person to decide; the message is sent at most once.
     """
     expire_after: Length | None = None
-    """How long after its send time a message is still sent, where it has no expiry itself."""
+    """How long after its send time a message expires, unless it has an expiry of its own."""
     templates: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
-    """Bodies by name whose texts are written in Jinja2, rendered at submit: ``reminder = {subject =
-    "Hello {{ name }}", text = "…"}``. What stands under ``html`` is escaped."""
+    """Bodies by name whose texts are Jinja2, rendered at submit: ``reminder = {subject =
+    "Hello {{ name }}", text = "…"}``. Values in the text ``html`` are escaped."""
     templates_dir: Path | None = None
-    """A folder of further ones, a file for each text of a body: ``reminder.subject``,
-    ``reminder.text``, ``reminder.html``. Other files may be included or extended by these."""
+    """A folder of further templates, a file for each text of a body: ``reminder.subject``,
+    ``reminder.text``, ``reminder.html``. They may include or extend other files of the folder."""
     catch_up: CatchUp = "send"
-    """What becomes of messages that are overdue: that nobody took for ``overdue_after``.
+    """What happens to overdue messages: those that no worker claimed for ``overdue_after``.
 
     ``send``: they are sent late. ``expire``: they end as expired. ``reslot``: they are booked
     again, in the order of their times, at the first slots from now on that fit every quota.
@@ -148,7 +149,7 @@ class Channel(BaseModel):
 
     @cached_property
     def quiet(self) -> Hours | None:
-        """When nothing may be sent, however the settings say it."""
+        """When nothing may be sent, by ``quiet_hours`` or ``send_window``."""
         return self.send_window.complement if self.send_window else self.quiet_hours
 
     @model_validator(mode="after")
@@ -169,7 +170,7 @@ class Channel(BaseModel):
 
 
 def check_hours(quiet_hours: Hours | None, send_window: Hours | None) -> None:
-    """Raise InvalidValue unless at most one is given and some minute of the week is left."""
+    """Raise InvalidValue if both are given, or no minute of the week is left to send in."""
     if quiet_hours and send_window:
         raise InvalidValue("send_window", "given together with quiet_hours", "one of the two")
     if quiet_hours and quiet_hours.covers_week:

@@ -62,7 +62,7 @@ class Dispatcher:
         self._threads = Threads()
 
     def close(self) -> None:
-        """Wait for calls that others await, then close the connections."""
+        """Wait for awaited calls under way, then close the connections."""
         self._threads.close()
         self._app.close()
 
@@ -124,35 +124,35 @@ class Dispatcher:
         Its content is ``body``, or a ``template`` of the channel rendered with ``data`` now.
         The time is ``send_at`` or ``send_in`` from now. ``send_at`` is an aware datetime, an ISO
         8601 string with an offset, or a local time (string or naive datetime) with ``zone``;
-        ``fold`` says which of two repeated local times is meant. ``scope`` names whose capacity
-        is counted, by default the recipient; ``scopes`` names further ones by kind, as in
+        ``fold`` selects one of two repeated local times. ``scope`` is the scope that it counts
+        against, by default the recipient; ``scopes`` are further ones by kind, as in
         ``{"tenant": "acme"}``. ``zone`` is the recipient's: quotas ``in local`` count by its
-        calendar, and ``quiet_hours`` (``"21:00-08:00"``, ``"none"``) or ``send_window`` go by its
-        clocks. A message that brings no hours has those of its channel. With ``idempotency_key`` a
+        calendar, and ``quiet_hours`` (``"21:00-08:00"``, ``"none"``) or ``send_window`` apply in
+        it. Without hours of its own a message has those of its channel. With ``idempotency_key`` a
         repeated call returns the message of the first one. After ``expires_at``, or
         ``expire_after`` its time, the message is not sent any more. ``on_conflict="shift"`` books
-        the first slot that fits every quota outside quiet hours, up to ``latest``. Where nobody
-        knows what came of a try, ``on_unknown="retry"`` makes another one, and ``"hold"`` waits for
-        :meth:`release` or :meth:`drop`; by default the channel says which. ``status_url`` is told,
-        at least once, when the message was sent, failed, expired, was cancelled or is held; its
-        longest is 255 characters. See docs/status-webhooks.md.
+        the first slot that fits every quota outside quiet hours, up to ``latest``. After an attempt
+        with an unknown outcome ``on_unknown="retry"`` makes another one, and ``"hold"`` waits for
+        :meth:`release` or :meth:`drop`; the default is the channel's. ``status_url``, of at most
+        255 characters, gets a POST, at least once, when the message is sent, failed, expired,
+        cancelled or held. See docs/status-webhooks.md.
 
         Once this returns, the message ends as sent, failed, expired or cancelled, whatever
-        process dies, or is held where it is to be. When it raises, nothing is reserved or stored
-        (except OutcomeUnknown).
+        process dies, or is held. When it raises, nothing is reserved or stored (except
+        OutcomeUnknown).
 
         With ``session``, a SQLAlchemy Session or Connection on the dispatcher's database, the
         message is stored in its transaction: it commits or rolls back with the caller's own rows,
-        and the promise above holds from the commit on. Its place is reserved until then, given back
-        on rollback; it is handed over after the commit. See docs/transactions.md.
+        and the promise above applies from the commit on. Its reservation is released on rollback;
+        it is enqueued after the commit. See docs/transactions.md.
 
         Raises:
             InvalidDraft: a parameter was refused (InvalidSendTime, UnknownChannel, Suppressed).
             QuotaExceeded, QuietHours: the time does not fit; both carry the next slot.
-            IdempotencyConflict: the key belongs to other content.
+            IdempotencyConflict: the key belongs to a message with other content.
             ReservationsUnavailable: Redis is down, incomplete, evicting or full.
-            StoreUnavailable: the database did not take the message.
-            OutcomeUnknown: the line broke; the message may have been stored.
+            StoreUnavailable: the database did not store the message.
+            OutcomeUnknown: the connection broke; the message may have been stored.
 
         """
         draft = Draft(
@@ -209,16 +209,16 @@ class Dispatcher:
     ) -> Iterable[Result]:
         """Submit many drafts in batches; return a Message or a Rejection for each, in order.
 
-        For a list or tuple the answer is a list. For any other iterable, such as a generator, it
-        is an iterator that submits while it is read and holds one batch in memory. Drafts that
-        count against the same scope see those before them. ``on_conflict`` is for all drafts,
-        instead of their own. With ``atomic`` all are accepted or none, and held in memory
-        together. ``progress`` is called with a Progress after each batch.
+        For a list or tuple the result is a list. For any other iterable, such as a generator, it
+        is an iterator that submits while it is read, with one batch in memory. Earlier drafts
+        count for later ones of the same scope. ``on_conflict`` replaces that of every draft. With
+        ``atomic`` all are accepted or none, and all are in memory together. ``progress`` is called
+        with a Progress after each batch.
 
-        A draft that cannot be accepted is a Rejection with the error :meth:`submit` would raise.
-        Raises ReservationsUnavailable and StoreUnavailable: the batches before are accepted, of
-        the batch under way some drafts may be. Give the drafts idempotency keys and run it again:
-        then it ends as if run once.
+        A refused draft becomes a Rejection with the error that :meth:`submit` would raise. Raises
+        ReservationsUnavailable and StoreUnavailable: earlier batches are accepted, of the current
+        batch some drafts may be. If the drafts have idempotency keys, a second run completes the
+        first one.
         """
         every = _overridden(drafts, on_conflict)
         batches = self._app.batches
@@ -236,33 +236,34 @@ class Dispatcher:
         on_conflict: OnConflict | None = None,
         progress: OnProgress | None = None,
     ) -> Plan:
-        """Return what :meth:`submit_many` would answer now. Books and stores nothing.
+        """Return the result that :meth:`submit_many` would have now. Books and stores nothing.
 
-        The parameters are those of :meth:`submit_many`. Drafts see those before them, and what was
-        booked when the plan first met their scope. Holds one batch and the refused drafts in
-        memory. The answer is no promise: others may take a place before the drafts are submitted.
+        The parameters are those of :meth:`submit_many`. Earlier drafts
+        count for later ones, as do the reservations of a scope when the plan first reads it. One
+        batch and the refused drafts are in memory. A plan reserves nothing: other submits may take
+        the capacity before the drafts are submitted.
         Raises ReservationsUnavailable and StoreUnavailable.
         """
         total = len(drafts) if isinstance(drafts, Sized) else None
         every = _overridden(drafts, on_conflict)
         return self._app.batches.plan(every, total=total, progress=progress)
 
-    # Change what was accepted. The row decides every race.
+    # Change accepted messages. The row decides every race.
 
     def cancel(self, message_id: UUID | str) -> Message:
         """Cancel a scheduled message; its quota is free again at once. Return it.
 
-        Once this returns, the message is never sent. Cancelling it again is fine. Raises
+        Once this returns, the message is never sent. Another call changes nothing. Raises
         MessageNotFound, and TooLate once it is being sent, is held or has ended.
         """
         return self._app.changes.cancel(id_of(message_id))
 
     def cancel_many(self, message_ids: Sequence[UUID | str]) -> list[Message | DispatcherError]:
-        """Cancel what of these is still scheduled; all of their quotas are free again at once.
+        """Cancel those of these messages that are scheduled; their quotas are free again at once.
 
         Return for each the cancelled message, or the error that :meth:`cancel` would raise. Raises
-        InvalidDraft for what is no id; StoreUnavailable: some are cancelled then, and cancelling
-        again is fine.
+        InvalidDraft for an invalid id. Raises StoreUnavailable: some may be cancelled; then call it
+        again.
         """
         return self._app.cancelling.cancel([id_of(each) for each in message_ids])
 
@@ -281,14 +282,15 @@ class Dispatcher:
         expires_at: SendTime | None = None,
         expire_after: timedelta | None = None,
     ) -> Message:
-        """Move a scheduled message to another time, judged as if it had no place yet. Return it.
+        """Move a scheduled message to another time. Return it.
 
-        The parameters are those of :meth:`submit`; ``later`` is by how much later than promised it
-        is to go. Local times are read by ``zone``, by default the message's, which stays as it is.
-        ``set_zone`` gives the message another zone: local times without ``zone`` are read by it,
-        and quotas ``in local`` and quiet hours go by it from now on. An ``expires_at`` stays and an
-        ``expire_after`` moves along, unless one of them is given. The old place is free once this
-        returns. A refused move changes nothing.
+        The parameters are those of :meth:`submit`; ``later`` is a length to add to the promised
+        time. The new time must fit every quota without the message's old reservation, which is
+        released once this returns. Local times are read in ``zone``, by default the message's,
+        which does not change. ``set_zone`` gives the message another zone: local times without
+        ``zone`` are read in it, and quotas ``in local`` and quiet hours apply in it from now on. An
+        ``expires_at`` stays and an ``expire_after`` moves along, unless one of them is given. A
+        refused move changes nothing.
 
         Raises InvalidDraft, QuotaExceeded, QuietHours, MessageNotFound, ReservationsUnavailable;
         TooLate once it is being sent or has ended; StoreUnavailable: it has the old time or the
@@ -326,9 +328,9 @@ class Dispatcher:
         """Move scheduled messages, in batches, each as :meth:`reschedule` does, in order.
 
         Return for each the moved message, or the error that :meth:`reschedule` would raise. An id
-        that is given twice is moved once. Where something outside does not answer, the rest is left
-        alone, and gets that error: after ReservationsUnavailable such a message has its old time,
-        after StoreUnavailable the old one or the new one. Raises InvalidDraft for what is no id.
+        that is given twice is moved once. Where a server does not answer, the remaining messages
+        get that error: after ReservationsUnavailable they have their old time, after
+        StoreUnavailable the old one or the new one. Raises InvalidDraft for an invalid id.
         """
         wish = Wish(
             send_at=send_at,
@@ -354,20 +356,20 @@ class Dispatcher:
     ) -> Message:
         """Give a scheduled message another body, or that of a template of its channel. Return it.
 
-        ``template`` and ``data`` are those of :meth:`submit`: rendered and judged now. Raises
+        ``template`` and ``data`` are those of :meth:`submit`: rendered and checked now. Raises
         InvalidDraft, InvalidSettings for a template that cannot be used, MessageNotFound,
         StoreUnavailable, and TooLate once it is being sent or has ended.
         """
         return self._app.changes.update(id_of(message_id), body=body, template=template, data=data)
 
-    # Decide about what failed or is held, about recipients and about windows.
+    # Failed and held messages, opt-outs, and the windows.
 
     def retry(self, message_id: UUID | str, *, perhaps_sent: bool = False) -> Message:
-        """Give a failed message another round of tries, as many as its channel says. Return it.
+        """Give a failed message further attempts, as many as its channel allows. Return it.
 
-        It is due at once; it has kept its place, and the limits guard it as ever. Where nobody
-        knows what came of its last try and its ``on_unknown`` is ``hold``, ``perhaps_sent`` must
-        say that it may go out twice. Raises MessageNotFound, InvalidValue, UnknownChannel,
+        It is due at once; it still has its reservation, and the limits apply. If the outcome of its
+        last attempt is unknown and its ``on_unknown`` is ``hold``, it may be sent twice, and
+        ``perhaps_sent`` must be True. Raises MessageNotFound, InvalidValue, UnknownChannel,
         Suppressed, and TooLate where it has not failed, or is past its expiry.
         """
         return self._app.failed.retry(id_of(message_id), perhaps_sent=perhaps_sent)
@@ -375,118 +377,118 @@ class Dispatcher:
     def retry_many(
         self, message_ids: Sequence[UUID | str], *, perhaps_sent: bool = False
     ) -> list[Message | DispatcherError]:
-        """Give what of these has failed another round of tries, in batches.
+        """Give those of these messages that have failed further attempts, in batches.
 
         Return for each the message, or the error that :meth:`retry` would raise. Raises
-        InvalidDraft for what is no id; StoreUnavailable: some are tried again then, and doing it
-        again is fine.
+        InvalidDraft for an invalid id. Raises StoreUnavailable: some may have been changed; then
+        call it again.
         """
         ids = [id_of(each) for each in message_ids]
         return self._app.failed.retry_many(ids, perhaps_sent=perhaps_sent)
 
     def release(self, message_id: UUID | str) -> Message:
-        """Let a held message be sent, perhaps once more. Return it, due at once.
+        """Release a held message to be sent, perhaps for the second time. Return it, due at once.
 
-        One more try is allowed where its tries were used up. Past its expiry it ends as expired.
+        It gets one more attempt if it had used all. Past its expiry it ends as expired.
         Raises MessageNotFound, Suppressed, and TooLate where it is not held.
         """
         return self._app.held.release(id_of(message_id))
 
     def drop(self, message_id: UUID | str) -> Message:
-        """Give a held message up. Return it: it ends as failed.
+        """End a held message as failed. Return it.
 
-        It keeps its place in the windows, because it may have been sent. Raises MessageNotFound,
+        It keeps its reservation, because it may have been sent. Raises MessageNotFound,
         and TooLate where it is not held.
         """
         return self._app.held.drop(id_of(message_id))
 
     def suppress(self, recipient: str, *, channel: str | None = None) -> int:
-        """Send a recipient nothing any more, on one channel or on all; return how many it spares.
+        """Opt a recipient out of one channel or of all; return how many messages it cancelled.
 
-        From now on a submit to it raises Suppressed, and what is scheduled is cancelled, its quota
-        free again at once. A submit that looked a moment ago may still store its message: it is
-        cancelled when it is due, and so is what comes back from a retry. Only what is being sent
-        right now may still go out, and what is held stays held; releasing it raises Suppressed.
-        Every spelling that channels have for the recipient opts out. Doing it again is fine.
+        From now on a submit to it raises Suppressed. Its scheduled messages are cancelled, and
+        their quotas are free again at once. A submit under way may still store its message: that is
+        cancelled when it is due, and so is a message before its next attempt. Only a message that
+        is being sent now may still arrive. A held one stays held; its release raises Suppressed.
+        Every spelling that channels have for the recipient opts out. Another call changes nothing.
 
-        Raises InvalidDraft, UnknownChannel, and StoreUnavailable: do it again then.
+        Raises InvalidDraft, UnknownChannel, and StoreUnavailable: then call it again.
         """
         return self._app.suppressing.suppress(recipient, channel)
 
     def unsuppress(self, recipient: str, *, channel: str | None = None) -> tuple[Suppression, ...]:
-        """Take back what :meth:`suppress` said with the same parameters. What it cancelled stays.
+        """Revoke a :meth:`suppress` with the same parameters. Messages it cancelled stay cancelled.
 
-        Return what still holds for the recipient: who opted out of everything and of one channel
-        must be taken back from both. Raises InvalidDraft and StoreUnavailable.
+        Return the suppressions that remain for the recipient: one of all channels and one of a
+        single channel are revoked separately. Raises InvalidDraft and StoreUnavailable.
         """
         return self._app.suppressing.unsuppress(recipient, channel)
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
-        """Yield who gets nothing, or what holds for one recipient, in the order of recipients.
+        """Yield all suppressions, or those of one recipient, in the order of recipients.
 
-        They are read while the answer is, some hundreds at a time. Raises StoreUnavailable.
+        They are read from the database as the result is, some hundreds at a time. Raises
+        StoreUnavailable.
         """
         return self._app.suppressing.suppressed(recipient)
 
     def verify_windows(self) -> Verified:
         """Compare the windows in Redis with the store; return every difference.
 
-        Submits may go on meanwhile. Raises ReservationsUnavailable and StoreUnavailable.
+        Submits may continue meanwhile. Raises ReservationsUnavailable and StoreUnavailable.
         """
         return self._app.verification.verify()
 
     def rebuild_windows(
         self, shards: Collection[int] | None = None, *, progress: OnRows | None = None
     ) -> tuple[int, ...]:
-        """Close shards of the windows (default: all) and fill them again from the store.
+        """Close shards of the windows (default: all) and rebuild them from the store.
 
-        A few at a time; while one is closed, submits to it raise ReservationsUnavailable with
-        ``retry_after``. ``progress`` is called with how many rows have been read and how many
-        there are to read. Return the shards that were rebuilt; those missing are being rebuilt by
-        another process. Raises InvalidValue, ReservationsUnavailable and StoreUnavailable; then
-        the sweep rebuilds what is still closed.
+        It closes a few at a time; submits to a closed one raise ReservationsUnavailable with
+        ``retry_after``. ``progress`` is called with the number of rows read and of all rows. Return
+        the rebuilt shards; another process is rebuilding the others. Raises InvalidValue,
+        ReservationsUnavailable and StoreUnavailable; then the sweep rebuilds the closed shards.
         """
         return self._app.reconciler.rebuild(shards, progress=progress)
 
-    # Look. Nothing here books, stores or sends.
+    # Read. Nothing here books, stores or sends.
 
     def get(self, message_id: UUID | str) -> Message:
         """Return a message. Raises MessageNotFound."""
         return self._app.messages.get(id_of(message_id))
 
     def attempts(self, message_id: UUID | str) -> list[Attempt]:
-        """Return the tries of a message, first one first; none for an unknown id."""
+        """Return the attempts of a message, first one first; none for an unknown id."""
         return self._app.messages.attempts(id_of(message_id))
 
     def story(self, message_id: UUID | str) -> Story:
-        """Return everything that is known of a message: its tries, its places, what comes next.
+        """Return all about a message: itself, its attempts, its reservations, its next step.
 
         Raises MessageNotFound and StoreUnavailable.
         """
         return self._app.telling.story(id_of(message_id))
 
     def held(self, *, limit: int = 100) -> list[Message]:
-        """Return the messages that are held, oldest first: nobody knows whether they were sent.
+        """Return the held messages, oldest first: the outcome of their last attempt is unknown.
 
-        ``next_attempt_at`` tells since when they are held.
+        ``next_attempt_at`` is the instant since which they are held.
         """
         _check_limit(limit)
         return self._app.held.find(at_most=limit)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
-        """Return how many messages match all that is said (:class:`~dispatcher.Wanted`).
+        """Return how many messages match all filters (:class:`~dispatcher.Wanted`).
 
-        What changes meanwhile may be missed. Raises InvalidDraft and StoreUnavailable, and
+        Messages that change meanwhile may be missed. Raises InvalidDraft and StoreUnavailable, and
         TypeError for a filter that does not exist, as :meth:`select` and :meth:`list` do.
         """
         return self._app.listing.count(self._chosen(wanted))
 
     def select(self, *, oldest_first: bool = False, **wanted: Unpack[Wanted]) -> Iterator[Message]:
-        """Yield the messages that match all that is said (:class:`~dispatcher.Wanted`).
+        """Yield the messages that match all filters (:class:`~dispatcher.Wanted`).
 
-        Newest first, or oldest first; without those made after the call. They are read while the
-        answer is, some hundreds at a time, so any number may be yielded. Raises InvalidDraft, and
-        StoreUnavailable on the way.
+        Newest first, or oldest first; without those made after the call. They are read from the
+        database as the result is, some hundreds at a time, so any number may be yielded. Raises
+        InvalidDraft, and StoreUnavailable at any time.
         """
         selection = self._chosen(wanted)
         pages = self._app.listing.pages(
@@ -509,8 +511,8 @@ class Dispatcher:
     ) -> datetime:
         """Return the first time at or after ``after`` (default: now) that fits every quota.
 
-        Books nothing. Give a recipient or a scope, and what else of :meth:`submit` counts: without
-        a channel, its quotas and quiet hours do not. Raises InvalidDraft and
+        Books nothing. The parameters are those of :meth:`submit`; a recipient or a scope is needed.
+        Without ``channel`` no quotas and quiet hours of a channel apply. Raises InvalidDraft and
         ReservationsUnavailable.
         """
         if scope is not None:
@@ -549,12 +551,12 @@ class Dispatcher:
         start: SendTime | None = None,
         length: timedelta = timedelta(days=2),
     ) -> Timeline:
-        """Return what decides about the times of a scope, from ``start`` (default: now) on.
+        """Return the booked, blocked and free times of a scope, from ``start`` (default: now) on.
 
-        Booked times, how full each quota is and where it refuses, quiet hours, the next slots.
-        ``channel``, ``scopes`` and ``zone`` count as for :meth:`submit`; with ``kind`` the scope is
-        one of that kind, such as a tenant, looked at alone. Without a scope, the ``channel`` as a
-        whole is looked at, or the ``scopes``. ``length`` is at most 366 days.
+        It has booked times, the fill of each quota and the times it refuses, quiet hours, and the
+        next slots. ``channel``, ``scopes`` and ``zone`` apply as for :meth:`submit`; with ``kind``
+        only the scope of that kind, such as a tenant, is read. Without a scope it reads the
+        ``channel`` as a whole, or the ``scopes``. ``length`` is at most 366 days.
         Raises InvalidDraft and ReservationsUnavailable.
         """
         return self._app.outlook.timeline(
@@ -568,10 +570,10 @@ class Dispatcher:
         )
 
     def status(self, *, since: timedelta = timedelta(days=1)) -> Overview:
-        """Return how things stand: counts, what is overdue, the next hour, limits, who is at work.
+        """Return the state of the deployment: counts, overdue messages, load, limits, processes.
 
-        What has ended counts if it did so within ``since``. Where Redis does not answer, what only
-        Redis knows is None. Raises InvalidValue and StoreUnavailable.
+        Messages that have ended are counted if they did so within ``since``. Where Redis does not
+        answer, its figures are None. Raises InvalidValue and StoreUnavailable.
         """
         return self._app.overviews.read(since=since)
 
@@ -583,30 +585,30 @@ class Dispatcher:
         within: timedelta = timedelta(days=1),
         limit: int = 10,
     ) -> Tops:
-        """Return the busiest scopes, recipients or channels, by what is due ``within`` that time.
+        """Return the busiest scopes, recipients or channels by messages due ``within`` that time.
 
-        Each with the quota that is nearest to full; ``by="fill"`` sorts by that, among the 50 with
-        most messages. Raises InvalidValue and StoreUnavailable.
+        Each has the quota that is nearest to full; ``by="fill"`` sorts the 50 with most messages by
+        that. Raises InvalidValue and StoreUnavailable.
         """
         return self._app.overviews.tops(of, within=within, limit=limit, by=by)
 
-    # Below this method the name no longer means the built-in list, so what returns one is above.
+    # Below this method `list` is no longer the built-in, so methods that return one are above.
     def list(
         self, *, limit: int = 50, after: UUID | str | None = None, **wanted: Unpack[Wanted]
     ) -> Page:
-        """Return a page of the messages that match all that is said, newest first.
+        """Return a page of the messages that match all filters, newest first.
 
-        See :class:`~dispatcher.Wanted` for what can be said. ``limit`` is at most 10,000. The
-        page's ``after`` reads on behind it. Raises InvalidDraft and StoreUnavailable.
+        See :class:`~dispatcher.Wanted` for the filters. ``limit`` is at most 10,000. The page's
+        ``after`` gets the next page. Raises InvalidDraft and StoreUnavailable.
         """
         _check_limit(limit)
         place = None if after is None else id_of(after, "after")
         return self._app.listing.page(self._chosen(wanted), after=place, at_most=limit)
 
     def _chosen(self, wanted: Wanted) -> Selection:
-        """Judge what is said of messages, and spell the recipient as it is stored.
+        """Validate filters, and spell the recipient as it is stored.
 
-        A kind of scope that nothing counts against is refused.
+        Refuses a kind of scope that the settings do not have.
         """
         selection = Selection.of(wanted)
         near = (word(each) for each in self.settings.channels for word in (of_scope_on, of_channel))
@@ -620,22 +622,22 @@ class Dispatcher:
         spelt = self.settings.spellings.one(selection.recipient, selection.channel)
         return replace(selection, recipient=spelt)
 
-    # The same, awaited.
+    # The awaited calls.
 
     asubmit = awaited(submit)
-    """Await :meth:`submit`, made by a thread, so that the loop goes on.
+    """Await :meth:`submit`, which runs in a thread, so that the loop is not blocked.
 
-    Also :meth:`asubmit_many`, :meth:`acancel`, :meth:`areschedule` and :meth:`aget`, with the
-    parameters, answers and errors of those that they are named for. At most eight such calls are
-    made at a time; further ones wait. ``session`` is refused: see docs/transactions.md.
+    So do :meth:`asubmit_many`, :meth:`acancel`, :meth:`areschedule` and :meth:`aget`, with the
+    parameters, results and errors of the synchronous methods. At most eight such calls run at a
+    time; further ones wait. ``session`` is refused: see docs/transactions.md.
 
-    A call that is cancelled before its turn is not made. One that is under way goes on, and its
-    answer is read by the idempotency key: submit again with the same one, and it is the same
-    message. :meth:`close` and :meth:`aclose` wait for calls under way.
+    A call that is cancelled before it begins is not made. One under way continues; submit again
+    with the same idempotency key to get its message.
+    :meth:`close` and :meth:`aclose` wait for calls under way.
     """
 
     asubmit_many = awaited(listed(submit_many))
-    """Await :meth:`submit_many`. The answer is a list, whatever the drafts come in."""
+    """Await :meth:`submit_many`. The result is a list, for any iterable of drafts."""
 
     acancel = awaited(cancel)
     """Await :meth:`cancel`."""
@@ -657,6 +659,6 @@ def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iter
 
 
 def _check_limit(limit: object) -> None:
-    """Raise InvalidDraft unless so many messages can be returned at once."""
+    """Raise InvalidDraft unless ``limit`` is a number of messages that one call may return."""
     if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
         raise InvalidDraft("limit", quoted(limit), f"1 to {_MOST_FOUND}")

@@ -1,7 +1,7 @@
 """Servers for the demo, for tests and for laptops: a real Redis, SQLite, a worker and a beat.
 
-Everything lives in one folder. Nothing but the processes started here is ever stopped here, except
-a Redis that an earlier, killed environment left on the same folder.
+All data lie in one folder. Only processes started here are stopped here, and a Redis that an
+earlier, killed environment left running on the same folder.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ START_SECONDS = 20.0
 STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _RESTART_SECONDS = 1.0
-_TELL_AGAIN_SECONDS = 60.0
-_LAST_LINE_BYTES = 2_000
+_NOTICE_SECONDS = 60.0
+_LOG_END_BYTES = 2_000
 _DATABASE = "dispatcher.db"
-_OURS = (
+_FILES = (
     _DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", "lock", "logs", "nothing.toml", "redis",
     "sent",
 )  # fmt: skip
-"""What an environment writes into its folder."""
+"""The files and folders that an environment writes into its folder."""
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ log = logging.getLogger(__name__)
 def embedded(path: Path | str, **settings: Any) -> Iterator[Settings]:
     """Start Redis and a migrated SQLite database in ``path``; yield the settings that reach them.
 
-    No worker runs. ``settings`` are what they say, merged with nothing: a channel that is not among
-    those that are given is not there. No ``dispatcher.toml`` is read; what is not given is that of
-    the environment variables, else the default. The addresses are never given. On exit the Redis is
-    stopped; the data stay in ``path``. Raises EmbeddedUnavailable and InvalidSettings.
+    No worker runs. Each of ``settings`` replaces the whole setting: with ``channels`` there are no
+    others. The other settings come from the environment variables, else from the defaults; no
+    ``dispatcher.toml`` is read. The addresses cannot be given. On exit the Redis is stopped; the
+    data stay in ``path``. Raises EmbeddedUnavailable and InvalidSettings.
     """
     loaded = _load(Path(path), settings)
     with _folder(loaded.data_dir), _running([_redis(loaded.data_dir)]):
@@ -74,9 +74,9 @@ def embedded(path: Path | str, **settings: Any) -> Iterator[Settings]:
 def environment(
     path: Path | str, *, tell: Callable[[str], None] = log.warning, **settings: Any
 ) -> Iterator[Settings]:
-    """Like :func:`embedded`, with a worker and a beat, all kept running until the exit.
+    """Like :func:`embedded`, with a worker and a beat. A process that ends is restarted.
 
-    ``tell`` is given a sentence when one of them ended by itself, from another thread.
+    A thread then calls ``tell`` with a sentence about it.
     """
     loaded = _load(Path(path), settings)
     with _folder(loaded.data_dir):
@@ -89,7 +89,7 @@ def environment(
 
 
 class Process:
-    """One child process with its log file. ``ready`` tells when it serves."""
+    """One child process with its log file. ``ready`` returns whether it serves."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self._child is not None and self._child.poll() is None
 
-    def last_words(self) -> str:
-        """Say where its log is, and the last line of it."""
+    def log_end(self) -> str:
+        """Return a text with the path of its log and the last line of it."""
         try:
             with self._log.open("rb") as log_file:
-                log_file.seek(max(0, self._log.stat().st_size - _LAST_LINE_BYTES))
+                log_file.seek(max(0, self._log.stat().st_size - _LOG_END_BYTES))
                 lines = log_file.read().decode(errors="replace").split("\n")
         except OSError as error:
             return f"{self._log} cannot be read ({error.strerror})"
@@ -127,7 +127,7 @@ class Process:
         return f"{self._log} ends with: {last}"
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises EmbeddedUnavailable."""
+        """Start the process and wait until it serves. Raises EmbeddedUnavailable."""
         make_private(self._log.parent)
         with open(self._log, "ab", opener=_private) as log:
             self._child = subprocess.Popen(  # noqa: S603 - the command is made in this file
@@ -147,7 +147,7 @@ class Process:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Ask it to end, and end it if it does not."""
+        """Terminate the process; kill it if it does not end in time."""
         if self._child is None:
             return
         if self._child.poll() is None:
@@ -178,7 +178,7 @@ def redis_server() -> str:
 
 
 def redis_process(folder: Path, socket: Path) -> Process:
-    """Return a Redis that keeps its data in ``folder`` and listens on ``socket`` alone."""
+    """Return a Redis with its data in ``folder`` that listens only on ``socket``."""
     make_private(folder)
     options = {
         "port": "0",
@@ -209,7 +209,7 @@ def _load(path: Path, overrides: dict[str, Any]) -> Settings:
 
 
 class _Given(Settings):
-    """Settings that take no part of what is given from elsewhere, and nothing from a file."""
+    """Settings that merge no given field with another source, and read no file."""
 
     @classmethod
     def settings_customise_sources(
@@ -220,13 +220,13 @@ class _Given(Settings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: arguments, then what the environment says of other fields."""
+        """Order the sources: arguments, then the environment for the other fields."""
         del dotenv_settings, file_secret_settings
         return init_settings, _Others(settings_cls, env_settings, init_settings().keys())
 
 
 class _Others(PydanticBaseSettingsSource):
-    """What a source says of fields that are not given."""
+    """A source for the fields that are not given."""
 
     def __init__(
         self,
@@ -239,23 +239,23 @@ class _Others(PydanticBaseSettingsSource):
         self._given = given
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Leave it to the source, which is asked for all fields at once."""
+        """Return the value of the source."""
         return self._source.get_field_value(field, field_name)
 
     def __call__(self) -> dict[str, Any]:
-        """Return them by the names of their fields."""
+        """Return the values of the fields that are not given."""
         return {name: each for name, each in self._source().items() if name not in self._given}
 
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """Own ``path`` alone, and close the environment's files in it to other users.
+    """Lock ``path`` against other environments, and close its files to other users.
 
-    The folder itself is closed, too, unless it is the working directory or holds it.
+    The folder itself is closed, too, unless it contains the working directory or is it.
     """
     try:
         make_private(path)
-        close_to_others(path / name for name in _OURS)
+        close_to_others(path / name for name in _FILES)
         if not Path.cwd().is_relative_to(path.resolve()):
             close_to_others([path])
         lock = open(path / "lock", "w", opener=_private)  # noqa: SIM115 - closed below
@@ -298,7 +298,7 @@ def _service(settings: Settings, name: str) -> Process:
 
 
 def _child_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of a process that has these settings, whatever the folder has."""
+    """Return the environment of a process with these settings and no settings file."""
     nothing = settings.data_dir / "nothing.toml"
     nothing.touch(mode=0o600)
     inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
@@ -311,18 +311,18 @@ def _child_environment(settings: Settings) -> dict[str, str]:
 
 
 def _is_setting(variable: str) -> bool:
-    """Whether a variable says a setting, or a part of one that would be merged with the whole."""
+    """Whether a variable gives a setting, or a part of one."""
     name = variable.lower().removeprefix(PREFIX.lower())
     return name != variable.lower() and ("__" in name or name in Settings.model_fields)
 
 
 def _prepare(settings: Settings) -> None:
-    # SQLite gives the files beside it the mode of this one.
+    # SQLite creates the WAL and its index with the mode of this file.
     (settings.data_dir / _DATABASE).touch(mode=0o600)
     app = App(settings)
     try:
         migrate(app.database)
-        # The Redis was just started: no submit can be under way, so there is none to wait for.
+        # No submit is under way yet, because the Redis has just started: no need to wait for one.
         app.reconciler.reconcile(settle=timedelta(0))
     finally:
         app.close()
@@ -344,7 +344,10 @@ def _answers(socket: Path) -> bool:
 
 @contextmanager
 def _running(processes: Sequence[Process]) -> Iterator[Event]:
-    """Start the processes; on exit stop them, the last one first. Yields the event of stopping."""
+    """Start the processes; on exit stop them, the last one first.
+
+    Yields an event that is set when the stopping begins.
+    """
     stopped = Event()
     with ExitStack() as stack:
         for process in processes:
@@ -358,25 +361,28 @@ def _running(processes: Sequence[Process]) -> Iterator[Event]:
 def _supervised(
     processes: Sequence[Process], stopped: Event, tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Start again what ends by itself: a Celery worker does when it loses its broker.
+    """Restart processes that end by themselves, as a Celery worker does without its broker.
 
-    What ends again and again, as with an option that its channel refuses, is told once a minute.
+    For each process ``tell`` is called at most once a minute.
     """
     leaving = Event()
     told_at: dict[Process, float] = {}
 
     def say(process: Process) -> None:
         try:
-            tell(f"a process ended and is started again: {process.last_words()}")
-        except Exception as error:  # noqa: BLE001 - nothing would be started again if it ended this
-            log.warning("a process is started again; nobody is told: %s", type(error).__name__)
+            tell(f"a process ended and is restarted: {process.log_end()}")
+        except Exception as error:  # noqa: BLE001 - an error would end the supervisor
+            log.warning(
+                "a process is restarted, but the call of `tell` raised %s: correct it",
+                type(error).__name__,
+            )
 
     def watch() -> None:
         while not leaving.wait(_RESTART_SECONDS):
             for process in processes:
                 if not process.alive and not leaving.is_set() and not stopped.is_set():
                     now = time.monotonic()
-                    if now - told_at.get(process, -math.inf) >= _TELL_AGAIN_SECONDS:
+                    if now - told_at.get(process, -math.inf) >= _NOTICE_SECONDS:
                         told_at[process] = now
                         say(process)
                     with suppress(EmbeddedUnavailable, OSError):

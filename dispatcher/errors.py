@@ -17,9 +17,9 @@
     ├── MessageNotFound
     ├── TooLate                   the message has left ``scheduled``
     ├── LimitReached              a limiter gave no permit, or none in time
-    ├── Unavailable               something outside did not answer; safe to try again
+    ├── Unavailable               a server did not answer; safe to try again
     │   ├── ReservationsUnavailable
-    │   │   └── TwinUnderWay      another submit with the same key holds the places
+    │   │   └── TwinUnderWay      another submit with the same key is under way
     │   ├── LimitersUnavailable
     │   ├── QueueUnavailable
     │   ├── EmbeddedUnavailable
@@ -28,10 +28,10 @@
     └── DeliveryError             raised by transports
         ├── TemporaryFailure
         ├── PermanentFailure
-        └── PerhapsSent       it was handed over, and what came of it is unknown
+        └── PerhapsSent           the provider got it, and the outcome is unknown
 
-Data travels as attributes; the text says the same in one sentence. No text and no attribute
-carries a body or a secret.
+Errors have their data as attributes and in one sentence. No text and no attribute contains a body
+or a secret.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class InvalidValue(DispatcherError, ValueError):
     """A value was refused; nothing was reserved, stored or sent.
 
     ``field`` names the parameter or setting, ``problem`` what is wrong with the value, and
-    ``accepted`` what would be taken instead.
+    ``accepted`` the values that are accepted.
     """
 
     def __init__(self, field: str, problem: str, accepted: str) -> None:
@@ -190,9 +190,9 @@ class IdempotencyConflict(DispatcherError):
 
 
 class BatchRefused(DispatcherError):
-    """Another draft of the same all-or-nothing batch was refused, so this one was not taken.
+    """Another draft of the same all-or-nothing batch was refused, so this one was not accepted.
 
-    ``number`` is the place of the first one that was, from 0.
+    ``number`` is the index of the first refused draft, from 0.
     """
 
     def __init__(self, number: int) -> None:
@@ -201,7 +201,7 @@ class BatchRefused(DispatcherError):
 
 
 class MessageNotFound(DispatcherError):
-    """No message has that id; it was never accepted, or it was pruned."""
+    """No message has that id: it was never accepted, or it was pruned."""
 
     def __init__(self, message_id: UUID) -> None:
         super().__init__(f"there is no message {message_id}")
@@ -211,7 +211,7 @@ class MessageNotFound(DispatcherError):
 class TooLate(DispatcherError):
     """The message can no longer be changed.
 
-    ``status`` is the one it has, or ``past its expiry``.
+    ``status`` is its status, or ``past its expiry``.
     """
 
     def __init__(self, message_id: UUID, status: str) -> None:
@@ -221,12 +221,12 @@ class TooLate(DispatcherError):
 
 
 class LimitReached(DispatcherError):
-    """A limiter gave no permit, or none in time. Nothing was taken.
+    """A limiter gave no permit, or none in time. No permit was counted.
 
     ``limit`` is the one that makes the caller wait longest, as text ("5/minute"), ``others`` are
-    those that refused as well, ``retry_after`` is how long to wait before asking again, and
-    ``reset_at`` when nothing counts any more (aware UTC). ``retry_after`` is ``timedelta.max``
-    where more was asked for than the limit ever gives at once.
+    the other limits that refused, ``retry_after`` is how long to wait before the next try, and
+    ``reset_at`` is when the limit is unused again (aware UTC). ``retry_after`` is ``timedelta.max``
+    where the call asked for more permits than the limit ever gives at once.
     """
 
     def __init__(
@@ -249,9 +249,9 @@ class LimitReached(DispatcherError):
 
 
 class Unavailable(DispatcherError):
-    """Something outside did not answer as it must. Trying again later is safe.
+    """A server did not answer as it must. Trying again later is safe.
 
-    ``reason`` says what was found, without secrets, and ``remedy`` what helps, where that is known.
+    ``reason`` says what is wrong, without secrets; ``remedy`` what to do, empty where unknown.
     """
 
     what = "a server"
@@ -266,10 +266,10 @@ class Unavailable(DispatcherError):
 
 
 class ReservationsUnavailable(Unavailable):
-    """Redis cannot be trusted with a reservation now. Nothing was stored.
+    """Redis cannot make a reservation now. Nothing was stored.
 
-    ``retry_after`` is how long to wait before trying again is of use, where that is known: while
-    the windows are being rebuilt.
+    ``retry_after`` is how long to wait before the next try; None where that is unknown. It is known
+    while the windows are being rebuilt.
     """
 
     what = "reservations"
@@ -280,12 +280,13 @@ class ReservationsUnavailable(Unavailable):
 
 
 class TwinUnderWay(ReservationsUnavailable):
-    """Another submit with the same idempotency key has booked places and not stored them yet.
+    """Another submit with the same idempotency key has reservations and is not stored yet.
 
     Raised only where scopes lie in several shards: when this submit would have to move those
-    places, or when the other one is changing its time and has the new one in some shards only. In
-    a batch it stops only its own draft.
-    The other one ends soon; where its process died, its places are freed within
+    reservations, or while the other one moves them and has the new time in some shards only. In a
+    batch only this draft is refused.
+
+    The other submit ends soon; if its process died, its reservations are released within
     ``reconcile_grace`` and a sweep. Nothing was stored.
     """
 
@@ -294,28 +295,28 @@ class TwinUnderWay(ReservationsUnavailable):
 
 
 class LimitersUnavailable(Unavailable):
-    """Redis cannot be asked for a permit now. Nothing was sent."""
+    """Redis cannot give a permit now. Nothing was sent."""
 
     what = "limiters"
 
 
 class QueueUnavailable(Unavailable):
-    """The broker took no task. The sweep hands the messages over later."""
+    """The broker accepted no task. The sweep enqueues the messages later."""
 
     what = "queue"
 
 
 class EmbeddedUnavailable(Unavailable):
-    """The embedded environment cannot be started here, or did not start."""
+    """The embedded environment cannot start here, or did not start."""
 
     what = "embedded environment"
 
 
 class StoreUnavailable(Unavailable):
-    """The database did not do what was asked.
+    """The database did not execute a statement.
 
-    From a submit it means that nothing was stored. ``refused`` is True where the database
-    answered and would not take these values, so that asking again is of no use.
+    After a submit, nothing was stored. ``refused`` is True where the database refused these values:
+    then another try fails, too.
     """
 
     what = "store"
@@ -326,10 +327,10 @@ class StoreUnavailable(Unavailable):
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The line broke while the message was being stored, and it cannot be read back.
+    """The connection broke while the message was being stored, and it cannot be read back.
 
-    It may have been stored, and then it will be sent. ``message_id`` tells: look it up once the
-    database answers, or submit again with the same idempotency key.
+    It may have been stored, and then it will be sent. Look up ``message_id`` once the database
+    answers, or submit again with the same idempotency key.
     """
 
     def __init__(self, reason: str, message_id: UUID) -> None:
@@ -338,14 +339,14 @@ class OutcomeUnknown(StoreUnavailable):
 
 
 class DeliveryError(DispatcherError):
-    """Raised by a transport that knows why a hand-over failed."""
+    """Raised by a transport: why a send failed."""
 
 
 class TemporaryFailure(DeliveryError):
-    """The provider did not take the message now. ``retry_after`` is the least wait it asked for.
+    """The provider did not accept the message now. ``retry_after`` is the least wait it asked for.
 
-    With ``closes_channel`` it asked that of everybody, as a 429 does: no worker hands it anything
-    on this channel until then.
+    With ``closes_channel`` the wait applies to the whole channel, as after a 429: no worker sends
+    on it until then.
     """
 
     retry_after: timedelta | None = None
@@ -364,20 +365,20 @@ class TemporaryFailure(DeliveryError):
 
 
 class PermanentFailure(DeliveryError):
-    """The provider will never take this message."""
+    """The provider will never accept this message."""
 
 
 class PerhapsSent(DeliveryError):
-    """The provider was given the message and did not say whether it took it.
+    """The provider got the message and did not say whether it accepted it.
 
-    The outcome of the try is unknown: with ``on_unknown="retry"`` there is another one under the
-    same message id, with ``"hold"`` the message waits for a person. Not for what certainly did not
-    arrive: that is a TemporaryFailure.
+    The outcome of the attempt is unknown: with ``on_unknown="retry"`` another one follows under the
+    same message id, with ``"hold"`` the message is held for a person to decide. Raise
+    TemporaryFailure where the message certainly did not arrive.
     """
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, for a sentence: "an int", "a str", "nothing" for None."""
+    """Return the type of a value, for a sentence: "an int", "a str", "nothing" for None."""
     if value is None:
         return "nothing"
     name = cut(type(value).__name__, _LONGEST_VALUE) or "class without a name"
@@ -387,8 +388,8 @@ def kind_of(value: object) -> str:
 def quoted(value: object) -> str:
     """Return a value for a sentence: its repr, on one line, of at most 80 characters.
 
-    Every error that quotes what a caller gave quotes it by this. A value whose repr fails is told
-    by its kind; lengths and instants are written as people read them.
+    Every error quotes callers' values with it. For a value whose repr fails it returns the type;
+    lengths and instants are written for people.
     """
     try:
         if type(value) is str:
@@ -402,5 +403,5 @@ def quoted(value: object) -> str:
 
 
 def cut(text: str, longest: int = 200) -> str:
-    """Return text of others for a sentence: at most so many characters of it."""
+    """Return foreign text for a sentence: at most ``longest`` characters of it."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

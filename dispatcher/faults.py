@@ -2,12 +2,12 @@
 
 ``DISPATCHER_FAULTS`` arms them: ``submit.after_reserve=kill``, several with ``;`` between. A fault
 happens at the first pass, with ``@3`` at the third, with ``@3+`` at the third and each one after.
-Where nothing is armed, a point costs a call and a look at one global.
+Without armed faults a point costs a call and a check of one global.
 
 ===================  ===============================================================================
 ``kill``             SIGKILL to this process
-``stop``             SIGSTOP to this process; somebody else continues it
-``raise``            InjectedFault, which nobody expects
+``stop``             SIGSTOP to this process; the test continues it
+``raise``            InjectedFault, which no code handles
 ``sleep:<seconds>``  this thread sleeps
 ``wait:<file>``      ``<file>.reached`` is written, and this thread goes on once ``<file>`` exists
 ===================  ===============================================================================
@@ -69,7 +69,7 @@ POINTS = frozenset(
         "prune.after_batch",
     }
 )
-"""Every point there is."""
+"""Every fault point."""
 
 log = logging.getLogger(__name__)
 
@@ -114,19 +114,22 @@ _armed: _Armed | None = None
 
 
 def fault(point: str) -> None:
-    """Let happen here what is armed; nothing otherwise."""
+    """Cause the fault that is armed at this point, if any."""
     if _armed is not None:
         _armed.pass_by(point)
 
 
 def arm(spec: str | None) -> None:
-    """Arm what ``spec`` says, or nothing at all. Raises InvalidSettings."""
+    """Arm the faults of ``spec``, none for None. Raises InvalidSettings."""
     global _armed  # noqa: PLW0603 - one process, one set of faults
     _armed = _Armed(spec) if spec else None
 
 
 def arm_by_environment() -> None:
-    """Arm what the environment says, and tell log and standard error. Raises InvalidSettings."""
+    """Arm the faults of the environment; warn in the log and on standard error.
+
+    Raises InvalidSettings.
+    """
     spec = os.environ.get(VARIABLE)
     if not spec:
         return
@@ -137,7 +140,7 @@ def arm_by_environment() -> None:
         "It is for tests; unset it in production."
     )
     log.critical("%s", text)
-    warnings.warn(text, RuntimeWarning, stacklevel=2)  # also where nobody reads logs
+    warnings.warn(text, RuntimeWarning, stacklevel=2)  # also without a handler of logs
 
 
 def _parsed(text: str) -> tuple[str, _Fault]:
@@ -177,5 +180,5 @@ def _happen(point: str, found: _Fault) -> None:
 
 
 def _signal(number: signal.Signals) -> None:
-    # To this thread: it goes no further, while another one might run on for a moment.
+    # To this thread, so that it stops here: a signal to the process may stop another one first.
     signal.pthread_kill(threading.get_ident(), number)

@@ -1,4 +1,4 @@
-"""Who may read files, and how a folder is closed to all but its owner."""
+"""Access rights of files and folders."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def open_to_others(path: Path) -> bool:
 
 
 def make_private(folder: Path) -> list[Path]:
-    """Make a folder and those above it that are missing, each for its owner alone.
+    """Make a folder and its missing parents, each for its owner alone.
 
-    Return those that were missing, the inmost first.
+    Return the new folders, the innermost first.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
@@ -35,9 +35,9 @@ def make_private(folder: Path) -> list[Path]:
 
 
 def close_to_others(paths: Iterable[Path]) -> None:
-    """Take from all but the owner what they may do with files, folders and all that is in these.
+    """Remove the rights of other users from files, and from folders with all their contents.
 
-    What is not ours, and what goes away meanwhile, is left as it is. Links are not followed.
+    Files of other owners and vanished files are skipped. Links are not followed.
     """
     for path in paths:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What travels through the house: drafts, messages, attempts, and the states between them."""
+"""Drafts, messages, attempts, and their states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 class Status(StrEnum):
-    """Where a message stands. docs/state-machine.md draws the ways between them."""
+    """The status of a message. docs/state-machine.md draws the transitions."""
 
     SCHEDULED = "scheduled"
     SENDING = "sending"
@@ -42,15 +42,15 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will be tried any more with a message of this status.
+        """Whether a message of this status gets no more attempts.
 
-        It does not change again; but a failed one that turns out to have been sent is sent.
+        A final status does not change, but ``failed`` becomes ``sent`` if the send had succeeded.
         """
         return self not in (Status.SCHEDULED, Status.SENDING, Status.HELD)
 
 
 class Outcome(StrEnum):
-    """What came of one attempt."""
+    """The outcome of one attempt."""
 
     SENT = "sent"
     TEMPORARY = "temporary"
@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a caller asks for, as they said it. The fields are those of ``Dispatcher.submit``."""
+    """The unchecked request for a message. The fields are those of ``Dispatcher.submit``."""
 
     channel: str
     recipient: str
@@ -86,7 +86,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A draft of many that was not accepted, and why. ``number`` is its place, from 0."""
+    """A refused draft of a batch, and the error. ``number`` is its index, from 0."""
 
     number: int
     draft: Draft
@@ -100,10 +100,10 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a bulk submit, or a plan, has come. ``total`` is None while nobody knows.
+    """The progress of a bulk submit or of a plan. ``total`` is None while it is unknown.
 
-    Of the accepted drafts, ``known`` were so before, or share their idempotency key with an
-    earlier one; ``shifted`` go later than they asked for.
+    Of the accepted drafts, ``known`` were accepted before, or share their idempotency key with an
+    earlier draft; ``shifted`` have a later send time than asked for.
     """
 
     accepted: int
@@ -120,12 +120,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would come of drafts if they were submitted now.
+    """The result that drafts would have if they were submitted now.
 
-    ``accepted`` of them would be answered with a message: ``known`` with one that was accepted
-    before, or that an earlier draft with the same idempotency key makes; ``shifted`` with one that
-    goes later than asked. ``first_send_at`` and ``last_send_at`` are the earliest and the latest
-    time of the new messages, None when there are none.
+    ``accepted`` of them would be accepted: ``known`` of these were accepted before, or share their
+    idempotency key with an earlier draft; ``shifted`` get a later send time than asked for.
+    ``first_send_at`` and ``last_send_at`` are the earliest and the latest time of the new messages,
+    None when there are none.
     """
 
     accepted: int
@@ -143,19 +143,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One accepted message as the store knows it. All instants are aware UTC.
+    """One accepted message as it is stored. All instants are aware UTC.
 
-    ``send_at`` is the promise; ``next_attempt_at`` is when the next try is due and moves with
-    retries and snoozes. ``attempt_count`` counts tries, not snoozes. ``last_error`` is what the
-    last failed try said. ``scopes`` are the further scopes it counts against, by kind; ``zone`` and
-    ``quiet_hours`` are its own, None where those of the settings apply. ``on_unknown`` is what is
-    done after a try whose outcome nobody knows. With ``expire_after`` a reschedule moves
-    ``expires_at`` along. ``asked_at`` is the time that was asked for, where a shift or a catch-up
-    made ``send_at`` another one, else None. ``trace`` is the W3C traceparent of the span that
-    submitted it, None where nobody traced. ``enqueued_at`` is when Celery was given it last, None
-    before the first time and while it is to be given it again because that failed: with its submit,
-    where it was near then (by the submitter's clock, like ``created_at``), else by the database's
-    clock. It is written before Celery is asked: who dies in between has not given it.
+    ``send_at`` is the promised time; ``next_attempt_at`` is when the next attempt is due and moves
+    with retries and snoozes. ``attempt_count`` counts attempts, not snoozes. ``last_error`` is the
+    error of the last failed attempt. ``scopes`` are the further scopes it counts against, by kind;
+    ``zone`` and ``quiet_hours`` are its own, None where those of the settings apply.
+    ``on_unknown`` says what follows an attempt with an unknown outcome. With ``expire_after`` a
+    reschedule moves ``expires_at`` along. ``asked_at`` is the time asked for, where a shift or a
+    catch-up changed ``send_at``, else None. ``trace`` is the W3C traceparent of the span of the
+    submit, None without tracing.
+
+    ``enqueued_at`` is when the message was last enqueued: by the submitter's clock (like
+    ``created_at``) where the submit did it, else by the database's. It is None before that, and
+    while the message is to be enqueued again after a failure. It is written before the publish: a
+    process that dies in between has not enqueued the message.
     """
 
     id: UUID
@@ -185,7 +187,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try to hand a message over. ``outcome`` is None while it is under way."""
+    """One try to send a message. ``outcome`` is None while it is under way."""
 
     message_id: UUID
     token: int
@@ -257,9 +259,9 @@ def check_body(
 
 
 def _flat_json(body: Mapping[Any, object]) -> str | None:
-    """Return the JSON of a body of nothing but plain ASCII text, which is clean; else None.
+    """Return the JSON of a flat body of plain ASCII text, which is valid; None for any other body.
 
-    The most common one. It needs no escapes, and is written in a fifth of the encoder's time.
+    This is the most common body. It needs no escapes, and takes a fifth of the encoder's time.
     """
     if type(body) is not dict:
         return None
@@ -275,7 +277,7 @@ def _flat_json(body: Mapping[Any, object]) -> str | None:
 
 
 def fingerprint(**asked: object) -> str:
-    """Return a digest of what a caller asked for, independent of the order of keys."""
+    """Return a digest of a caller's request, independent of the order of keys."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -296,9 +298,9 @@ _OBEYED = re.compile(
 
 
 def visible_text(text: str) -> str:
-    """Return text that no terminal obeys: control characters, and what turns the text, are written.
+    """Return text in which control and bidi characters are escaped, so that no terminal obeys them.
 
-    As JSON writes them, so that JSON with such characters says the same.
+    They are escaped as in JSON, so that JSON stays the same JSON.
     """
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -314,7 +316,7 @@ def storable_text(value: object, *, longest: int = 500) -> str:
 
 
 class _Cleaner:
-    """Copies a body into plain JSON values, of which there may be ``most``."""
+    """Copies a body into plain JSON values, at most ``most`` of them."""
 
     def __init__(self, field: str, accepted: str, *, most: int) -> None:
         self._field = field
@@ -322,7 +324,7 @@ class _Cleaner:
         self._left = most
 
     def clean(self, value: object, path: str, depth: int) -> Any:
-        self._left -= 1  # every value writes at least a byte
+        self._left -= 1  # every value takes at least a byte
         if self._left < 0:
             raise InvalidDraft(self._field, "too many values", self._accepted)
         if value is None or isinstance(value, bool | int):

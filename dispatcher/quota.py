@@ -1,8 +1,8 @@
-"""How many per how long: quotas judged at submission, limits guarded at delivery.
+"""Quotas, checked at submission, and limits, enforced at delivery.
 
 Both are written the same way, ``N/unit`` or ``N/M unit``: ``"1/minute"``, ``"2/30 second"``,
 ``"10 per second"``, ``"5/s"``. They are two types because they are never interchangeable: a quota
-counts promised times, a limit counts hand-overs. A quota that names a zone, ``"10/day in
+counts promised times, a limit counts sends. A quota that names a zone, ``"10/day in
 Europe/Berlin"``, counts within calendar periods instead of within any span of that length.
 """
 
@@ -34,7 +34,7 @@ _CALENDAR_ACCEPTED = (
     f"ZONE a name of the tz database or {_LOCAL!r}"
 )
 LONGEST_TEXT = 200
-"""No quota, limit or length is written longer; reading white space takes the square of it."""
+"""Longest text of a quota, limit or length: reading white space takes quadratic time."""
 _GRAMMAR = re.compile(
     r"\s*([0-9]{1,9})(?:\s*/\s*|\s+per\s+)(?:([0-9]{1,9})\s*)?([a-z]+)\s*",
     re.ASCII | re.IGNORECASE,
@@ -82,7 +82,7 @@ def _is_within(number: object, most: int) -> bool:
 
 
 def split_zone(text: str) -> tuple[str, str] | None:
-    """Split ``"10/day in Europe/Berlin"`` before and after its ``in``; None without one."""
+    """Split ``"10/day in Europe/Berlin"`` at its ``in``; None without one."""
     match = _IN_ZONE.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     return (match[1], match[2] or "") if match else None
 
@@ -141,7 +141,7 @@ class Quota(_CountPerLength):
 
 @dataclass(frozen=True, slots=True)
 class Limit(_CountPerLength):
-    """At most ``count`` hand-overs within any span shorter than ``length_ms`` (its period)."""
+    """At most ``count`` sends within any span shorter than ``length_ms`` (its period)."""
 
     MOST = _MOST
     __str__ = _CountPerLength.__str__
@@ -169,7 +169,7 @@ class _CountPerPeriod:
 
     @classmethod
     def read(cls, text: str, counted: str, zone: str) -> Self:
-        """Read what stands before and after ``in``. Raises InvalidValue."""
+        """Read the text before and after ``in``. Raises InvalidValue."""
         read = read_count(counted)
         if read is None:
             raise cls.refusal(f"cannot read {quoted(text)}")
@@ -179,17 +179,17 @@ class _CountPerPeriod:
                 f"{quoted(text)} asks for periods of {multiple} {cut(unit, 40)}s, and a calendar "
                 "does not say where such a period begins"
             )
-        # An unknown unit is refused by the class.
+        # The class refuses an unknown unit.
         return cls(count, cast(CalendarUnit, unit), None if zone == _LOCAL else zone)
 
     @classmethod
     def refusal(cls, problem: str) -> InvalidValue:
-        """Return the error for what is none."""
+        """Return the error for an invalid text."""
         return InvalidValue(cls.FIELD, problem, cls.ACCEPTED)
 
     @property
     def longest_ms(self) -> int:
-        """No period is longer: its usual length, for a month 31 days, and 26 hours.
+        """Upper bound of a period: its usual length, for a month 31 days, plus 26 hours.
 
         A period grows by as much as the clocks go back within it, and since 1970 the offsets of
         all zones have lain between 12 hours behind and 14 hours ahead of UTC.
@@ -217,15 +217,15 @@ class CalendarQuota(_CountPerPeriod):
     def bounds(self, instant_ms: int, zone: str, periods: int) -> tuple[int, ...]:
         """Return where ``periods`` consecutive periods begin, and where the last of them ends.
 
-        See :func:`dispatcher.times.periods.bounds`. The caller says which zone: that of the quota
-        or that of the message.
+        See :func:`dispatcher.times.periods.bounds`. ``zone`` is that of the quota or
+        that of the message.
         """
         return bounds(self.unit, zone, instant_ms, periods)
 
 
 @dataclass(frozen=True, slots=True)
 class CalendarLimit(_CountPerPeriod):
-    """At most ``count`` hand-overs within one calendar period of ``zone``. Raises InvalidValue.
+    """At most ``count`` sends within one calendar period of ``zone``. Raises InvalidValue.
 
     Periods are those of :class:`CalendarQuota`.
     """

@@ -29,17 +29,17 @@ class Spellings:
         self._found: dict[str, Spell] = {"": str, "email": email, "phone": phone}
 
     def on(self, channel: object, recipient: str) -> str:
-        """Return the spelling on a channel, which may be none. Raises InvalidDraft.
+        """Return the spelling on a channel; without a rule, ``recipient`` as it is.
 
-        And InvalidSettings for a rule that cannot be loaded.
+        Raises InvalidDraft, and InvalidSettings for a rule that cannot be loaded.
         """
         rule = self._rules.get(channel, "") if isinstance(channel, str) else ""
         return recipient if not rule else self._spelt(rule, recipient)
 
     def all(self, recipient: str, channel: str | None = None) -> tuple[str, ...]:
-        """Return the spellings on a channel, or on any, each once.
+        """Return the spellings on one channel, or on all, each once.
 
-        Channels that refuse it have no message for it. Raises InvalidDraft where all refuse it.
+        Channels that refuse it are left out. Raises InvalidDraft where all refuse it.
         """
         if channel is not None:
             return (self.on(channel, recipient),)
@@ -62,8 +62,8 @@ class Spellings:
             raise InvalidDraft("recipient", problem, f"with a channel, or as {quoted(found[0])}")
         return found[0]
 
-    def judged(self) -> Mapping[str, InvalidSettings | None]:
-        """Load each channel's rule, if it has one; return what is wrong with it, by its place."""
+    def problems(self) -> Mapping[str, InvalidSettings | None]:
+        """Load each channel's rule; return its error, or None, by the name of the setting."""
         found: dict[str, InvalidSettings | None] = {}
         for channel, rule in self._rules.items():
             if not rule:
@@ -90,7 +90,8 @@ class Spellings:
             raise InvalidDraft("recipient", refused.problem, refused.accepted) from None
         except Exception as error:  # noqa: BLE001 - code of others; its text may quote the recipient
             kind = type(error).__name__
-            log.error("recipients = %s raised %s", [rule], kind)  # noqa: TRY400 - same
+            text = "the spelling rule %r raised %s: the draft is refused; correct the function"
+            log.error(text, rule, kind)  # noqa: TRY400 - same
             raise InvalidDraft("recipient", f"its spelling raised {kind}", "another") from None
         return check_text("recipient", spelt)
 
@@ -109,7 +110,7 @@ def email(text: str) -> str:
 
 
 def _ascii(label: str) -> str:
-    """Return a label as name servers know it. What is no name stays: its channel refuses it."""
+    """Return a label as name servers know it; one that is no name, unchanged."""
     is_name = all(unicodedata.category(each)[0] in "LMN" or each == "-" for each in label)
     if label.isascii() or not is_name:
         return label

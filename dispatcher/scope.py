@@ -1,7 +1,7 @@
-"""Whose capacity a message takes: one scope or several at once.
+"""The scopes that a message counts against.
 
 Every message counts against the scope it names, by default its recipient. Where the settings give
-quotas to them, it also counts against that scope on its channel, against its channel as a whole,
+them quotas, it also counts against that scope on its channel, against its channel as a whole,
 and against further scopes that it names, each of a kind, such as a tenant.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 PLAIN = ""
 """The kind of the scope that every message has."""
 NOBODY = ""
-"""The scope of status messages, which no caller can name: they take nobody's capacity."""
+"""The scope of status messages. No caller can name it, and no quota counts it."""
 
 
 class Scope(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which messages are meant, by what is said of them."""
+"""Filters of messages, and the pages of a listing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dispatcher.times import send_time
 
 
 class Wanted(TypedDict, total=False):
-    """What may be said of messages; those are meant that match all of it.
+    """Filters of messages. A message matches if it matches all of them.
 
-    ``from_at`` and ``until_at`` bound the promised time, the latter is left out; they are given as
-    ``send_at`` of a submit is, with ``zone`` for local times, or as a date: where that day begins
-    in the zone, without one in UTC. ``scopes`` are further ones that a message counts against, by
-    kind: those it was submitted with, as in ``{"tenant": "acme"}``, ``recipient.<channel>`` and
-    ``channel.<channel>``. ``key_prefix`` is what an idempotency key begins with. ``overdue``
-    messages are scheduled, and were due longer than ``enqueue_grace`` ago. ``made_after`` is the id
-    of a message: those are meant that were made after it. Any other word is a TypeError.
+    The promised time lies at or after ``from_at`` and before ``until_at``; both are given as
+    ``send_at`` of a submit, with ``zone`` for local times, or as a date: the beginning of that day
+    in the zone, without one in UTC. ``scopes`` are further scopes that a message counts against, by
+    kind: those of its submit, as in ``{"tenant": "acme"}``, ``recipient.<channel>`` and
+    ``channel.<channel>``. ``key_prefix`` is the beginning of the idempotency key. ``overdue``
+    messages are scheduled and have been due for longer than ``enqueue_grace``. ``made_after`` is
+    the id of a message: later ones match. Any other filter is a TypeError.
     """
 
     status: Status | str | None
@@ -41,7 +41,7 @@ class Wanted(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What is said of messages, judged. None says nothing."""
+    """Validated filters of messages. A filter that is None matches every message."""
 
     status: Status | None = None
     channel: str | None = None
@@ -57,7 +57,7 @@ class Selection:
 
     @classmethod
     def of(cls, wanted: Wanted) -> Self:
-        """Judge what a caller said. Raises InvalidDraft, and TypeError for what is no filter."""
+        """Validate filters. Raises InvalidDraft, and TypeError for an unknown one."""
         for name in wanted.keys() - Wanted.__annotations__.keys():
             known = ", ".join(Wanted.__annotations__)
             raise TypeError(f"there is no filter {name!r}; the filters are {known}")
@@ -93,13 +93,13 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is said, so that all messages are meant."""
+        """Whether there is no filter, so that all messages match."""
         return self == Selection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some messages, newest first. ``after`` is what reads on behind them, None at the end."""
+    """Some messages, newest first. ``after`` gets the next page, None at the end."""
 
     messages: tuple[Message, ...]
     after: UUID | None

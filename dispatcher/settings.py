@@ -30,7 +30,7 @@ from pydantic_settings import (
 )
 
 from dispatcher import scope, settings_errors
-from dispatcher.channel import AnyQuota, CatchUp, Channel, Kind, Length, Quotas
+from dispatcher.channel import AnyQuota, CatchUp, Channel, Length, Quotas, ScopeKind
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
 from dispatcher.recipients import Spellings
@@ -43,7 +43,7 @@ TABLE_PREFIX = "dispatcher_"
 EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
 _RECORD_SPARE = timedelta(seconds=10)
-"""Time to record what was sent, to put the rest back, and to close."""
+"""Time to record the sends, to put the other messages back, and to close."""
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _SHORTEST_KEY = 16
 LogFormat = Literal["console", "json"]
@@ -55,7 +55,7 @@ def _default_channels() -> dict[str, Channel]:
 
 
 class Settings(BaseSettings):
-    """The whole configuration: frozen, validated once, handed to every part.
+    """The whole configuration: frozen and validated.
 
     Lengths are seconds, or text such as ``"30 days"``. Raises InvalidSettings through
     :meth:`load`.
@@ -72,8 +72,8 @@ class Settings(BaseSettings):
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """First part of every Redis key."""
     data_dir: Path = Path(".dispatcher")
-    """Folder of the embedded environment, of the file transport, and of the send logs by which a
-    worker tells what a killed one had not begun to send. Let it outlive the process."""
+    """Folder of the embedded environment, of the file transport, and of the send logs, which tell
+    which messages a killed worker had not begun to send. It must outlive the process."""
     redis_url: str = Field(
         default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
     )
@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     table_prefix: str = TABLE_PREFIX
     """First part of the name of every table, constraint and index: a-z, 0-9 and _, at most 20.
 
-    Another one is another store: what is stored under the old names stays there.
+    Another prefix is another store: rows under the old names stay there.
     """
     table_schema: str = ""
     """PostgreSQL: the schema that holds the tables; ``dispatcher migrate`` makes it. Empty: the
@@ -97,32 +97,32 @@ class Settings(BaseSettings):
     )
     """Celery's broker (Redis or RabbitMQ); by default the Redis above."""
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
-    """Celery queue of the sweep. Each channel has one of its own: ``dispatcher.email``."""
+    """Celery queue of the sweep. Each channel has its own queue: ``dispatcher.email``."""
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
     hooks: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = ""
-    """``package.module:attribute`` of a class or an object that is told what becomes of messages:
+    """``package.module:attribute`` of a class or an object with methods for messages' transitions:
     ``on_scheduled``, ``on_rescheduled``, ``on_reslotted``, ``on_enqueued``, ``on_snoozed``,
     ``on_sent``, ``on_failed``, ``on_retry``, ``on_held``, ``on_expired``, ``on_cancelled``, each
-    called with the message, at most once, after the commit. Empty: nobody is told."""
+    called with the message, at most once, after the commit. Empty: no hooks."""
     status_channel: str = ""
-    """Channel that tells ``status_url``s what becomes of messages: a ``webhook`` with ``payload =
-    "body"`` and no ``url``. Empty: nobody may ask for it."""
+    """Channel of the status webhooks, which post each final status to the message's ``status_url``:
+    a ``webhook`` with ``payload = "body"`` and no ``url``. Empty: ``status_url`` is refused."""
     status_errors: bool = False
-    """Whether status webhooks also tell ``last_error``: the provider's own words, which may quote
-    the recipient, the body and addresses of servers."""
+    """Whether status webhooks contain ``last_error``: the provider's answer, which may quote the
+    recipient, the body and addresses of servers."""
     quotas: Quotas = (Quota(1, 60_000), Quota(5, 3_600_000), Quota(10, 86_400_000))
-    """Judged at submit, per scope, on the promised times; guarded again at delivery.
+    """Checked at submit, per scope, on the promised times; enforced again at delivery.
 
     ``10/day`` counts within any 24 hours, ``10/day in Europe/Berlin`` within calendar days there,
     ``10/day in local`` within those of the zone that a message names.
     """
-    scopes: dict[str, Kind] = Field(default_factory=dict)
+    scopes: dict[str, ScopeKind] = Field(default_factory=dict)
     """Kinds of scopes that a message may name besides its own: ``scopes.tenant.quotas``."""
     zone: str = "UTC"
-    """Zone of recipients whose message names none."""
+    """Zone of messages that name none."""
     shards: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Parts the windows are split into: 1 on one server, so that one script judges all scopes of a
-    message; 64 or more spread a Redis Cluster. Changing it makes the sweep rebuild the windows."""
+    """Parts the windows are split into: 1 on one server, so that one script checks all scopes of a
+    message; 64 or more on a Redis Cluster. After a change the sweep rebuilds the windows."""
 
     max_horizon: Length = timedelta(days=5 * 366)
     """How far ahead a message may be submitted."""
@@ -130,63 +130,63 @@ class Settings(BaseSettings):
     body_max_depth: Annotated[int, Field(ge=1, le=200)] = 32
 
     horizon: Length = timedelta(seconds=30)
-    """How near a message must be to be handed to Celery."""
+    """How near its send time must be for a message to be enqueued to Celery."""
     sweep_interval: Length = timedelta(seconds=1)
     """How often beat starts ``enqueue_due``, ``rescue`` and ``reconcile``."""
     prune_interval: Length = timedelta(minutes=1)
     redelivery_timeout: Length = timedelta(seconds=120)
     """Redis broker: Celery's visibility timeout."""
     queue_type: Literal["quorum", "classic"] = "quorum"
-    """RabbitMQ broker: what its queues are. A queue that is there cannot become the other."""
+    """RabbitMQ broker: the type of its queues. An existing queue cannot change its type."""
     enqueue_grace: Length = timedelta(seconds=5)
-    """How long past its time a message may stay unclaimed before it is enqueued again."""
+    """How long past its time a message stays unclaimed before it is enqueued again."""
     overdue_after: Length = timedelta(minutes=5)
-    """How long past its time a message that nobody took is caught up with, as its channel says."""
+    """How long past its time an unclaimed message is overdue: see ``catch_up`` of a channel."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Most messages in one task."""
     groups_at_once: Annotated[int, Field(ge=1, le=100)] = 4
-    """How many tasks of one channel a worker process works on at a time; the others wait."""
+    """How many tasks of one channel a worker process runs at a time; the others wait."""
     coalesce: Length = timedelta(milliseconds=50)
     """Messages of one channel due within this length share a task."""
     claim_ttl: Length = timedelta(seconds=30)
-    """How long a worker may hold a message before it is rescued."""
+    """How long the claim of a worker on a message lasts; then the message is rescued."""
     transport_timeout: Length = timedelta(seconds=10)
-    """Longest single hand-over; handed to the transports."""
+    """Longest single send; the transports get it as their timeout."""
     reconcile_grace: Length = timedelta(seconds=60)
     """Age at which a reservation that the store has not confirmed is looked up."""
     transaction_grace: Length = timedelta(minutes=10)
-    """How much longer a transaction of the caller's may stay open after a submit has joined it.
+    """How much longer a transaction of the caller may stay open after a submit has joined it.
 
-    Until then its reservation is not taken for one that its process left behind.
+    Until then ``reconcile`` does not release the reservation.
     """
     settle: Length = timedelta(seconds=1)
-    """Longest a submit may take between reservation and commit without a second look."""
+    """Longest time between reservation and commit without a second check of the reservation."""
     retention: Length = timedelta(days=30)
-    """How long messages are kept after they ended."""
+    """How long messages are stored after their end."""
 
     log_format: LogFormat = "console"
-    """How ``dispatcher worker`` and ``beat`` write their logs: lines for people or JSON."""
+    """Format of the logs of ``dispatcher worker`` and ``beat``: text or JSON."""
     log_key: str = Field("", repr=False)
-    """Secret of at least 16 characters, the same in every process, by which log lines name
-    recipients. Without one they name none.
+    """Secret of at least 16 characters, the same in every process. With it, log lines have a keyed
+    hash of the recipient; without it, nothing of the recipient.
     """
 
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Where workers answer Prometheus; 0 for any port that is free. Without it nothing is counted.
+    """Port of the metrics of a worker; 0 for any free port. Without it no process counts.
 
-    With it every process counts. Needs the extra ``metrics``.
+    Needs the extra ``metrics``.
     """
     metrics_host: str = "127.0.0.1"
-    """The address of that port; ``0.0.0.0`` to be reached from other machines."""
+    """Address of that port; with ``0.0.0.0`` other machines reach it."""
 
     traces: bool = False
-    """Whether submits and hand-overs have spans of OpenTelemetry. Needs the extra ``traces``."""
+    """Whether submits and sends have spans of OpenTelemetry. Needs the extra ``traces``."""
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:
         """Read environment and file; ``overrides`` win. Raises InvalidSettings.
 
-        So does a variable of the environment that is almost one of ours.
+        It also raises for a variable of the environment that is almost the name of a setting.
         """
         wrong = settings_errors.misspelt(os.environ, PREFIX, cls.model_fields)
         if wrong is not None:
@@ -205,7 +205,7 @@ class Settings(BaseSettings):
             if isinstance(cause, InvalidValue):
                 at = field if first["loc"] else cause.field
                 raise InvalidSettings(at, cause.problem, cause.accepted) from None
-            tables = {"channels": Channel.model_fields, "scopes": Kind.model_fields}
+            tables = {"channels": Channel.model_fields, "scopes": ScopeKind.model_fields}
             said = settings_errors.first_of(errors, {"": cls.model_fields} | tables)
             raise InvalidSettings(*said) from None
 
@@ -242,14 +242,14 @@ class Settings(BaseSettings):
 
     @cached_property
     def spellings(self) -> Spellings:
-        """How recipients are spelt."""
+        """The rules for the spelling of recipients."""
         return Spellings(self.channels)
 
     @property
     def stop_grace(self) -> timedelta:
-        """How long a worker that is told to end may need: a send, and the time to record it.
+        """How long a worker needs to end: for a send, and to record it.
 
-        A supervisor that kills it sooner leaves the outcome of each send in flight unknown.
+        If a supervisor kills it sooner, the outcome of each send in flight is unknown.
         """
         return self.transport_timeout + _RECORD_SPARE
 
@@ -259,11 +259,11 @@ class Settings(BaseSettings):
         return (self.queue, *(self.queue_of(name) for name in self.channels))
 
     def queue_of(self, channel: str) -> str:
-        """Return the Celery queue of a channel; that of the sweep for one that is not known."""
+        """Return the Celery queue of a channel; that of the sweep for an unknown channel."""
         return f"{self.queue}.{channel}" if channel in self.channels else self.queue
 
     def caught_up_by(self, way: CatchUp) -> tuple[str, ...]:
-        """Return the channels that catch up with what is overdue in this way."""
+        """Return the channels with this ``catch_up``."""
         return tuple(name for name, each in self.channels.items() if each.catch_up == way)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -391,12 +391,12 @@ class Settings(BaseSettings):
 
 
 def config_file() -> Path:
-    """Return where settings are read from, whether there is such a file or not."""
+    """Return the path of the settings file, which may be missing."""
     return Path(os.environ.get(CONFIG_VARIABLE) or "dispatcher.toml")
 
 
 def embedded_socket(data_dir: Path) -> Path:
-    """Return where the embedded Redis of ``data_dir`` listens.
+    """Return the socket of the embedded Redis of ``data_dir``.
 
     A socket inside the folder, or, where that path is too long for one, a socket in a private
     folder of the system's temporary folder with a name made from the path.

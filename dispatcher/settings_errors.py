@@ -1,6 +1,6 @@
-"""What pydantic refused in the configuration, in the words of the other errors.
+"""Turns pydantic's errors about the configuration into field, problem and accepted values.
 
-Values are not quoted: any of them may be a secret.
+No value is quoted: any of them may be a secret.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _BOUNDS = {
 def first_of(
     errors: Iterable[ErrorDetails], names: Mapping[str, Collection[str]]
 ) -> tuple[str, str, str]:
-    """Return field, problem and what is accepted, of the error that explains most.
+    """Return field, problem and accepted values of the error that explains most.
 
-    ``names`` are the settings there are: at the top under ``""``, and by kind of table.
+    ``names`` are the names of settings: at the top under ``""``, and by kind of table.
     """
     # A misspelt name is often missing under its right one.
     each = min(errors, key=lambda error: error["type"] != "extra_forbidden")
@@ -60,9 +60,9 @@ def first_of(
 def misspelt(
     variables: Iterable[str], prefix: str, names: Collection[str]
 ) -> tuple[str, str, str] | None:
-    """Return the same of a variable that is almost one of ours, and would be overlooked.
+    """Return the same for a variable whose name is almost that of a setting, else None.
 
-    Others with our prefix are left alone: a service of that name brings some in Kubernetes.
+    Other variables with our prefix are ignored: Kubernetes sets some for a service of that name.
     """
     for variable in variables:
         name = variable.removeprefix(prefix).split("__")[0].lower()

@@ -1,7 +1,6 @@
-"""Awaited calls: a few threads make the synchronous ones.
+"""Awaited calls, which run the synchronous ones in a few threads.
 
-There is one way to submit, and it is synchronous. A coroutine that waits for a thread costs the
-loop next to nothing, and a twin of every room, kept in step by hand, would cost the promises.
+So the package has one implementation of each call, and no asynchronous copy beside it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _MOST = 8
 
 
 class Threads:
-    """At most eight threads, which begin with the first call; further calls wait for one."""
+    """A pool of at most eight threads, started by the first call. Further calls queue."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return what ``call`` returns, made by one of the threads in the caller's context."""
+        """Run ``call`` in a thread, in the caller's context, and return its result."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_MOST, thread_name_prefix="dispatcher")
@@ -38,7 +37,7 @@ class Threads:
         return await asyncio.wrap_future(made)
 
     def close(self) -> None:
-        """Wait for the calls that were made, then end the threads."""
+        """Wait for the running and queued calls, then end the threads."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -46,7 +45,7 @@ class Threads:
 
 
 class HasThreads(Protocol):
-    """What has calls that can be awaited."""
+    """An object with awaited calls."""
 
     @property
     def _threads(self) -> Threads: ...
@@ -58,9 +57,9 @@ S = TypeVar("S", bound=HasThreads)
 def awaited(
     call: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Return ``call`` as one that is awaited: the same parameters, answer and errors.
+    """Return ``call`` as a coroutine function with the same parameters, result and errors.
 
-    A caller's transaction cannot be joined from another thread: ``session`` raises InvalidDraft.
+    It raises InvalidDraft for a ``session``: a transaction cannot be joined from another thread.
     """
 
     @wraps(call)
@@ -73,12 +72,12 @@ def awaited(
             )
         return await self._threads.run(partial(call, self, *args, **kwargs))
 
-    waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, made by a thread."
+    waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, which runs in a thread."
     return waits
 
 
 def listed(call: Callable[P, Iterable[T]]) -> Callable[P, list[T]]:
-    """Return ``call`` as one that reads its answer to the end, so that no caller has to."""
+    """Return ``call`` with its whole result as a list."""
 
     @wraps(call)
     def reads(*args: P.args, **kwargs: P.kwargs) -> list[T]:

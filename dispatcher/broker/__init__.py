@@ -1,1 +1,1 @@
-"""The broker: publishing, what a worker takes from it, coming back to it, what it is asked."""
+"""The broker: the queue, the items in it, reconnection, and the survey for the doctor."""

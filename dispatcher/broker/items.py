@@ -1,7 +1,7 @@
 """Items in the queues of the broker. A worker takes those that are tasks of the dispatcher.
 
-Every other item is rejected: deleted, logged without its content, and counted. Celery would quote
-it in its log, and some items would end each worker that takes them.
+It rejects every other item: deletes it, logs it without its content, and counts it. Celery would
+quote it in its log, and some items would end each worker that takes them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dispatcher.celery_app import DELIVER, SWEEPS
 log = logging.getLogger(__name__)
 
 item_rejected = Signal(name="item_rejected", providing_args=[])
-"""A worker deleted an item of its broker that is no task of ours."""
+"""Sent when a worker has deleted an item that is no task of the dispatcher."""
 
 LATEST = timedelta(days=1)
-"""How far ahead of now, beyond twice the horizon, a task may ask to wait in a worker's memory."""
+"""How far beyond twice the horizon the ETA of a task may lie."""
 MOST_IDS = 1_000
 """Most messages in one task: the largest ``group_size``."""
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -41,13 +41,13 @@ _NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 class NoTask(ValueError):
-    """Part of an item is not what the dispatcher publishes. The text names the part alone."""
+    """An item is no task of the dispatcher. The text names the part that differs, no content."""
 
 
 def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
-    """Judge an item, its body included, and return the headers that our tasks need.
+    """Check an item, its body included, and return the headers that our tasks need.
 
-    ``latest`` is the latest ETA that is taken. Raises NoTask.
+    ``latest`` is the latest ETA that is accepted. Raises NoTask.
     """
     headers = _read("headers", lambda: dict(message.headers))
     arguments_fit = _read("task", lambda: _TASKS[headers["task"]])
@@ -67,7 +67,7 @@ def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
     if named or not arguments_fit(arguments):
         raise NoTask("arguments")
     if embed != _NO_EMBED:
-        raise NoTask("what follows the task")
+        raise NoTask("embed")
     return {
         "task": headers["task"],
         "id": task_id,
@@ -80,9 +80,9 @@ def headers_of(message: Any, latest: datetime) -> dict[str, Any]:
 
 
 def tell_rejected(part: str) -> None:
-    """Log a rejected item, and send :data:`item_rejected`, by which it is counted."""
+    """Log a rejected item, and send :data:`item_rejected`, whose receiver counts it."""
     log.error(
-        "rejected an item of the broker that is no task of the dispatcher's (its %s): it is "
+        "rejected an item of the broker: its %s is none of a task of the dispatcher; the item is "
         "deleted; find out what else writes to the queues of this broker",
         part,
     )
@@ -90,9 +90,9 @@ def tell_rejected(part: str) -> None:
 
 
 def tolerant(transport: Any) -> Any:
-    """Let a transport of kombu's pass every item to the consumer, also one that it cannot read.
+    """Make a transport of kombu pass every item to the consumer, unreadable ones too.
 
-    Those for Redis and AMQP raise for such an item, and the error ends the worker.
+    Those for Redis and AMQP raise for an unreadable item, and the error ends the worker.
     """
     if issubclass(getattr(transport, "Channel", object), redis.Channel):
         transport.Channel = _tolerant(transport.Channel)
@@ -102,7 +102,7 @@ def tolerant(transport: Any) -> Any:
 
 
 def _tolerant_frames(*args: Any, **more: Any) -> Callable[[Any], Any]:
-    """Return py-amqp's handler of frames. A message with unreadable properties has none then."""
+    """Return py-amqp's handler of frames, which drops unreadable properties of a message."""
     handle = frame_handler(*args, **more)
 
     def on_frame(frame: tuple[int, int, Any]) -> Any:
@@ -123,13 +123,13 @@ def _tolerant(channel: type[Any]) -> type[Any]:
 
 
 class _AnyMessage(Message):
-    """An item of Redis. One that kombu cannot read has ``errors``, and nothing else of it."""
+    """An item of Redis. One that kombu cannot read has ``errors`` and no content."""
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
         try:
             super().__init__(payload, channel=channel, **more)
             _check_route(self)
-        except Exception:  # noqa: BLE001 - whatever it is: it is no message
+        except Exception:  # noqa: BLE001 - any error means that it is no message
             failure = sys.exc_info()
             nowhere = {"exchange": "rejected", "routing_key": "rejected"}
             properties = {"delivery_tag": str(uuid4()), "delivery_info": nowhere}
@@ -138,7 +138,7 @@ class _AnyMessage(Message):
 
 
 class _Tolerant:
-    """Comes before kombu's Redis channel in the order of its bases."""
+    """The overrides of a Redis channel of kombu that let unreadable items pass."""
 
     Message = _AnyMessage
     handlers: Mapping[str, Callable[..., Any]]
@@ -153,14 +153,14 @@ class _Tolerant:
         try:
             return read(*args, **more)
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            # It was no JSON, and Redis has given it away already. (No error of a line is among
-            # these, and none of a task: what escapes from there is no plain Exception of Python's.)
+            # The item is no JSON, and is already gone from Redis. Errors of a connection or of a
+            # task have other types.
             tell_rejected("envelope")
             return True
 
 
 def _check_route(message: Message) -> None:
-    """Raise NoTask where kombu could not note that a message is under way."""
+    """Raise NoTask for a route that kombu could not record as unacknowledged."""
     info: Any = message.delivery_info
     for each in (message.delivery_tag, info["exchange"], info["routing_key"]):
         if not isinstance(each, str):
@@ -170,7 +170,7 @@ def _check_route(message: Message) -> None:
 def _read(part: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except Exception:  # noqa: BLE001 - whatever it is: it is no task
+    except Exception:  # noqa: BLE001 - any error means that it is no task
         raise NoTask(part) from None
 
 

@@ -1,4 +1,4 @@
-"""Hands message ids to Celery. What is said here is a hint: the store is the promise."""
+"""Publishes message ids to Celery. A lost task loses no message: the sweep enqueues it again."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
 EARLY = timedelta(milliseconds=20)
-"""How long before the first of a group is due its task begins, to claim it and take permits."""
+"""How long before its first message is due a task begins, to claim and to take permits."""
 _PAUSE_SECONDS = 1.0
 _BATCH = 500
 
 
 class Ticket(NamedTuple):
-    """A message to be delivered, and when.
+    """A message to enqueue, and when it is due.
 
-    ``alone`` where it must share its task with no other. ``is_first`` where that is its promised
-    time, to be met; after a retry or a snooze it may come a moment later, and should not come
-    earlier: before its turn it has no permit.
+    ``alone``: it shares its task with no other message. ``is_first``: ``due_at`` is the promised
+    time, so its task begins early; after a retry or a snooze the task begins no earlier than that,
+    because no permit is free before.
     """
 
     message_id: UUID
@@ -37,11 +37,11 @@ class Ticket(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Messages of one channel that share a task, and when it begins.
+class TaskGroup:
+    """Messages of one channel that share a task.
 
-    A little before the first of them is due, or, where none has to be punctual (``is_first``), with
-    the last.
+    With ``is_first`` the task begins shortly before the first message is due, else when the last
+    one is due.
     """
 
     channel: str
@@ -50,41 +50,39 @@ class Group:
     is_first: bool = True
 
 
-def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[Group]:
-    """Put messages of one channel due within ``coalesce`` together, at most ``size`` a group."""
+def group(tickets: Iterable[Ticket], *, coalesce: timedelta, size: int) -> Iterator[TaskGroup]:
+    """Group messages of one channel that are due within ``coalesce``, at most ``size`` a group."""
     ordered = sorted(tickets, key=lambda each: (each.channel, each.is_first, each.due_at))
     members: list[Ticket] = []
     for ticket in ordered:
         if ticket.alone:
-            yield _closed([ticket])
+            yield _group_of([ticket])
             continue
         if members and (
             (ticket.channel, ticket.is_first) != (members[0].channel, members[0].is_first)
             or ticket.due_at - members[0].due_at > coalesce
             or len(members) == size
         ):
-            yield _closed(members)
+            yield _group_of(members)
             members = []
         members.append(ticket)
     if members:
-        yield _closed(members)
+        yield _group_of(members)
 
 
-def _closed(members: Sequence[Ticket]) -> Group:
+def _group_of(members: Sequence[Ticket]) -> TaskGroup:
     first, last = members[0], members[-1]
     begins_at = first.due_at - EARLY if first.is_first else last.due_at
     ids = tuple(member.message_id for member in members)
-    return Group(first.channel, ids, begins_at, first.is_first)
+    return TaskGroup(first.channel, ids, begins_at, first.is_first)
 
 
 class Queue:
-    """Publishes ``deliver`` tasks with an ETA.
+    """Publishes ``deliver`` tasks with an ETA, each channel's to its own queue.
 
-    Each carries ids, the name of their channel, and whether they come for the first time.
-
-    Each channel has a queue of its own. ``queue_of`` names it.
-    Raises QueueUnavailable, within about a second whatever the broker does. After a failure it
-    does not ask the broker again for a second, so that many submits do not each wait for it.
+    A task carries ids, the name of their channel, and ``is_first``. Raises QueueUnavailable within
+    about a second. After a failure every call fails at once for a second, so that many submits do
+    not each wait for the broker.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Queue:
         if self._clock.monotonic() < self._paused_until:
             raise QueueUnavailable("the broker did not answer a moment ago")
         now = self._clock.now()
-        # What is late is due now, all of it: it shares tasks.
+        # Late messages are all due now, so that they share tasks.
         late = [each if each.due_at > now else each._replace(due_at=now) for each in tickets]
         groups = group(late, coalesce=self._coalesce, size=self._group_size)
         try:
@@ -127,23 +125,23 @@ class Queue:
                 Transition.ENQUEUED, each.message_id, each.channel, due_at=each.due_at
             )
 
-    def _publish(self, groups: Sequence[Group]) -> None:
+    def _publish(self, groups: Sequence[TaskGroup]) -> None:
         now = self._clock.now()
         with self._app.producer_pool.acquire(block=True, timeout=1) as producer:
             for name in {self._queue_of(each.channel) for each in groups} - self._declared:
                 producer.maybe_declare(self._app.amqp.queues[name])
                 self._declared.add(name)
-            batch: Any = producer  # celery-types does not know Producer.batch yet
+            batch: Any = producer  # celery-types lacks Producer.batch
             with batch.batch(_BATCH):
                 for each in groups:
                     self._send(producer, each, is_early=each.begins_at > now)
 
-    def _send(self, producer: Any, each: Group, *, is_early: bool) -> None:
-        """Publish one task. Its ETA is the worker's to keep, whatever the broker.
+    def _send(self, producer: Any, each: TaskGroup, *, is_early: bool) -> None:
+        """Publish one task. The worker waits for its ETA.
 
-        On quorum queues ``send_task`` would leave that to the broker, in whole seconds.
+        On quorum queues ``send_task`` would let the broker wait, in whole seconds.
         """
-        amqp: Any = self._app.amqp  # celery-types does not know what it offers
+        amqp: Any = self._app.amqp  # celery-types lacks its methods
         ids = [str(message_id) for message_id in each.message_ids]
         task = amqp.create_task_message(
             str(uuid4()),

@@ -1,6 +1,6 @@
-"""What somebody who examines a deployment asks the broker, and reads in a Celery app.
+"""Facts of the broker and of a Celery app, for the doctor and for ``install``.
 
-The app is the dispatcher's own, or one of the user's that the dispatcher was installed in.
+The app is the dispatcher's own, or one of the user's that the dispatcher is installed in.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _REFUSALS: dict[object, tuple[str, str]] = {
         "create the virtual host and give the user rights to it, or correct broker_url",
     ),
 }
-"""What AMQP's answers to a client mean, and what helps."""
+"""AMQP's refusals of a client: meaning and remedy."""
 _DEFAULT_VISIBILITY = timedelta(hours=1)
-"""What kombu takes where an app sets none."""
+"""kombu's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """What a broker is. ``run_id`` and ``database`` are None where it is no Redis.
+    """Facts of a broker. ``run_id`` and ``database`` are None where it is no Redis.
 
-    ``other_queues`` are ours by name, and were made in another way.
+    ``other_queues`` have names of our queues, and other arguments than ours.
     """
 
     transport: str
@@ -50,7 +50,7 @@ class BrokerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppFacts:
-    """What a Celery app is set to. ``redelivery`` is None where the broker has no such timeout."""
+    """Options of a Celery app. ``redelivery`` is None where the broker has no such timeout."""
 
     accepts: tuple[str, ...]
     serializer: str
@@ -61,7 +61,7 @@ class AppFacts:
 
 
 def check_url(url: str) -> None:
-    """Raise InvalidSettings where kombu cannot use the address of a broker. Connects to nothing."""
+    """Raise InvalidSettings where kombu cannot use the URL of a broker. Connects to nothing."""
     try:
         Connection(url).transport  # noqa: B018 - the client library is loaded then
     except ImportError as error:
@@ -74,9 +74,9 @@ def check_url(url: str) -> None:
 
 
 class BrokerSurvey:
-    """Asks the broker by the app that publishes, reads ``examined``. Raises QueueUnavailable.
+    """Reads the facts of the broker, and of the app ``examined``. Raises QueueUnavailable.
 
-    ``sweeps`` are the tasks that its beat is to start.
+    ``sweeps`` are the tasks that the beat of ``examined`` must start.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class BrokerSurvey:
         self._sweeps = sweeps
 
     def server(self) -> BrokerFacts:
-        """Connect, and tell what is there."""
+        """Connect, and return the facts of the broker."""
         with (
             _translated("the broker cannot be reached"),
             closing(self._publishing.connection_for_write()) as connection,
         ):
             kind = str(connection.transport.driver_type)
-            channel: Any = connection.default_channel  # only that of Redis has a client
+            channel: Any = connection.default_channel  # only the channel of Redis has a client
             if kind != "redis":
                 others = _other_queues(connection, self._publishing.amqp.queues.values())
                 return BrokerFacts(transport=kind, other_queues=others)
@@ -113,7 +113,7 @@ class BrokerSurvey:
             )
 
     def app(self) -> AppFacts:
-        """Return what the examined app is set to, compared with our broker and queue."""
+        """Return the facts of the examined app, compared with our broker and queue."""
         with _translated("the options of the Celery app cannot be read"):
             return facts_of(
                 self._examined,
@@ -124,9 +124,9 @@ class BrokerSurvey:
 
 
 def facts_of(app: Celery, *, broker_url: str, queue: str, sweeps: Collection[str] = ()) -> AppFacts:
-    """Return what an app is set to, compared with our broker, queue and sweep. Does not connect.
+    """Return the facts of an app, compared with our broker, queue and sweep. Does not connect.
 
-    Raises what kombu raises for a broker that it does not know.
+    Raises kombu's error for a kind of broker that it does not support.
     """
     conf: Any = app.conf
     planned = {entry.get("task") for entry in conf.beat_schedule.values()}
@@ -167,7 +167,7 @@ def _translated(what: str) -> Iterator[None]:
 
 
 def _other_queues(connection: Any, ours: Iterable[Any]) -> tuple[str, ...]:
-    """Return which of our queues are there and cannot be declared. None is made by looking."""
+    """Return which of our queues exist with other arguments. Creates none."""
     found = []
     for queue in ours:
         try:
@@ -195,7 +195,7 @@ def _redelivery(app: Celery) -> timedelta | None:
 
 
 def _addresses(app: Celery) -> set[str]:
-    """Return where the app publishes and where it listens."""
+    """Return the addresses at which the app publishes and consumes."""
     return {
         connection.as_uri(include_password=True)
         for connection in (app.connection_for_write(), app.connection_for_read())

@@ -1,7 +1,7 @@
-"""The command line, thin.
+"""The command line.
 
 Exit codes: 0 done; 1 a step failed; 2 bad input; 3 refused by a quota; 4 no such message; 5 too
-late, or the idempotency key has other content; 6 something outside is unavailable; 130 interrupted.
+late, or the idempotency key has other content; 6 a server is unavailable; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["app", "every_command", "main"]
 
 
 def every_command() -> Commands:
-    """Return the group of the commands with the modules of all of them imported."""
+    """Return the group of all commands, with their modules imported."""
     group = get_group(app)
     if not isinstance(group, Commands):
         raise TypeError(f"the group is a {type(group).__name__}")

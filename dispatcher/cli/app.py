@@ -1,4 +1,4 @@
-"""The application object, exit codes, how errors are said, and what every command needs."""
+"""The application object, exit codes, errors and warnings, and options of many commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (Unavailable, 6),
 )
 
-_ALSO = {
+_PARAMETERS_OF = {
     "until_at": ("to_at",),
     "idempotency_key": ("key",),
     "scopes": ("counts",),
@@ -41,11 +41,11 @@ _ALSO = {
     "body": ("body", "text"),
     "shards": ("shard",),
 }
-"""What a field of an error is called among the parameters of commands, where it is not the same."""
+"""The parameters of commands for a field of an error, where their names differ."""
 
 
 class OptionNames(TyperGroup):
-    """Commands; remembers how the options of the one that is run are typed.
+    """A group of commands that records how the options of the command that runs are typed.
 
     Help shows no type for a flag, which takes no value.
     """
@@ -62,7 +62,7 @@ class OptionNames(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that is meant."""
+        """Return the command that the arguments name."""
         found = super().resolve_command(ctx, args)
         _options.clear()
         if found[1] is not None:
@@ -70,7 +70,7 @@ class OptionNames(TyperGroup):
         return found
 
 
-class _Every(OptionNames, Commands):
+class _AllCommands(OptionNames, Commands):
     """All commands."""
 
 
@@ -82,7 +82,7 @@ def _flags_without_types(parameters: list[Any]) -> list[Any]:
 
 
 _options: dict[str, str] = {}
-"""How the parameters of the command that is run are typed."""
+"""How the parameters of the running command are typed."""
 
 
 def _typed(parameter: Any) -> str:
@@ -91,13 +91,13 @@ def _typed(parameter: Any) -> str:
 
 
 def name_options(error: DispatcherError) -> None:
-    """Let the text of an error name what was typed: ``--from`` in the place of ``from_at``."""
+    """Make the text of an error name the option: ``--from`` instead of ``from_at``."""
     if not isinstance(error, InvalidValue) or isinstance(error, InvalidSettings):
         return
     if error.field == "columns":
-        return  # of a file; some are called as a parameter is
+        return  # columns of a file may have the names of parameters
     typed = dict(_options)
-    for field, names in _ALSO.items():
+    for field, names in _PARAMETERS_OF.items():
         found = [typed[name] for name in names if name in typed]
         given = [each for each in found if any(word.startswith(each) for word in sys.argv)]
         if found:
@@ -119,7 +119,7 @@ def name_options(error: DispatcherError) -> None:
 
 app = typer.Typer(
     name="dispatcher",
-    cls=_Every,
+    cls=_AllCommands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
@@ -128,7 +128,7 @@ app = typer.Typer(
         "Scheduled messages: exact quotas at submit, exact limits at delivery, "
         "nothing accepted is lost.\n\n"
         "Exit codes: 0 done, 1 a step failed, 2 bad input, 3 refused by a quota, "
-        "4 no such message, 5 too late or key in use, 6 something outside is unavailable, "
+        "4 no such message, 5 too late or key in use, 6 a server is unavailable, "
         "130 interrupted."
     ),
 )
@@ -156,7 +156,7 @@ def _of_all(
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a help text: commands to try, one a line."""
+    """Return the end of a help text: example commands, one a line."""
     return "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in lines)])
 
 
@@ -166,24 +166,24 @@ def exit_code(error: DispatcherError) -> int:
 
 
 def confirm(question: str) -> None:
-    """Ask, and end the command unless the answer is yes. Raises InvalidValue without an answer."""
+    """Ask; end the command unless the answer is yes. Raises InvalidValue without an answer."""
     try:
         typer.confirm(question, abort=True, err=True)
     except typer.Abort as error:
         if not isinstance(error.__context__, EOFError):
             raise
-        typer.echo(err=True)  # the question has no end of line
+        typer.echo(err=True)  # the question has no line end
         problem = "not given, and standard input has no answer"
         raise InvalidValue("--yes", problem, "--yes, or y on standard input") from None
 
 
 def say_warning(said: str) -> None:
-    """Write one sentence to standard error, about what is done all the same."""
+    """Write a warning to standard error; the command continues."""
     _say("[bold yellow]warning:[/]", said)
 
 
 def say_error(said: str | DispatcherError) -> None:
-    """Write one sentence to standard error; of an error with its notes."""
+    """Write an error and its notes to standard error, in one sentence."""
     if isinstance(said, DispatcherError):
         name_options(said)
     text = "; ".join([str(said), *getattr(said, "__notes__", ())])

@@ -1,7 +1,7 @@
-"""The commands by name, and the modules they are in: one is imported when it is run.
+"""The names, modules and help of the commands. Running a command imports its module.
 
-To import them all takes a second, most of it for SQLAlchemy, Celery and Pydantic. What the list of
-commands shows is therefore written here, too.
+To import them all takes a second, most of it for SQLAlchemy, Celery and Pydantic. So the help of
+each command is repeated here, for the list of commands.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _COMMANDS = {
     "show": _Command(
         "messages",
         "Look",
-        "Tell the whole story of one message: its times, its places, each try, what comes next.",
+        "Show one message: its fields, its reservations, each attempt, the next step.",
     ),
     "list": _Command("messages", "Look", "List messages, newest first."),
     "held": _Command(
         "messages",
         "Look",
-        "List messages that are held, oldest first: nobody knows whether they were sent.",
+        "List held messages, oldest first: the outcome of their last attempt is unknown.",
     ),
     "update": _Command(
         "messages",
@@ -56,48 +56,50 @@ _COMMANDS = {
         "Give a scheduled message another body, or that of a template, rendered now.",
     ),
     "next-slot": _Command(
-        "messages", "Submit", "Tell the first time that fits every quota. Books nothing."
+        "messages", "Submit", "Print the first time that fits every quota. Books nothing."
     ),
     "cancel": _Command(
-        "changing",
+        "changes",
         "Change",
         "Cancel scheduled messages, by id or by filter; their quotas are free again at once.",
     ),
     "reschedule": _Command(
-        "changing",
+        "changes",
         "Change",
-        "Move scheduled messages to another time, by id or by filter; old places are free at once.",
+        "Move scheduled messages to another time, by id or by filter; frees the old times at once.",
     ),
     "retry": _Command(
-        "changing",
+        "changes",
         "Change",
-        "Give failed messages another round of tries, by id or by filter. They are due at once.",
+        "Give failed messages further attempts, by id or by filter. They are due at once.",
     ),
     "release": _Command(
-        "changing", "Change", "Let held messages be sent, perhaps once more, by id or by filter."
+        "changes",
+        "Change",
+        "Release held messages to be sent, perhaps for the second time, by id or by filter.",
     ),
     "drop": _Command(
-        "changing",
+        "changes",
         "Change",
-        "Give held messages up, by id or by filter: they end as failed and keep their places.",
+        "End held messages as failed, by id or by filter. They keep their reservations.",
     ),
     "suppress": _Command(
-        "suppressing",
+        "suppressions",
         "Change",
-        "Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.",
+        "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
     ),
     "unsuppress": _Command(
-        "suppressing",
+        "suppressions",
         "Change",
-        "Take a suppression back, as it was made: with its channel, or without one.",
+        "Revoke a suppression, with its channel or without one, as it was made.",
     ),
     "suppressed": _Command(
-        "suppressing", "Look", "List who gets nothing, or what holds for one recipient."
+        "suppressions", "Look", "List all suppressions, or those of one recipient."
     ),
     "status": _Command(
         "status",
         "Look",
-        "Show what waits, what is late, the next hour, how full limits are, and who is at work.",
+        "Show counts, overdue messages, the load of the next hour, limits, workers and beats.",
     ),
     "top": _Command(
         "status",
@@ -105,12 +107,14 @@ _COMMANDS = {
         "Rank the busiest scopes, recipients or channels by what is due, with their fullest quota.",
     ),
     "import": _Command(
-        "bulk", "Submit", "Accept the messages of a file; say which rows were refused and why."
+        "imports",
+        "Submit",
+        "Submit the messages of a file; report the refused rows and the reasons.",
     ),
     "export": _Command(
         "export",
         "Look",
-        "Write messages, oldest first, a row each; with bodies only where that is asked for.",
+        "Write messages, oldest first, one row each; with --bodies also their bodies.",
     ),
     "timeline": _Command(
         "timeline",
@@ -123,7 +127,7 @@ _COMMANDS = {
     "doctor": _Command(
         "doctor",
         "Look",
-        "Examine the servers, the clocks, what is overdue, and what the settings name.",
+        "Examine the servers, the clocks, overdue work, and what the settings name.",
     ),
     "demo": _Command(
         "demo",
@@ -134,7 +138,7 @@ _COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The group of all commands. It lists them without their modules."""
+    """The group of all commands. It lists them without importing their modules."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -142,7 +146,7 @@ class Commands(TyperGroup):
             self.commands[name] = TyperCommand(name, help=said, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is to be run."""
+        """Return the command that the arguments name."""
         if args and args[0] in _COMMANDS:
             self.load(args[0])
         return super().resolve_command(ctx, args)

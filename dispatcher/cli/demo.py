@@ -1,4 +1,4 @@
-"""``dispatcher demo``: a short, honest run of everything, on real servers."""
+"""``dispatcher demo``: a short scenario on real servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECOND = timedelta(seconds=1)
 
 
 class _StepFailed(Exception):
-    """A step did not do what it must."""
+    """A step had another result than expected."""
 
 
 @dataclass

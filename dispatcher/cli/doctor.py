@@ -1,4 +1,4 @@
-"""``dispatcher doctor``: is this deployment sound, and what to do where it is not."""
+"""``dispatcher doctor``: find the errors of a deployment, and their remedies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def doctor(
         typer.Option("--app", "-A", help="A Celery app of yours, as celery -A names it."),
     ] = None,
 ) -> None:
-    """Examine the servers, the clocks, what is overdue, and what the settings name.
+    """Examine the servers, the clocks, overdue work, and what the settings name.
 
     Changes nothing and sends nothing; mail servers are asked whether they take the log-in.
     Exit code 1 if something is wrong, with a remedy for each finding.
@@ -53,7 +53,7 @@ def doctor(
 
 
 def check_before_start(settings: Settings) -> None:
-    """End the command where a worker must not start."""
+    """End the command if the doctor finds an error with which a worker must not start."""
     with closing(App(settings)) as app:
         reasons = app.doctor().before_start()
     for each in reasons:
@@ -64,7 +64,7 @@ def check_before_start(settings: Settings) -> None:
 
 
 def examined_data(examined: Examined) -> dict[str, Any]:
-    """Return what was found as plain JSON values."""
+    """Return findings as plain JSON values."""
     return {
         "level": examined.level.value,
         "counts": {level.value: many for level, many in examined.counts.items()},

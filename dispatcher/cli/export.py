@@ -14,8 +14,8 @@ import typer
 
 from dispatcher.cli import show
 from dispatcher.cli.app import examples, exit_code, say_error
-from dispatcher.cli.bars import INTERRUPTED, bar, terminated_like_interrupted
 from dispatcher.cli.filters import NOTHING, filtered
+from dispatcher.cli.progress import INTERRUPTED, bar, terminated_like_interrupted
 from dispatcher.cli.rows import Format
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
@@ -25,7 +25,7 @@ from dispatcher.selection import Wanted
 _SHOW_EVERY = 500
 _BODY = "body"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a cell begins with that a spreadsheet computes, or drops to look at the next character."""
+"""First characters that make a spreadsheet compute a cell, or that it skips before it looks."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,15 +52,15 @@ def export(
         bool, typer.Option("--formulas", help="In CSV, leave what a spreadsheet would compute.")
     ] = False,
 ) -> None:
-    """Write messages, oldest first, a row each; with bodies only where that is asked for.
+    """Write messages, oldest first, one row each; with --bodies also their bodies.
 
     In CSV a text that begins as a formula does (=, +, -, @) gets a ' in front, phone numbers too:
     spreadsheets compute nothing then. With --formulas all is written as it is.
 
-    They are read and written some hundreds at a time. What changes meanwhile is written as it is
-    when its turn comes.
+    They are read and written some hundreds at a time. A message that changes meanwhile is written
+    as it is when it is read.
 
-    Exit codes: 0 all were written, 6 the database did not answer on the way, 130 interrupted.
+    Exit codes: 0 all were written, 6 the database did not answer, 130 interrupted.
     """
     if form is None:
         is_table = to_file is not None and to_file.suffix.lower() == ".csv"
@@ -121,7 +121,7 @@ def _line(value: Any) -> str:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
-    """Yield the stream to write to. Raises InvalidValue where the file is there, or cannot be."""
+    """Yield the stream to write to. Raises InvalidValue if the file exists or cannot be created."""
     if path is None:
         yield sys.stdout
         sys.stdout.flush()

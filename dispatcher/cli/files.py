@@ -21,9 +21,9 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 class Source(AbstractContextManager["Source"]):
     """Lines of text from a file or standard input, one in memory at a time.
 
-    ``total`` is the number of lines, None where only reading tells. A file is looked through
-    before its first line is given. Raises InvalidValue for one that is missing, empty or no UTF-8;
-    bytes of standard input that are no UTF-8 become lone surrogates.
+    ``total`` is the number of lines, None for standard input. A file is checked before its first
+    line is read: InvalidValue is raised if it is missing, empty or no UTF-8. In standard input,
+    bytes that are no UTF-8 become lone surrogates.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,7 +57,7 @@ class Source(AbstractContextManager["Source"]):
             stream = path.open("rb")
             if path.is_file():
                 with stream:
-                    self.total = self._look_through(stream)
+                    self.total = self._checked_lines(stream)
                 stream = path.open("rb")
         except OSError as error:
             problem = error.strerror or type(error).__name__
@@ -66,8 +66,8 @@ class Source(AbstractContextManager["Source"]):
             ) from None
         return stream
 
-    def _look_through(self, stream: IO[bytes]) -> int:
-        """Return the number of lines."""
+    def _checked_lines(self, stream: IO[bytes]) -> int:
+        """Check the encoding and return the number of lines."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         lines, ended = 0, True
         self._check_start(stream.read(_CHUNK))
@@ -95,11 +95,11 @@ class Source(AbstractContextManager["Source"]):
 
 
 class RefusedRows(AbstractContextManager["RefusedRows"]):
-    """A JSONL file of refused rows. When none was refused, no file is made.
+    """A JSONL file of refused rows. Without refused rows, no file is made.
 
-    Until :meth:`finish` they are in a file beside it, which a later import begins anew: one that
-    was interrupted can be run again as it was typed. Raises InvalidValue where something is in the
-    file already, or it cannot be written.
+    Until :meth:`finish` they are in a file beside it, which the next import overwrites, so that an
+    interrupted import can be run again unchanged. Raises InvalidValue if the file exists and is not
+    empty, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +115,7 @@ class RefusedRows(AbstractContextManager["RefusedRows"]):
             raise InvalidValue(str(path), problem, "another file with --rejected") from None
 
     def finish(self) -> None:
-        """Give the file its name, because the import is done."""
+        """Rename the finished file to its final name."""
         self._stream.flush()
         if self.count:
             self.path.replace(self._final)

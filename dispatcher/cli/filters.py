@@ -1,4 +1,4 @@
-"""Options that say which messages are meant, the same for every command that takes them."""
+"""The filter options, the same for every command that has them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dispatcher.settings import Settings
 _PANEL = "Which messages"
 _WANTED = "wanted"
 NOTHING = Wanted()
-"""The default of ``wanted``; :func:`filtered` puts something else in its place."""
+"""The default of ``wanted``; :func:`filtered` replaces it."""
 
 
 def complete_channel(incomplete: str) -> list[str]:
-    """Return the channels of the settings that a shell may go on with."""
+    """Return the channels of the settings with this beginning, for completion in a shell."""
     try:
         return [name for name in Settings.load().channels if name.startswith(incomplete)]
     except InvalidValue:
@@ -75,21 +75,21 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     ),
     "overdue": (
         "overdue",
-        Annotated[bool, _option("--overdue", help="Due, and nobody has taken it.")],
+        Annotated[bool, _option("--overdue", help="Due, and claimed by no worker.")],
     ),
 }
-"""The parameter of a command: what it is called in :class:`Wanted`, and its type."""
+"""By parameter of a command: its name in :class:`Wanted`, and its type."""
 _FILTER_ZONE = "filter_zone"
 _FilterZone = Annotated[
     str | None, _option(help="Zone of --from and --to, where it is not that of --zone.")
 ]
-"""The zone of the filters for a command whose own times have one."""
+"""The zone of the filters, for a command with a ``zone`` of its own."""
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command these options in the place of its parameter ``wanted``.
+    """Replace the parameter ``wanted`` of a command by these options.
 
-    A command that has a ``zone`` of its own gets ``--filter-zone``, which is that one by default.
+    A command with a ``zone`` of its own gets ``--filter-zone``, which defaults to ``--zone``.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [each for each in signature.parameters.values() if each.name != _WANTED]
@@ -117,14 +117,14 @@ def filtered(command: Callable[..., None]) -> Callable[..., None]:
         mine = {each.name: given[each.name] for each in own}
         command(wanted=wanted, **mine)
 
-    told: Any = call  # what typer reads
+    told: Any = call  # typer reads the parameters there
     told.__signature__ = signature.replace(parameters=every)
     told.__annotations__ = {each.name: each.annotation for each in every}
     return call
 
 
 def scopes_of(counts: list[str] | None) -> dict[str, str] | None:
-    """Return names by kind of what was given as KIND=NAME. Raises InvalidDraft."""
+    """Read KIND=NAME; return names by kind. Raises InvalidDraft."""
     if not counts:
         return None
     pairs = [each.partition("=") for each in counts]
@@ -135,10 +135,9 @@ def scopes_of(counts: list[str] | None) -> dict[str, str] | None:
 
 
 def narrowed(wanted: Wanted, status: Status, *, every: bool) -> Wanted:
-    """Return what is said of messages, for a command that changes those of one status.
+    """Return filters narrowed to one status, for a command that changes messages of that status.
 
-    Raises InvalidDraft, and InvalidValue for another status, or where nothing is said and ``every``
-    does not mean it.
+    Raises InvalidDraft, and InvalidValue for another status, or for no filter without ``every``.
     """
     said = Selection.of(wanted)
     if said.status not in (None, status):

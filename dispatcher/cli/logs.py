@@ -1,4 +1,4 @@
-"""How `worker` and `beat` write their logs."""
+"""The formats of the logs of `worker` and `beat`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JsonFormatter(logging.Formatter):
 
     ``at`` (ISO 8601, UTC), ``level``, ``logger``, ``process``, ``text``, for a transition of a
     message its fields (:data:`dispatcher.telemetry.journal.FIELDS`), and ``traceback`` where there
-    is one. What other libraries attach to their records is left out: nobody knows what it says.
+    is one. It leaves out attributes of other libraries, which may contain anything.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def write_logs(log_format: LogFormat) -> None:
-    """Let Celery, once it sets up its logs, write them like this."""
+    """Make Celery set up its logs in this format."""
     if log_format == "json":
         after_setup_logger.connect(_write_json, weak=False)
         after_setup_task_logger.connect(_write_json, weak=False)

@@ -1,4 +1,4 @@
-"""Commands for those who submit and look: submit, show, list, held, update, next-slot."""
+"""Commands for messages: submit, show, list, held, update, next-slot."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def submit(
     ] = None,
     expire_after: ExpireAfter = None,
     status_url: Annotated[
-        str | None, typer.Option(help="URL that is told what becomes of it.")
+        str | None, typer.Option(help="URL that receives its final status by POST.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -159,7 +159,7 @@ def update(
 
 
 def show_message(message_id: MessageId, as_json: AsJson = False) -> None:
-    """Tell the whole story of one message: its times, its places, each try, what comes next."""
+    """Show one message: its fields, its reservations, each attempt, the next step."""
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)
     if as_json:
@@ -171,9 +171,7 @@ def show_message(message_id: MessageId, as_json: AsJson = False) -> None:
 def list_messages(
     wanted: Wanted = NOTHING,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
-    after: Annotated[
-        str | None, typer.Option(metavar="ID", help="Read on behind this one.")
-    ] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
     """List messages, newest first."""
@@ -194,7 +192,7 @@ def held(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
-    """List messages that are held, oldest first: nobody knows whether they were sent."""
+    """List held messages, oldest first: the outcome of their last attempt is unknown."""
     with Dispatcher() as dispatcher:
         found = dispatcher.held(limit=limit)
     if as_json:
@@ -209,7 +207,9 @@ def held(
 def next_slot(
     recipient: Annotated[str | None, typer.Option(help="For this recipient.")] = None,
     scope: Annotated[str | None, typer.Option(help="For this scope.")] = None,
-    channel: Annotated[str | None, typer.Option(help="With what this channel counts.")] = None,
+    channel: Annotated[
+        str | None, typer.Option(help="With the quotas and hours of this channel.")
+    ] = None,
     counts: Scopes = None,
     quiet_hours: QuietHours = None,
     send_window: SendWindow = None,
@@ -218,7 +218,7 @@ def next_slot(
     fold: Fold = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the first time that fits every quota. Books nothing."""
+    """Print the first time that fits every quota. Books nothing."""
     with Dispatcher() as dispatcher:
         slot = dispatcher.next_slot(
             recipient=recipient,

@@ -1,4 +1,4 @@
-"""Reads drafts from CSV and JSONL, row by row, and says of each bad row what is wrong with it."""
+"""Reads drafts from CSV and JSONL, row by row; a bad row becomes a BadRow with its error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatcher.quota import parse_length
 
 _TEXT = "text"
 COLUMNS = (*(each.name for each in fields(Draft)), _TEXT)
-"""What a row may have: the fields of a draft, and ``text``, short for a body with one text."""
+"""The columns of a row: the fields of a draft, and ``text``, short for a body with one text."""
 _NEEDED = (("channel",), ("recipient",), ("body", _TEXT, "template"), ("send_at", "send_in"))
 _JSON_FIELDS = ("body", "data", "scopes")
 _LENGTHS = ("send_in", "expire_after")
@@ -25,7 +25,7 @@ _REFUSED = frozenset({"line", "error", "reason", "next_slot", "row"})
 
 
 class Format(StrEnum):
-    """How rows are written."""
+    """The format of rows."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -33,14 +33,14 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Draft):
-    """A draft with the line it begins on and the row as it was written."""
+    """A draft, the line on which its row begins, and the row itself."""
 
     line: int
     row: Any = field(repr=False)
 
 
 class BadRow(NamedTuple):
-    """A row that is no draft."""
+    """A row that is no draft, and its error."""
 
     line: int
     row: Any
@@ -48,9 +48,9 @@ class BadRow(NamedTuple):
 
 
 def read(lines: Iterable[str], form: Format, *, channel: str | None) -> Iterator[Row | BadRow]:
-    """Yield what each row says; ``channel`` is for rows that name none.
+    """Yield the rows; ``channel`` is for those that name none.
 
-    Raises InvalidDraft when the columns, in JSONL those of the first row, are not those of a draft.
+    Raises InvalidDraft if the columns, in JSONL those of the first row, are not those of a draft.
     """
     return _read_csv(lines, channel) if form is Format.CSV else _read_jsonl(lines, channel)
 
@@ -135,7 +135,7 @@ def _json_line(text: str) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return a row that was refused before out of what was written about it."""
+    """Return the original row from a line of a file of refused rows."""
     is_refused = isinstance(value, dict) and "row" in value and value.keys() <= _REFUSED
     return value["row"] if is_refused else value
 
@@ -197,7 +197,7 @@ def _fold(value: object) -> int:
 
 
 def _unreadable(text: str) -> bool:
-    """Whether there were bytes that are no UTF-8, which stand in the text as lone surrogates."""
+    """Whether the text has lone surrogates, which stand for bytes that are no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Commands that run something: up, worker, beat, migrate."""
+"""Commands for servers: up, worker, beat, migrate."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from dispatcher.store import migrate as migrate_store
 
 _PARENT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
-"""A signal that the system hands to another thread does not wake the one that has to act on it."""
+"""Interval of checks: a signal that another thread receives does not wake the main thread."""
 _COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
 
 
 class _Worker(TyperCommand):
-    """A command whose help tells how long it may take to end, by the settings."""
+    """A command whose help says how long its end may take, by the settings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -92,7 +92,7 @@ def up() -> None:
 
 @contextmanager
 def _shown(running: Settings) -> Iterator[Callable[[], None]]:
-    """Give a call that prints what console channels have sent since the last one.
+    """Yield a function that prints what console channels have sent since its last call.
 
     Their transport prints it in the worker, whose output goes to its log.
     """
@@ -118,13 +118,13 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
 
 
 def _addresses_elsewhere(settings: Settings) -> list[str]:
-    """Return the settings that lead to other servers than those of ``up``."""
+    """Return the names of the settings with other servers than those of ``up``."""
     own = embedded_addresses(settings.data_dir)
     return [name for name, address in own.items() if getattr(settings, name) != address]
 
 
 def _without_addresses(settings: Settings) -> dict[str, Any]:
-    """Return what an embedded environment with these settings is given."""
+    """Return the arguments of an embedded environment with these settings."""
     given = settings.model_dump()
     folder = given.pop("data_dir")
     return {"path": folder} | {
@@ -149,7 +149,7 @@ def worker(
     clocks of this machine and the database are more than a second apart.
     """
     if metrics_port is not None:
-        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the app that tasks use
+        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the App that tasks use
     settings = Settings.load()
     check_url(settings.broker_url)
     if settings.metrics_port is not None:
@@ -197,9 +197,9 @@ def _celery(*arguments: str) -> None:
 
 @contextmanager
 def _counting_together() -> Iterator[None]:
-    """Let the processes of this worker count in one place, whatever its pool is.
+    """Set up a folder in which all processes of this worker count, whatever its pool.
 
-    prometheus-client looks for that when it is imported.
+    prometheus-client reads the variable when it is imported.
     """
     if os.environ.get(_COUNTERS):
         yield
@@ -210,9 +210,9 @@ def _counting_together() -> Iterator[None]:
 
 
 def _collect_rarely(**_: object) -> None:
-    """Let the garbage collector pass over what a worker has loaded once and for all.
+    """Exclude all loaded objects from garbage collection, and raise its thresholds.
 
-    With Python's own thresholds it stops every thread for a tenth of a second now and then.
+    With Python's own thresholds a collection now and then stops all threads for 0.1 s.
     """
     gc.collect()
     gc.freeze()
@@ -220,7 +220,7 @@ def _collect_rarely(**_: object) -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop when the embedded environment that started this process was killed."""
+    """End this process when the embedded environment that started it has died."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:
         return
@@ -235,7 +235,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def until_stopped() -> Iterator[threading.Event]:
-    """Yield an event that signals set instead of ending us: what was started is then stopped."""
+    """Yield an event that signals set instead of ending this process, so that it can clean up."""
     stopped = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stopped.set())

@@ -1,4 +1,4 @@
-"""How messages look: as tables for people, as JSON for programs."""
+"""Output of messages and errors: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _STYLES = {
 
 _WIDEST = 10_000
 _PIPED_WIDTH = 160
-"""Columns where no terminal says how many there are: enough that no word is cut in two."""
+"""Columns without a terminal: enough that no word is broken."""
 
 
 def _width() -> int | None:
-    """Return the columns of a table; None where the terminal, or COLUMNS, says it."""
+    """Return the columns of a table; None where the terminal or COLUMNS gives them."""
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
 
 
 class Terminal(Console):
-    """Where commands write. No terminal obeys what it is given to show, whoever it comes from."""
+    """A console that escapes control characters, so that no terminal obeys foreign text."""
 
     def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
-        """Yield what is shown, lines apart, as :func:`visible_text` writes it."""
+        """Yield the segments, escaped by :func:`visible_text` except for line ends."""
         for text, style, control in super().render(*given, **more):
             shown = text if control else "\n".join(map(visible_text, text.split("\n")))
             yield Segment(shown, style, control)
@@ -55,12 +55,12 @@ out = Terminal(highlight=False, width=_width())
 
 
 def as_it_is(text: str) -> str:
-    """Return text of others for a table: no markup is read in it."""
+    """Return foreign text for a table, without markup."""
     return escape(visible_text(text))
 
 
 written: list[str] = []
-"""What was written as JSON by this run of a command: nothing, or the beginning of it."""
+"""The JSON that this run of a command has written so far."""
 
 
 def as_json(value: Any) -> None:
@@ -80,12 +80,12 @@ def _write(text: str) -> None:
 
 
 def plain_json(text: str) -> str:
-    """Return JSON that says the same, and in which no terminal finds anything to obey."""
+    """Return equal JSON with escaped control characters."""
     return "\n".join(map(visible_text, text.split("\n")))
 
 
 def error_data(error: DispatcherError) -> dict[str, Any]:
-    """Return an error as plain JSON values: its kind, its sentence and what it carries."""
+    """Return an error as plain JSON values: its type, its text and its attributes."""
     carried = {name: _plain(each) for name, each in vars(error).items() if name[0] != "_"}
     return {"error": type(error).__name__, "text": str(error)} | carried
 
@@ -101,7 +101,7 @@ def _plain(value: object) -> Any:
 
 
 def outcome_text(message: Message, *, with_time: bool = False) -> str:
-    """Return what a message is now, in a line; its time by the clocks of its zone."""
+    """Return the status of a message in one line; with its time in its zone."""
     text = f"{message.id} is {status_text(message.status)}"
     if not with_time:
         return text
@@ -113,7 +113,7 @@ def outcome_text(message: Message, *, with_time: bool = False) -> str:
 
 
 def local_text(instant: datetime, zone: str | None) -> str:
-    """Return an instant to the millisecond, by the clocks of a zone, or in UTC."""
+    """Return an instant to the millisecond, in a zone or in UTC."""
     if zone is None:
         return as_text(instant)
     return instant.astimezone(rules(zone)).isoformat(timespec="milliseconds")
@@ -121,7 +121,7 @@ def local_text(instant: datetime, zone: str | None) -> str:
 
 @contextmanager
 def refused_in(zone: str | None) -> Iterator[None]:
-    """Let a refusal name its slot by the clocks that the time was given by, too."""
+    """Add the next slot in ``zone`` to a refusal."""
     try:
         yield
     except NoPlace as refused:
@@ -173,7 +173,7 @@ def attempt_data(attempt: Attempt) -> dict[str, Any]:
 
 
 Cell = str | Text
-"""What stands in a table: markup, or text that has its styles."""
+"""A cell of a table: markup, or styled text."""
 
 
 def listed(
@@ -181,7 +181,7 @@ def listed(
 ) -> RenderableType:
     """Return rows as a table, or their cells below each other where the terminal is too narrow.
 
-    So no id, number or recipient is broken over lines. Those headings ``right`` are of numbers.
+    So no id, number or recipient is broken over lines. Columns ``right`` are aligned to the right.
     """
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for heading in headings:
@@ -207,7 +207,7 @@ def listed(
 
 
 def message_table(messages: Sequence[Message], zone: str | None = None) -> RenderableType:
-    """Return messages, one a row, without their bodies; times by the clocks of ``zone``."""
+    """Return messages, one a row, without their bodies; times in ``zone``."""
     headings = ("id", "status", "channel", "recipient", f"send at ({zone or 'UTC'})")
     return listed(
         headings,
@@ -248,11 +248,11 @@ def status_text(status: Status, text: str | None = None) -> str:
 
 
 def second_text(instant: datetime, zone: str | None = None) -> str:
-    """Return an instant to the second, by the clocks of a zone, or in UTC."""
+    """Return an instant to the second, in a zone or in UTC."""
     local = instant.astimezone(UTC if zone is None else rules(zone))
     return local.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso(instant: datetime | None) -> str | None:
-    """Return an instant as programs read it: in UTC, to the millisecond."""
+    """Return an instant for programs: in UTC, to the millisecond."""
     return None if instant is None else as_text(instant)

@@ -1,30 +1,39 @@
-"""``dispatcher status`` and ``dispatcher top``: the house at a glance, once or live."""
+"""``dispatcher status`` and ``dispatcher top``: how a deployment stands, once or live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from dispatcher.celery_app import ON_REQUEST, SWEEPS
 from dispatcher.cli import show
 from dispatcher.cli.app import AsJson, examples
-from dispatcher.cli.glance import overview_data, overview_picture, tops_data, tops_picture
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
-from dispatcher.operations.overview import By
+from dispatcher.limiters import ChannelFill
+from dispatcher.message import Status
+from dispatcher.operations.overview import By, FullestQuota, Overview, Tops
 from dispatcher.quota import parse_length
 from dispatcher.store import Of
+from dispatcher.telemetry.liveness import Sign
 from dispatcher.times.clock import SystemClock
 
+_LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
+_ENDED = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED)
+_LEVELS = "▁▂▃▄▅▆▇█"
+_BAR = 16
+_LATE_DUTY = timedelta(seconds=30)
+_NEARLY = 0.8
 _PAUSE = 9
-"""A look is followed by a pause of so many times its length: it costs a tenth at most."""
+"""How many times the length of a look the pause after it has: looking takes a tenth at most."""
 _LEAST = timedelta(milliseconds=100)
 
 
@@ -52,9 +61,9 @@ def status(
     since: Annotated[str, typer.Option(help="Count what has ended since so long ago.")] = "1 day",
     as_json: AsJson = False,
 ) -> None:
-    """Show what waits, what is late, the next hour, how full limits are, and who is at work.
+    """Show counts, overdue messages, the load of the next hour, limits, workers and beats.
 
-    Takes nothing and changes nothing. With --watch and --json, a line of JSON for each look.
+    Changes nothing. With --watch and --json, it prints a line of JSON each time.
     """
     length = parse_length(since, "since")
     interval = parse_length(every, "every")
@@ -118,3 +127,273 @@ def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> Non
         look()
         took = clock.monotonic() - began
         stopped.wait(max(every.total_seconds() - took, _PAUSE * took))
+
+
+def overview_picture(found: Overview, *, width: int) -> RenderableType:
+    """Return an overview for a terminal with ``width`` columns."""
+    lines: list[RenderableType] = [
+        Text.assemble(("dispatcher status", "bold"), f"  {_second(found.now)}"),
+        "",
+        _counts(found),
+        "",
+        *_load(found, width),
+        "",
+        *_troubles(found),
+        "",
+    ]
+    if found.limits:
+        lines += [_limits(found.limits), ""]
+    if found.silence is not None:
+        lines.append(
+            Text(f"not known, because Redis does not answer: {found.silence}", style="red")
+        )
+    else:
+        lines += [*_signs("worker", found.workers), *_signs("beat", found.beats), _duties(found)]
+    return Group(*lines)
+
+
+def sparkline(numbers: Sequence[int]) -> str:
+    """Return a row of bars, one a number; a dot stands for 0."""
+    most = max(numbers, default=0)
+    return "".join(
+        _LEVELS[(number * len(_LEVELS) - 1) // most] if number else "·" for number in numbers
+    )
+
+
+def _counts(found: Overview) -> RenderableType:
+    statuses = (*_LIVE, *_ENDED)
+    names = [each.value for each in statuses]
+    rows = [
+        (show.as_it_is(channel), *(_number(each, counts.get(each, 0)) for each in statuses))
+        for channel, counts in found.counts.by_channel.items()
+    ]
+    if len(rows) > 1:
+        rows.append(("all", *(_number(each, found.total(each)) for each in statuses)))
+    table: RenderableType = Text("no messages", style="dim")
+    if rows:
+        table = show.listed(("channel", *names), rows, right=names)
+    more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
+    ended = f"what has ended: within {_length(found.counts.since)}{more}"
+    return Group(table, Text(ended, style="dim italic"))
+
+
+def _load(found: Overview, width: int) -> list[RenderableType]:
+    load = found.load
+    minutes = load.minutes if width >= len(load.minutes) + 2 else load.minutes[: max(10, width - 2)]
+    total, most = sum(minutes), max(minutes)
+    head = Text.assemble(
+        (f"next {len(minutes)} minutes", "bold"),
+        f"  {total:,} due" + (f", at most {most:,} a minute" if total else "")
+        + ("" if load.complete else ", and more"),
+    )  # fmt: skip
+    axis = f"{load.start:%H:%M}".ljust(len(minutes) - 5)
+    axis += f"{load.start + timedelta(minutes=len(minutes)):%H:%M}"
+    return [head, Text(sparkline(minutes), style="cyan"), Text(axis, style="dim")]
+
+
+def _troubles(found: Overview) -> list[Text]:
+    overdue = found.overdue
+    late = Text("overdue  ", style="bold")
+    if overdue.many:
+        late.append(
+            f"{overdue.many:,}, the oldest for {_length(overdue.longest)}: "
+            f"dispatcher show {overdue.oldest}",
+            style="red",
+        )
+    else:
+        late.append("none", style="green")
+    held = Text("held     ", style="bold")
+    if found.held:
+        held.append(f"{found.held:,} wait for a person: dispatcher held", style="magenta")
+    else:
+        held.append("none", style="green")
+    troubles = [late, held]
+    if found.items_rejected:
+        rejected = Text("rejected ", style="bold")
+        rejected.append(
+            f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs",
+            style="red",
+        )
+        troubles.append(rejected)
+    return troubles
+
+
+def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
+    rows: list[tuple[str, str, Text, str]] = []
+    for channel in channels:
+        for number, each in enumerate(channel.limits):
+            told = []
+            if number == 0 and channel.waiting:
+                told.append(f"{channel.waiting:,} wait")
+            if number == 0 and channel.closed_until is not None:
+                told.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
+            name = show.as_it_is(channel.channel) if number == 0 else ""
+            rows.append((name, each.limit, _bar(each.used, each.most), ", ".join(told)))
+    return show.listed(("limits", "", "", ""), rows)
+
+
+def _signs(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
+    alive = [each for each in signs or () if each.is_alive]
+    line = Text(f"{what}s".ljust(9), style="bold")
+    if alive:
+        line.append(f"{len(alive)} alive  ", style="green")
+        line.append(", ".join(each.name for each in alive), style="dim")
+    else:
+        line.append(f"no {what} is alive", style="red")
+    lines: list[RenderableType] = [line]
+    lines += [
+        Text(f"         {each.name} was last seen {_length(each.age)} ago", style="yellow")
+        for each in signs or ()
+        if not each.is_alive
+    ]
+    return lines
+
+
+def _duties(found: Overview) -> Text:
+    line = Text("sweep    ", style="bold")
+    ages = {each.name: each.age for each in found.duties or ()}
+    told = [name for name in SWEEPS if name in ages or name not in ON_REQUEST]
+    for number, name in enumerate(told):
+        age = ages.get(name)
+        slow = name != "prune" and (age is None or age > _LATE_DUTY)
+        text = "never" if age is None else f"{_length(age)} ago"
+        line.append(f"{', ' if number else ''}{name} ").append(text, style="red" if slow else "dim")
+    return line
+
+
+def tops_picture(found: Tops) -> RenderableType:
+    """Return a ranking for a terminal."""
+    table = show.listed(
+        (found.of, "messages", "next (UTC)", "fullest quota", "from (UTC)"),
+        [
+            (
+                show.as_it_is(each.name),
+                f"{each.messages:,}",
+                show.second_text(each.next_at),
+                *_fullest(each.fullest),
+            )
+            for each in found.tops
+        ],
+        right=("messages",),
+    )
+    told: list[RenderableType] = [table] if found.tops else []
+    if not found.tops:
+        told.append(Text(f"nothing is due within {_length(found.within)}"))
+    if not found.complete:
+        told.append(Text("more than 1,000,000 are due: only the soonest are counted", style="red"))
+    if found.silence is not None:
+        told.append(Text(f"quotas are not known: {found.silence}", style="red"))
+    return Group(*told)
+
+
+def overview_data(found: Overview) -> dict[str, Any]:
+    """Return an overview as plain JSON values; lengths are seconds."""
+    counts, load = found.counts, found.load
+    return {
+        "now": show.iso(found.now),
+        "since": counts.since.total_seconds(),
+        "counts": {
+            channel: {status.value: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
+            for channel, some in counts.by_channel.items()
+        },
+        "counts_complete": counts.complete,
+        "overdue": {
+            "messages": found.overdue.many,
+            "oldest": str(found.overdue.oldest) if found.overdue.oldest else None,
+            "longest": found.overdue.longest.total_seconds(),
+        },
+        "held": found.held,
+        "load": {
+            "start": show.iso(load.start),
+            "minutes": list(load.minutes),
+            "complete": load.complete,
+        },
+        "limits": None
+        if found.limits is None
+        else [
+            {
+                "channel": each.channel,
+                "limits": [
+                    {"limit": one.limit, "used": one.used, "most": one.most} for one in each.limits
+                ],
+                "waiting": each.waiting,
+                "closed_until": show.iso(each.closed_until),
+            }
+            for each in found.limits
+        ],
+        "workers": _signs_data(found.workers),
+        "beats": _signs_data(found.beats),
+        "duties": None
+        if found.duties is None
+        else {each.name: each.age.total_seconds() for each in found.duties},
+        "items_rejected": found.items_rejected,
+        "silence": found.silence,
+    }
+
+
+def tops_data(found: Tops) -> dict[str, Any]:
+    """Return a ranking as plain JSON values; lengths are seconds."""
+    return {
+        "of": found.of,
+        "within": found.within.total_seconds(),
+        "complete": found.complete,
+        "silence": found.silence,
+        "tops": [
+            {
+                "name": each.name,
+                "messages": each.messages,
+                "next_at": show.iso(each.next_at),
+                "fullest": None
+                if each.fullest is None
+                else {
+                    "quota": each.fullest.quota,
+                    "booked": each.fullest.booked,
+                    "most": each.fullest.most,
+                    "at": show.iso(each.fullest.at),
+                },
+            }
+            for each in found.tops
+        ],
+    }
+
+
+def _signs_data(signs: Iterable[Sign] | None) -> list[dict[str, Any]] | None:
+    if signs is None:
+        return None
+    return [
+        {"name": each.name, "alive": each.is_alive, "age": each.age.total_seconds()}
+        for each in signs
+    ]
+
+
+def _fullest(fullest: FullestQuota | None) -> tuple[Text, str]:
+    if fullest is None:
+        return Text("–", style="dim"), ""
+    text = _bar(fullest.booked, fullest.most, cells=_BAR // 2)
+    length = fullest.quota.partition("/")[2]
+    return text.append(f" per {length}"), show.second_text(fullest.at)
+
+
+def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:
+    fill = used / most
+    style = "red" if fill >= 1 else "yellow" if fill >= _NEARLY else "green"
+    full = min(cells, max(int(cells * fill), min(used, 1)))
+    text = Text("█" * full, style=style).append("░" * (cells - full), style="dim")
+    return text.append(f" {used:,}/{most:,}", style=style)
+
+
+def _number(status: Status, many: int) -> str:
+    return show.status_text(status, f"{many:,}") if many else "[dim]0[/]"
+
+
+def _length(length: timedelta) -> str:
+    seconds = round(length.total_seconds())
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size or (seconds == size and unit != "minute"):
+            many = seconds // size
+            return f"{many} {unit}{'' if many == 1 else 's'}"
+    return f"{seconds} s"
+
+
+def _second(instant: datetime) -> str:
+    return instant.strftime("%Y-%m-%d %H:%M:%S UTC")

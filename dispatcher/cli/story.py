@@ -1,4 +1,4 @@
-"""The whole story of one message, as lines for people and as JSON for programs."""
+"""Output of ``dispatcher show``: all about one message, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OUTCOMES = {
 }
 
 
-class _Event(NamedTuple):
+class _Entry(NamedTuple):
     at: datetime | None
     what: str
     detail: str = ""
 
 
 def say(story: Story) -> None:
-    """Print what is known of a message, then what happened to it, then what comes next."""
+    """Print the fields of a message, then its past, then its next step."""
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -54,7 +54,7 @@ def say(story: Story) -> None:
 
 
 def story_data(story: Story) -> dict[str, Any]:
-    """Return a story as plain JSON values: those of the message, and what belongs to it."""
+    """Return a story as plain JSON values."""
     what, at = coming(story)
     places = story.reservations
     return show.message_data(story.message) | {
@@ -69,45 +69,48 @@ def story_data(story: Story) -> dict[str, Any]:
 
 
 def coming(story: Story) -> tuple[str, datetime | None]:
-    """Return what becomes of a message next, and when, where that is known."""
+    """Return the next step of a message, and its time; None where that is unknown."""
     message = story.message
     match message.status:
         case Status.SCHEDULED if story.is_enqueued:
-            return "Celery has it; it is due at", message.next_attempt_at
+            return "it is enqueued; it is due at", message.next_attempt_at
         case Status.SCHEDULED:
-            return "the sweep gives it to Celery at", story.enqueue_at
+            return "the sweep enqueues it at", story.enqueue_at
         case Status.SENDING:
             then = "is held" if message.on_unknown == "hold" else "is tried again"
-            return f"a worker has it; it {then} if nobody tells until", story.claim_expires_at
+            return (
+                f"a worker is sending it; without a recorded outcome it {then} at",
+                story.claim_expires_at,
+            )
         case Status.HELD:
             return "a person decides: dispatcher release or dispatcher drop", None
         case Status.FAILED:
-            return "dispatcher retry gives it another round; else it is deleted after", (
+            return "dispatcher retry gives it further attempts; else it is deleted after", (
                 story.deleted_at
             )
         case _:
             return "it is deleted after", story.deleted_at
 
 
-def _events(story: Story) -> list[_Event]:
+def _events(story: Story) -> list[_Entry]:
     message = story.message
     asked = message.asked_at
-    # Of the times that were asked for the store keeps the last one.
+    # Only the last time asked for is stored.
     events = [
-        _Event(message.created_at, "submitted"),
-        _Event(None, "asked for", _moment(asked or message.send_at)),
+        _Entry(message.created_at, "submitted"),
+        _Entry(None, "asked for", _moment(asked or message.send_at)),
     ]
     if asked is not None:
         events.append(
-            _Event(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
+            _Entry(None, "shifted", f"from {_moment(asked)} to {_moment(message.send_at)}")
         )
     if story.reservations is None:
-        events.append(_Event(None, "[yellow]reserved[/]", "Redis does not tell"))
+        events.append(_Entry(None, "[yellow]reserved[/]", "Redis does not answer"))
     for each in story.reservations or ():
         if each.at is not None:
-            events.append(_Event(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
+            events.append(_Entry(None, "reserved", f"{_moment(each.at)} of {each.scope}"))
         elif message.status not in (Status.CANCELLED, Status.EXPIRED):
-            events.append(_Event(None, "[dim]no place[/]", f"of {each.scope} any more"))
+            events.append(_Entry(None, "[dim]no reservation[/]", f"of {each.scope} any more"))
     enqueued_at = message.enqueued_at
     for number, attempt in enumerate(story.attempts, start=1):
         if enqueued_at is not None and enqueued_at <= attempt.started_at:
@@ -118,20 +121,20 @@ def _events(story: Story) -> list[_Event]:
         events.append(_enqueued(enqueued_at))
     last = story.attempts[-1].outcome if story.attempts else None
     if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
-        events.append(_Event(message.finished_at, show.status_text(message.status)))
+        events.append(_Entry(message.finished_at, show.status_text(message.status)))
     return events
 
 
-def _enqueued(at: datetime) -> _Event:
-    return _Event(at, "enqueued", "given to Celery")
+def _enqueued(at: datetime) -> _Entry:
+    return _Entry(at, "enqueued", "to Celery")
 
 
-def _of_attempt(number: int, attempt: Attempt) -> list[_Event]:
-    began = _Event(attempt.started_at, f"try {number}", "handed to a worker")
+def _of_attempt(number: int, attempt: Attempt) -> list[_Entry]:
+    began = _Entry(attempt.started_at, f"attempt {number}", "claimed by a worker")
     if attempt.outcome is None:
-        return [began, _Event(None, "[blue]under way[/]")]
+        return [began, _Entry(None, "[blue]under way[/]")]
     word = f"[{_OUTCOMES[attempt.outcome]}]{attempt.outcome.value}[/]"
-    return [began, _Event(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
+    return [began, _Entry(attempt.finished_at, word, attempt.error or attempt.receipt or "")]
 
 
 def _moment(instant: datetime | None) -> str:

@@ -1,4 +1,4 @@
-"""``dispatcher timeline``: why times of a scope are free or not, as a picture."""
+"""``dispatcher timeline``: the booked, blocked and free times of a scope, as a picture."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def timeline(
 def _scopes(
     words: Sequence[str], kinds: Container[str]
 ) -> tuple[str | None, dict[str, str] | None]:
-    """Read ``ada --tenant acme``: a scope, and options for all kinds that the settings have."""
+    """Read ``ada --tenant acme``: a scope, and an option for each kind in the settings."""
     scope, found, rest = None, {}, list(words)
     while rest:
         option, equals, name = rest.pop(0).partition("=")
@@ -147,7 +147,7 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
 
 
 def picture(timeline: Timeline, *, width: int) -> list[Text]:
-    """Return a timeline line by line, for a terminal that many columns wide."""
+    """Return the lines of a timeline, for a terminal with ``width`` columns."""
     columns, bar, hidden = _columns(timeline, width - _LABEL - CELLS - 2)
     headings = "".join(each.heading(bar) for each in columns)
     lines = [
@@ -228,7 +228,7 @@ class _Column(NamedTuple):
 
 
 def _columns(timeline: Timeline, width: int) -> tuple[list[_Column], int, list[str]]:
-    """Return the quotas that fit, the fullest ones if not all do, and how long their bars are."""
+    """Return the fullest quotas that fit, the length of their bars, and the quotas left out."""
     every = [(each.scope, quota) for each in timeline.windows for quota in each.quotas]
     named = len(timeline.windows) > 1 or any(len(str(q.quota)) > 2 * _BARS[0] for _, q in every)
     columns = [
@@ -270,7 +270,7 @@ def _row(
 
 
 def _is_empty(timeline: Timeline, row: Span) -> bool:
-    """Whether nothing is booked in a row, counts there or is in the way."""
+    """Whether a row has no booking, no count and no blocked time."""
     spans = (timeline.refused, timeline.unknown)
     return not any(_within(each, row) for each in spans) and not any(
         _most_in(quota, row) for window in timeline.windows for quota in window.quotas
@@ -278,7 +278,7 @@ def _is_empty(timeline: Timeline, row: Span) -> bool:
 
 
 def _cell(timeline: Timeline, cell: Span) -> tuple[str, str]:
-    """Return the mark for a small stretch, and its style."""
+    """Return the mark for a cell, and its style."""
     booked, counts = timeline.windows[0].booked, timeline.windows[0].counts
     first = bisect_left(booked, cell.begins_at, key=lambda each: each.at)
     many = bisect_left(booked, cell.ends_at, key=lambda each: each.at) - first
@@ -322,7 +322,7 @@ def _covers(spans: Sequence[Span], stretch: Span) -> bool:
 
 
 def _within(spans: Sequence[Any], stretch: Span) -> Sequence[Any]:
-    """Return those of some sorted, disjoint stretches that share an instant with this one."""
+    """Return those of some sorted, disjoint spans that overlap ``stretch``."""
     first = bisect_right(spans, stretch.begins_at, key=lambda each: each.ends_at)
     return spans[first : bisect_left(spans, stretch.ends_at, key=lambda each: each.begins_at)]
 

@@ -1,4 +1,4 @@
-"""``dispatcher windows``: compare Redis with the store, and fill it again."""
+"""``dispatcher windows``: compare Redis with the store, and rebuild it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from dispatcher.cli import show
 from dispatcher.cli.app import OptionNames, confirm, examples
-from dispatcher.cli.bars import bar
+from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.operations.verification import Difference, Verified
 
@@ -79,7 +79,7 @@ def rebuild(
 
 
 def verified_data(verified: Verified) -> dict[str, Any]:
-    """Return what a comparison found as plain JSON values."""
+    """Return the result of a verification as plain JSON values."""
     return {
         "equal": verified.equal,
         "messages": verified.messages,

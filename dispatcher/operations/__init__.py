@@ -1,1 +1,1 @@
-"""What operators ask: status, verification of the windows, the doctor."""
+"""Use cases of operators: status, rankings, verification of the windows, the doctor."""

@@ -1,4 +1,4 @@
-"""The house at a glance: what waits, what is late, what is full, who is at work."""
+"""The figures of a deployment: messages, load, limits, signs of life; rankings; metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatcher.telemetry.liveness import Kind, Sign, Signs
 from dispatcher.telemetry.metrics.vitals import Vitals
 
 _CANDIDATES = 50
-"""How many of the busiest are looked at where the fullest are asked for."""
+"""How many of the busiest are examined for a ranking by ``fill``."""
 _LONGEST = timedelta(days=366)
 _MOST = 1_000
 
@@ -28,13 +28,12 @@ By = Literal["messages", "fill"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What an operator asks first. ``now`` is the database's.
+    """The state of a deployment. ``now`` is the database's.
 
     ``limits``, ``workers``, ``beats``, ``duties`` and ``items_rejected`` (of the broker, counted
-    until a day after the last) are None where Redis does not tell, and ``silence`` says why.
+    until a day after the last) are None where Redis does not answer; then ``silence`` is the error.
 
-    A process that has ended in good order is not listed; one that was killed is, for a day, as not
-    alive.
+    A process that ended normally is not listed; a killed one is listed for a day, as not alive.
     """
 
     counts: Counts
@@ -49,12 +48,12 @@ class Overview:
 
     @property
     def now(self) -> datetime:
-        """When it was looked."""
+        """When it was read."""
         return self.counts.now
 
     @property
     def held(self) -> int:
-        """How many messages wait for a person."""
+        """How many messages are held."""
         return self.total(Status.HELD)
 
     def total(self, status: Status) -> int:
@@ -64,9 +63,9 @@ class Overview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullestQuota:
-    """The quota that is nearest to full somewhere within the time looked at.
+    """The quota that is nearest to full somewhere within the examined time.
 
-    ``booked`` of ``most`` count together in the stretch that begins ``at``.
+    In the stretch that begins ``at``, ``booked`` of ``most`` are booked.
     """
 
     quota: str
@@ -76,13 +75,13 @@ class FullestQuota:
 
     @property
     def fill(self) -> float:
-        """How full it is, 1 for full."""
+        """How full it is: 1 is full."""
         return self.booked / self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Top:
-    """One of the busiest. ``fullest`` is None where no quota counts it, or Redis does not tell."""
+    """One entry of a ranking. ``fullest`` is None without a quota, or where Redis is silent."""
 
     name: str
     messages: int
@@ -92,7 +91,7 @@ class Top:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tops:
-    """The busiest, and whether all that is due was counted; ``silence`` as for an overview."""
+    """A ranking. ``complete``: every due message was counted; ``silence`` as in an overview."""
 
     of: Of
     within: timedelta
@@ -102,7 +101,7 @@ class Tops:
 
 
 class Overviews:
-    """The use case of those who operate. Changes nothing."""
+    """Reads overviews, rankings and metrics. Changes nothing."""
 
     def __init__(
         self,
@@ -120,9 +119,9 @@ class Overviews:
         self._timelines = timelines
 
     def read(self, *, since: timedelta) -> Overview:
-        """Return how things stand. Raises InvalidValue and StoreUnavailable.
+        """Return an overview. Raises InvalidValue and StoreUnavailable.
 
-        What has ended counts if it did so within ``since``.
+        Messages that have ended are counted if they did so within ``since``.
         """
         _check_length("since", since)
         limits = signs = rejected = silence = None
@@ -145,7 +144,7 @@ class Overviews:
         )
 
     def vitals(self) -> Vitals:
-        """Return what is watched all the time. Raises StoreUnavailable."""
+        """Return the figures for metrics. Raises StoreUnavailable."""
         duties = alive = None
         with suppress(Unavailable):
             signs = self._signs.read()
@@ -168,7 +167,7 @@ class Overviews:
         )
 
     def tops(self, of: Of, *, within: timedelta, limit: int, by: By) -> Tops:
-        """Return the busiest scopes, recipients or channels, by what is due within that time.
+        """Return the busiest scopes, recipients or channels by messages due ``within`` that time.
 
         Raises InvalidValue and StoreUnavailable.
         """
@@ -212,8 +211,8 @@ class Overviews:
         terms = Terms((scope,), self._settings.zone)
         [window] = self._timelines.windows(terms, start, start + within)
         found = filter(None, map(_fullest_of, window.quotas))
-        # One message fills a quota of one, so that tells less than any other; and of two that are
-        # as full, the wider one is full for longer.
+        # A quota of one is full with a single message, so it ranks last; of two equally full quotas
+        # the larger one ranks first.
         return max(found, key=lambda each: (each.most > 1, each.fill, each.most), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Tells whether Redis holds exactly the places that the store knows."""
+"""Verifies that Redis has exactly the reservations of the messages in the store."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _ID_BYTES = 16
 
 
 class Fault(StrEnum):
-    """How a window differs from the store at one place."""
+    """How a window differs from the store about one message."""
 
     MISSING = "missing"
-    """The store has a message of which the window has nothing."""
+    """The store has a message without a reservation in the window."""
     MOVED = "at another time"
     """The window has the message at another time than the store."""
     ORPHAN = "orphan"
-    """The window has a place for which the store has no message that counts there."""
+    """The window has a reservation without a message in the store that counts there."""
     UNDER_WAY = "under way"
-    """An orphan that a submit or a move may still need, or that the sweep is about to free."""
+    """An orphan that a submit or a move may still need, or that the sweep will release."""
     FOREIGN = "foreign"
-    """What stands there is no window, or a member of it no id: not written by the dispatcher."""
+    """The key is no window, or a member of it no id: another program wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place at which a window differs from the store; instants are aware UTC.
+    """One difference between a window and the store; instants are aware UTC.
 
-    ``send_at`` is the time in the store and ``booked_at`` that in the window, None where there is
-    no such place. ``message_id`` is None where what stands there is foreign.
+    ``send_at`` is the time in the store and ``booked_at`` that in the window, None where one of
+    them has no such message. ``message_id`` is None for a foreign key or member.
     """
 
     fault: Fault
@@ -60,11 +60,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was compared, and every difference that was still there when it was looked at again.
+    """The result of a verification: every difference that a second look confirmed.
 
     ``messages`` of the store and ``reservations`` in Redis were read. ``counts`` has the number of
-    each fault, ``differences`` names them (the first 10,000). ``closed`` are the shards that were
-    not complete, or rebuilt meanwhile; they are not judged.
+    each fault, ``differences`` has the first 10,000 of them. ``closed`` are the shards that were
+    incomplete, or rebuilt meanwhile; they are not verified.
     """
 
     messages: int
@@ -75,13 +75,13 @@ class Verified:
 
     @property
     def equal(self) -> bool:
-        """Whether every shard was judged and nothing differs but what is under way."""
+        """Whether every shard was verified, without a difference except those under way."""
         wrong = sum(many for fault, many in self.counts.items() if fault is not Fault.UNDER_WAY)
         return not wrong and not self.closed
 
 
 class _At(NamedTuple):
-    """One place that may differ."""
+    """A member of a window that may differ from the store."""
 
     window: bytes
     member: bytes
@@ -93,7 +93,7 @@ class _At(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """What differed at the last look; no more than can be named."""
+    """The differences of the last look: the first 10,000 by name, the others as counts."""
 
     named: dict[_At, Difference] = field(default_factory=dict)
     more: Counter[tuple[ShardKeys | None, Fault]] = field(default_factory=Counter)
@@ -105,10 +105,10 @@ class _Found:
 class Verification:
     """Compares the windows with the store, both read in pages, while submits go on.
 
-    What differs is looked at again: the store, Redis, the store. It counts only where the store
-    says the same before and after; and once more after a while, because whoever submits, moves or
-    cancels writes to both, one after the other. Times that no quota can count any more are left
-    out: windows forget them sooner than the store.
+    It looks at each difference again: store, Redis, store. A difference counts only if both reads
+    of the store agree; and it is checked again after a while, because a submit, a move or a cancel
+    writes to the two one after the other. Times that no quota counts any more are left out: windows
+    forget them sooner than the store.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Verification:
                 found.more[self._contents.shard_of(at.window), difference.fault] += 1
 
     def _differing(self, suspects: Sequence[_At]) -> dict[_At, Difference]:
-        """Look at both sides again; return what differs while the store says the same."""
+        """Read both sides again; return the differences about which the store has not changed."""
         differing = {}
         for some in _batches(suspects):
             before = self._standing(some)
@@ -233,7 +233,7 @@ class Verification:
         return Fault.ORPHAN
 
     def _expected_ms(self, at: _At, standing: Mapping[UUID, Standing]) -> int | None:
-        """Return the time that a member must have by the store; None where it must not be."""
+        """Return the time that a member must have by the store; None where it must not exist."""
         known = standing.get(at.message_id)
         if known is None or not known.holds or len(at.member) != _ID_BYTES:
             return None

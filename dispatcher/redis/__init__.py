@@ -1,1 +1,1 @@
-"""Redis: key names, errors, scripts, and the client past redis-py."""
+"""Redis: key names, errors, scripts, clients, and script calls without redis-py's overhead."""

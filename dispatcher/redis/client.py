@@ -1,4 +1,4 @@
-"""Makes the clients of the Redis that the settings name."""
+"""Makes the client of the Redis of the settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SECONDS = 1.0
 _RETRIES = 1
 
 
-def connect_redis(url: str, *, greet: Callable[[Any], None] | None = None) -> redis.Redis:
-    """Return a client that waits a second and repeats a call once. Raises InvalidSettings.
+def connect_redis(url: str, *, on_connect: Callable[[Any], None] | None = None) -> redis.Redis:
+    """Return a client with a timeout of a second that retries a call once. Raises InvalidSettings.
 
-    ``greet`` is called with each new connection before it carries anything.
+    It calls ``on_connect`` with each new connection before the first command.
     """
     over_network: dict[str, Any] = {
         "socket_connect_timeout": _SECONDS,
@@ -30,7 +30,7 @@ def connect_redis(url: str, *, greet: Callable[[Any], None] | None = None) -> re
         return redis.Redis.from_url(
             url,
             protocol=2,
-            redis_connect_func=greet,
+            redis_connect_func=on_connect,
             socket_timeout=_SECONDS,
             **over_network,
             retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _RETRIES),

@@ -1,4 +1,4 @@
-"""What redis-py's errors mean, in words that name no key: keys name recipients."""
+"""The reasons of redis-py's errors as texts without keys, since keys contain recipients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatcher.errors import Unavailable
 
 
 class EvictingServer(redis.ResponseError):
-    """The server forgets keys when it is full, reservations among them."""
+    """The server evicts keys, reservations among them, when its memory is full."""
 
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -25,15 +25,15 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.ConnectionError, "Redis cannot be reached"),
     (redis.exceptions.RedisClusterException, "the cluster of Redis cannot be reached"),
 )
-# Old servers put the code of a command that failed in a script behind words of their own.
+# Old servers put a text before the error code of a command that failed in a script.
 _CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
-# Where redis-py could not connect to, in its words: host and port, or a socket.
+# The address in redis-py's errors about connecting: host and port, or a socket.
 _ADDRESS = re.compile(r"^Error\b.*?\bconnecting to (/\S+|[\w.:%-]+:\d+)\.(?:\s|$)")
 _CODES = {"OOM": "Redis is out of memory", "READONLY": "Redis is a read-only replica"}
 
 
 def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> str:
-    """Return why Redis did not do what was asked."""
+    """Return the reason of an error."""
     if isinstance(error, EvictingServer):
         return str(error)
     for kind, text in _KINDS:
@@ -48,9 +48,9 @@ def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> 
 
 
 def cause(error: Exception) -> Exception | None:
-    """Return the error to chain to ours: none where redis-py may quote the command in it.
+    """Return the error to chain to ours; None where redis-py may quote the command in it.
 
-    It does so with what goes wrong in a pipeline, and keys name recipients.
+    For an error in a pipeline it quotes the command, and keys contain recipients.
     """
     return None if isinstance(error, redis.ResponseError) else error
 

@@ -37,7 +37,7 @@ class _PartKeys(ABC):
 
     @cached_property
     def rebuild(self) -> str:
-        """STRING that names who is rebuilding the part."""
+        """STRING with the name of the process that rebuilds the part."""
         return f"{self.tag}:rebuild"
 
 
@@ -62,7 +62,7 @@ class ShardKeys(_PartKeys):
 
     @cached_property
     def contents(self) -> str:
-        """What the name of every window of the shard begins with."""
+        """The beginning of the names of the windows of the shard."""
         return f"{self.tag}:window"
 
     def window(self, scope: str, kind: str = "") -> str:
@@ -74,7 +74,7 @@ class ShardKeys(_PartKeys):
         return f"{self.tag}:twins:{digest_of(idempotency_key)}"
 
     def moved(self, message_id: UUID) -> str:
-        """Return the HASH with the token of the time that each window was last told of."""
+        """HASH of one message: the last move token that each window has seen."""
         return f"{self.tag}:moved:{message_id.hex}"
 
 
@@ -89,11 +89,11 @@ class PermitKeys(_PartKeys):
 
     @cached_property
     def contents(self) -> str:
-        """What the name of every log begins with."""
+        """The beginning of the names of the logs."""
         return f"{self.tag}:log"
 
     def scope(self, scope: str) -> str:
-        """ZSET of one scope's permits; member: permit id, score: time of the hand-over, ms."""
+        """ZSET of one scope's permits; member: permit id, score: time of the send, ms."""
         return f"{self.contents}:scope:{scope}"
 
     def channel(self, channel: str) -> str:
@@ -106,29 +106,29 @@ class PermitKeys(_PartKeys):
         return f"{self.tag}:room"
 
     def closing(self, channel: str) -> str:
-        """When a channel opens again: STRING, ms."""
+        """Return the STRING with the instant at which a channel opens again, ms."""
         return f"{self.tag}:closing:{channel}"
 
 
 @dataclass(frozen=True)
 class SignKeys:
-    """The keys of signs of life. A rebuild leaves them alone: their tag is that of no part."""
+    """The keys of signs of life. A rebuild does not touch them: no part has their tag."""
 
     namespace: str
 
     def of(self, kind: str) -> str:
-        """ZSET of what was seen at work; member: its name, score: when, ms."""
+        """ZSET of processes or duties; member: name, score: last sign of life, ms."""
         return f"{{{self.namespace}@signs}}:{kind}"
 
     @cached_property
     def items_rejected(self) -> str:
-        """How many items of the broker were rejected: STRING, forgotten a day after the last."""
+        """STRING with the number of rejected items of the broker; expires a day after the last."""
         return f"{{{self.namespace}@signs}}:items_rejected"
 
 
 @dataclass(frozen=True)
 class PlanKeys(ShardKeys):
-    """The keys of a plan: copies of the windows of one shard in which nothing is promised."""
+    """The keys of a plan: copies of the windows of one shard, without real reservations."""
 
     plan: str
 
@@ -138,12 +138,12 @@ class PlanKeys(ShardKeys):
 
     @cached_property
     def pending(self) -> str:
-        """ZSET that nobody reads."""
+        """ZSET that scripts write and nothing reads."""
         return f"{self._start}:pending"
 
     @cached_property
     def contents(self) -> str:
-        """What the name of every copy begins with."""
+        """The beginning of the names of the copies."""
         return f"{self._start}:window"
 
     @cached_property
@@ -153,14 +153,14 @@ class PlanKeys(ShardKeys):
 
     @cached_property
     def answered(self) -> str:
-        """HASH of the idempotency keys that found a place in the plan.
+        """HASH of the idempotency keys that have a reservation in the plan.
 
         Field: digest of the key; value: message id, then fingerprint.
         """
         return f"{self._start}:answered"
 
     def twins(self, idempotency_key: str) -> str:
-        """HASH that is a copy of the submits under way with one idempotency key."""
+        """HASH: a copy of the submits under way with one idempotency key."""
         return f"{self._start}:twins:{digest_of(idempotency_key)}"
 
 
@@ -176,16 +176,16 @@ class LimiterKeys:
     tag: str | None = None
 
     def hash_tag(self, key: str) -> str:
-        """Return what the names of all keys for a caller's key begin with."""
+        """Return the beginning of the names of all keys for a caller's key."""
         return f"{{{self.prefix}:{key}}}" if self.tag is None else f"{{{self.prefix}@{self.tag}}}"
 
     def state(self, label: str, key: str) -> str:
-        """Name what the limit of that label counts for a caller's key."""
+        """Return the name of the state of the limit with that label for a caller's key."""
         start = f"{self.hash_tag(key)}:{label}"
         return start if self.tag is None else f"{start}:{key}"
 
     def permits(self, digest: str, key: str) -> tuple[str, str]:
-        """Name the HASHes of remembered permits; field: permit id, value: how many and when."""
+        """Return the names of the HASHes of permits; field: permit id, value: count and time."""
         start = f"{self.hash_tag(key)}:permits:{digest}"
         return f"{start}:0", f"{start}:1"
 
@@ -196,7 +196,7 @@ def shard_of(scope: str, shards: int) -> int:
 
 
 def digest_of(idempotency_key: str) -> str:
-    """Return what stands for an idempotency key in Redis, which never shows it."""
+    """Return the digest that replaces an idempotency key in Redis."""
     return hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
 
 
@@ -215,7 +215,7 @@ def line_of(log: str) -> str:
 
 
 def aside_of(name: str, token: str) -> str:
-    """Return the name under which a key is set aside that stood under a name of ours."""
+    """Return the name to which a foreign key under one of our names is moved."""
     tag, brace, rest = name.partition("}")
     return f"{tag}{brace}:foreign:{token}{rest}"
 
@@ -236,7 +236,7 @@ def tag_of(name: bytes) -> str:
 
 
 def start_of(name: bytes) -> bytes:
-    """Return what the name of a window or a log begins with: the ``contents`` of its part."""
+    """Return the beginning of the name of a window or a log: the ``contents`` of its part."""
     tag, _, rest = name.partition(b"}")
     word = _WORD.match(rest)
     return tag + b"}" + (word[0] if word else b"")

@@ -1,8 +1,7 @@
-"""The only place that asks what time it is.
+"""The clock of this process; no other module reads the time.
 
-Two clocks decide more than this one: Redis ``TIME`` decides for limiters, and the database's
-clock decides whether a message is due. This one judges what callers ask for and measures how
-long things take.
+It checks the times that callers ask for and measures lengths. Redis ``TIME`` decides for limiters,
+and the database's clock decides whether a message is due.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """What the dispatcher needs of time. Tests pass one they can move."""
+    """A clock. Tests pass one that they can move."""
 
     def now(self) -> datetime:
         """Return the present instant, aware UTC."""

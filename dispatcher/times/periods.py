@@ -52,7 +52,7 @@ LONGEST_MS = {**UNIT_MS, "month": 31 * UNIT_MS["day"], "year": 366 * UNIT_MS["da
 _A_MONDAY = datetime(1970, 1, 5)  # noqa: DTZ001 - what the clocks of any zone show
 _A_MONDAY_MS = 4 * UNIT_MS["day"]
 FARTHEST_BACK_MS = 26 * UNIT_MS["hour"]
-"""No clock goes back by more: from UTC+14 to UTC-12."""
+"""The farthest that clocks go back: from UTC+14 to UTC-12."""
 
 
 def longest_ms(period: Period) -> int:
@@ -83,9 +83,9 @@ def bounds(unit: Period, zone: str, instant_ms: int, periods: int) -> tuple[int,
 def _even_bounds(
     length_ms: int, zone: str, instant_ms: int, periods: int
 ) -> tuple[int, ...] | None:
-    """Return bounds one length apart; None where a clock change near them is in the way."""
+    """Return bounds one length apart; None where a clock change near them prevents it."""
     if (periods + 2) * length_ms > UNIT_MS["year"]:
-        return None  # few zones go for a year without one
+        return None  # few zones have a year without a clock change
     near = zones.pieces(
         zones.rules(zone),
         instant_ms - length_ms - FARTHEST_BACK_MS,

@@ -1,4 +1,4 @@
-"""Spans of the local week, such as the hours in which nobody wants to be disturbed.
+"""Spans of the local week, such as quiet hours.
 
 Written as times of day, with the days on which they begin: ``"21:00-08:00"``,
 ``"mon-fri 21:00-08:00; sat,sun 00:00-24:00"``.
@@ -17,7 +17,7 @@ from dispatcher.times import zones
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR, _DAY = 60, 24 * 60
-_MOST_ITEMS = 32  # so that no script has to look through many of them
+_MOST_ITEMS = 32  # bounds what a script must search
 _WEEK = 7 * _DAY
 _MINUTE_MS = 60_000
 _WEEK_MS = _WEEK * _MINUTE_MS
@@ -83,8 +83,8 @@ class Hours:
         """Return the intervals in which the clocks of a zone show a time inside the spans.
 
         Intervals are pairs (from, until) in ms since 1970, ``until`` not belonging to it, sorted,
-        disjoint, not touching, and cut to ``start_ms`` until before ``end_ms``. What the clocks
-        show decides: where they repeat an hour, both times count. Raises InvalidValue for an
+        disjoint, not touching, and cut to ``start_ms`` until before ``end_ms``. Where the
+        clocks repeat an hour, both times count. Raises InvalidValue for an
         unknown zone.
         """
         first, last = start_ms // zones.DAY_MS, -(-end_ms // zones.DAY_MS)

@@ -1,4 +1,4 @@
-"""Turns what a caller gave as a send time into one instant, or says exactly why not.
+"""Turns a caller's send time into one instant, or raises the exact reason why it cannot.
 
 Parsing and the tests for skipped and repeated local times are python-dateutil's. The rules of
 the zones come from the tz database through ``zoneinfo``: dateutil's own reader knows only the
@@ -37,9 +37,9 @@ def parse(
     """Return the instant ``value`` names, aware UTC, rounded up to a whole millisecond.
 
     Rounding up, never down: a message must not leave before its time. Raises InvalidSendTime
-    when the value is unreadable, has neither offset nor zone, falls into a gap that a clock change
-    left, or into an hour that one repeated and ``fold`` (0: first, 1: second time) does not say
-    which. A value that has an offset says all; the zone is then only judged by its name.
+    when the value is unreadable, has neither offset nor zone, is skipped by a clock change, or is
+    repeated by one and ``fold`` (0: first, 1: second time) does not say which. For a value with an
+    offset the zone has no effect; its name must still exist.
     """
     if fold is not None and not (isinstance(fold, int) and fold in (0, 1)):
         raise InvalidSendTime("fold", quoted(fold), "0 for the first, 1 for the second time")
@@ -61,9 +61,9 @@ def parse(
 def parse_time_or_date(
     value: datetime | date | str, *, zone: str | None = None, field: str
 ) -> datetime:
-    """Return what :func:`parse` returns, of a date the instant at which it begins.
+    """Return what :func:`parse` returns; for a date, the instant at which it begins.
 
-    In ``zone``, or in UTC without one. Raises InvalidSendTime.
+    It begins in ``zone``, or in UTC without one. Raises InvalidSendTime.
     """
     try:
         if isinstance(value, str) and _ISO_DATE.fullmatch(value.strip()):
@@ -98,9 +98,10 @@ def after(length: timedelta, *, now: datetime, field: str = "send_in") -> dateti
 
 
 def length_until_expiry(length: timedelta, *, farthest: datetime) -> timedelta:
-    """Return ``length`` rounded up to a whole millisecond. Raises InvalidSendTime.
+    """Return ``length`` rounded up to a whole millisecond.
 
-    It is more than 0, and a message that goes at ``farthest`` expires before the year 10000.
+    Raises InvalidSendTime unless it is more than 0, and a message sent at ``farthest`` would expire
+    before the year 10000.
     """
     accepted = "a timedelta of more than 0"
     if not isinstance(length, timedelta):
@@ -157,7 +158,7 @@ def from_ms(ms: int) -> datetime:
 
 
 def as_text(instant: datetime) -> str:
-    """Return an instant as programs read it: ISO 8601 in UTC, to the millisecond, with ``Z``."""
+    """Return an instant in ISO 8601, in UTC, to the millisecond, with ``Z``."""
     return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

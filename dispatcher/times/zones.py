@@ -1,8 +1,8 @@
-"""The rules of a zone: when its clocks show what.
+"""The rules of a zone: its offsets from UTC and their changes.
 
-Rules come from the tz database through ``zoneinfo`` (docs/decisions/0004-zone-rules.md). It tells
-the offset from UTC at an instant but not the instants at which the offset changes, so these are
-searched for here: the offset at the beginning of a UTC day is compared with that at its end. No
+Rules come from the tz database through ``zoneinfo`` (docs/decisions/0004-zone-rules.md). It gives
+the offset from UTC at an instant but not the instants at which the offset changes, so this module
+searches for them: it compares the offset at the beginning of a UTC day with that at its end. No
 zone of the tz database changes its offset twice within a day.
 
 A *wall time* is what the clocks show, a naive datetime. Instants are aware UTC, or whole
@@ -27,7 +27,7 @@ MAX_ZONE = 63
 _DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _NO_ZONES = re.compile(r"(localtime|posixrules|Factory)|(posix|right)/.*")
-"""What lies among the files of the tz database and is no zone, or one of another time scale."""
+"""Files of the tz database that are no zones, or zones of another time scale."""
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 

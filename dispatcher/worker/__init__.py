@@ -1,1 +1,1 @@
-"""What Celery runs: tasks, and the installation into an app of the user's."""
+"""Celery: the tasks, the app of a worker process, and ``install`` for an app of the user."""

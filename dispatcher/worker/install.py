@@ -1,4 +1,4 @@
-"""Puts the dispatcher into a Celery app of the user's, beside what the app does already."""
+"""Installs the dispatcher in a Celery app of the user, beside the app's own tasks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dispatcher.settings import Settings, config_file
 
 
 def install(app: Celery, settings: Settings | None = None) -> None:
-    """Let the workers and the beat of ``app`` deliver messages, beside what they do already.
+    """Make the workers and the beat of ``app`` deliver messages, beside their own tasks.
 
     Call it where the app is made, after its own configuration. It adds the tasks, their queues
-    (a worker without ``-Q`` takes them), their route and the sweep; and the broker, where the app
-    names none. Nothing of the app's own is changed, and nothing connects: each process builds what
-    it needs when it runs the first task, after the fork. Calling it again is fine.
+    (a worker without ``-Q`` consumes them), their route and the sweep; and the broker, where the
+    app names none. It changes no option of the app and opens no connection: each process connects
+    when it runs its first task, after the fork. Further calls change nothing.
 
-    ``settings`` default to those of the environment and ``dispatcher.toml``, and hold for the
-    tasks, too. Raises InvalidSettings, with the app unchanged, where an option of the app and the
-    dispatcher cannot both hold: another broker, no JSON, a task protocol other than 2, a visibility
-    timeout of less than twice the horizon, a queue or an entry of the beat schedule that has a name
-    of ours.
+    ``settings`` default to those of the environment and ``dispatcher.toml``, and apply to the
+    tasks, too. Raises InvalidSettings and leaves the app unchanged where an option of the app
+    contradicts the dispatcher: another broker, no JSON, a task protocol other than 2, a visibility
+    timeout of less than twice the horizon, a queue or an entry of the beat schedule with one of our
+    names.
     """
     if not isinstance(app, Celery):
         raise InvalidSettings("app", kind_of(app), "a Celery app")
@@ -37,7 +37,7 @@ def install(app: Celery, settings: Settings | None = None) -> None:
     remember(app, settings)
 
     def again(**_: object) -> None:
-        """Add it to what the app reads later, as by ``config_from_object``."""
+        """Install again after the app has read its configuration (``config_from_object``)."""
         _add(app, settings_of(app))
 
     app.on_after_configure.connect(again, weak=False, dispatch_uid="dispatcher.install")
@@ -60,7 +60,7 @@ def _add(app: Celery, settings: Settings) -> None:
         "beat_schedule": _entries(conf.beat_schedule, settings),
     }
     conf.update(added)
-    vars(app).pop("amqp", None)  # what was made of the options before
+    vars(app).pop("amqp", None)  # it was made from the options before
 
 
 def _facts(app: Celery, settings: Settings) -> AppFacts:
@@ -88,7 +88,7 @@ def _check(facts: AppFacts, settings: Settings) -> None:
 
 
 def _shown(url: str) -> str:
-    """Return the address without what may be secret."""
+    """Return the address without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -130,7 +130,9 @@ def _queues(app: Celery, settings: Settings) -> list[Queue]:
     theirs = dict(app.amqp.Queues(app.conf.task_queues))
     ours = {each.name: each for each in queues(settings, exchange=Exchange(settings.queue))}
     for each in ours.values():
-        each.routing_key = each.name  # else that of the app's default queue: it would get its tasks
+        each.routing_key = (
+            each.name
+        )  # else that of the app's default queue, which would then get these tasks
     for name in theirs.keys() & ours.keys():
         if theirs[name] != ours[name]:
             raise InvalidSettings(

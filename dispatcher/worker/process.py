@@ -1,4 +1,4 @@
-"""The app of this worker process. A forked child builds its own."""
+"""The ``App`` of this worker process. A forked child makes its own."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dispatcher.app import App
 from dispatcher.celery_app import settings_of
 
 _apps: dict[int, App] = {}
-"""By process id. A forked child inherits its parent's entry and never touches it. There is no lock:
-one that a thread of the parent held at the fork would stay taken in the child."""
+"""By process id. A forked child inherits its parent's entry and never uses it. There is no lock: if
+a thread of the parent had it at the fork, it would stay locked in the child."""
 
 
 def here() -> App:
-    """Return the app of this process, made when first asked for, by its Celery app's settings.
+    """Return the app of this process; the first call makes it.
 
-    Those are the environment's, unless the Celery app was installed with others. A forked child
-    makes its own. Raises InvalidSettings.
+    Its settings are those given to ``install``, else those of the environment. Raises
+    InvalidSettings.
     """
     pid = os.getpid()
     if pid not in _apps:
-        # An app is empty until asked for, so a second thread may make one in vain: the first stays.
+        # Two threads may each make an App; the first one stays. An App has no parts yet.
         _apps.setdefault(pid, App(settings_of(app_or_default())))
     return _apps[pid]
 
 
 def made_here() -> App | None:
-    """Return the app of this process if it was made already."""
+    """Return the app of this process, None before the first call of :func:`here`."""
     return _apps.get(os.getpid())

@@ -1,4 +1,4 @@
-"""The Celery tasks: a few lines each. They are shared, so any Celery app can carry them."""
+"""The Celery tasks and signal handlers, a few lines each. Any Celery app can have these tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dispatcher.worker.process import here, made_here
 
 log = logging.getLogger(__name__)
 
-OURS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "acks_late": False,
     "ignore_result": True,
     "rate_limit": 0,
@@ -40,15 +40,15 @@ OURS: dict[str, Any] = {
     "throws": (Unavailable,),
     "time_limit": 86_400,
 }
-"""Options of our tasks in any app, whatever that has for its own.
+"""Options of our tasks, whatever the defaults of the app.
 
-Above all no time limit of the app's: one that ends a process inside a send leaves its outcome
-unknown. They bound themselves. (Celery takes 0 for "that of the pool".) What ``throws`` names is
-told without a traceback: a server that is away for a while is no fault of the code.
+The app's time limits must not apply: one that ends a process during a send leaves its outcome
+unknown. The tasks limit themselves by ``transport_timeout``. (Celery reads 0 as "that of the
+pool".) Errors in ``throws`` are logged without a traceback: an unavailable server is no bug.
 """
 
 
-@shared_task(name="dispatcher.deliver", **OURS)
+@shared_task(name="dispatcher.deliver", **OPTIONS)
 def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) -> None:
     """Deliver these messages."""
     here().group_queue.deliver([UUID(each) for each in message_ids], channel, is_first=is_first)
@@ -56,26 +56,26 @@ def deliver(message_ids: list[str], channel: str = "", is_first: bool = True) ->
 
 @worker_shutting_down.connect
 def stop(**_: object) -> None:
-    """Put back what is not on its way yet, and tell how long the rest may take.
+    """Put back the messages whose send has not begun, and print how long the others may take.
 
-    This is called in the handler of a signal, where no logger may be: it could wait for itself.
+    Celery calls this in a signal handler, where a logger could deadlock.
     """
     app = made_here()
     if app is None:
         return
     app.stop_sending()
-    told = (
+    text = (
         f"worker: sends that have begun end within {app.settings.stop_grace.total_seconds():g} s "
         "(transport_timeout and 10 s to record); killed sooner, their outcome is unknown\n"
     )
     with suppress(OSError):
-        os.write(1, told.encode())
+        os.write(1, text.encode())
 
 
 @worker_process_shutdown.connect
 @worker_shutdown.connect
 def finish(**_: object) -> None:
-    """Let what is on its way come to its end, then say good-bye to the providers."""
+    """Wait for the sends that have begun, then close the transports."""
     app = made_here()
     if app is not None and app.finish_sending():
         app.close_sending()
@@ -83,18 +83,18 @@ def finish(**_: object) -> None:
 
 @tasks_dropped.connect
 def enqueue_again(message_ids: list[UUID], **_: object) -> None:
-    """Let the sweep enqueue at its next turn what this worker had to drop."""
+    """Let the next sweep enqueue again the messages whose tasks this worker dropped."""
     here().sweep.enqueue_again(message_ids)
 
 
 @item_rejected.connect
 def count_rejected(**_: object) -> None:
-    """Count an item of the broker that this worker has deleted."""
+    """Count an item of the broker that this worker deleted."""
     here().journal.item_rejected()
     here().pulse.item_rejected()
 
 
-def _do(duty: str, work: Callable[[], object]) -> None:
+def _run(duty: str, work: Callable[[], object]) -> None:
     app = here()
 
     def counted() -> None:
@@ -103,7 +103,7 @@ def _do(duty: str, work: Callable[[], object]) -> None:
         except DispatcherError as error:
             app.journal.swept(duty, None)
             if isinstance(error, Unavailable):
-                log.warning("%s is tried again at its next turn: %s", duty, error)
+                log.warning("sweep: %s failed and runs again at its next tick: %s", duty, error)
             raise
         app.journal.swept(duty, _counts(did))
 
@@ -117,7 +117,7 @@ def _counts(did: object) -> dict[str, int]:
 
 @worker_ready.connect
 def worker_is_ready(sender: object = None, **_: object) -> None:
-    """Let this worker give signs of life, and answer Prometheus."""
+    """Start the signs of life of this worker, and serve its metrics."""
     here().pulse.start(Kind.WORKER, getattr(sender, "hostname", ""))
     here().serve_metrics()
 
@@ -125,47 +125,47 @@ def worker_is_ready(sender: object = None, **_: object) -> None:
 @beat_init.connect
 @beat_embedded_init.connect
 def beat_is_ready(**_: object) -> None:
-    """Let this beat give signs of life."""
+    """Start the signs of life of this beat."""
     here().pulse.start(Kind.BEAT, f"beat@{gethostname()}")
 
 
 @worker_shutdown.connect
 def worker_has_ended(**_: object) -> None:
-    """Say that this worker has ended."""
+    """Stop the signs of life of this worker."""
     here().pulse.stop()
 
 
-@shared_task(name="dispatcher.enqueue_due", **OURS)
+@shared_task(name="dispatcher.enqueue_due", **OPTIONS)
 def enqueue_due() -> None:
-    """Enqueue what comes near."""
-    _do("enqueue_due", here().sweep.enqueue_due)
+    """Enqueue messages inside the horizon."""
+    _run("enqueue_due", here().sweep.enqueue_due)
 
 
-@shared_task(name="dispatcher.rescue", **OURS)
+@shared_task(name="dispatcher.rescue", **OPTIONS)
 def rescue() -> None:
-    """Free what a dead worker left."""
-    _do("rescue", here().sweep.rescue)
+    """Free messages whose claim has expired."""
+    _run("rescue", here().sweep.rescue)
 
 
-@shared_task(name="dispatcher.reconcile", **OURS)
+@shared_task(name="dispatcher.reconcile", **OPTIONS)
 def reconcile() -> None:
-    """Make Redis agree with the store."""
-    _do("reconcile", here().reconciler.reconcile)
+    """Settle pending reservations, and rebuild incomplete shards."""
+    _run("reconcile", here().reconciler.reconcile)
 
 
-@shared_task(name="dispatcher.catch_up", **OURS)
+@shared_task(name="dispatcher.catch_up", **OPTIONS)
 def catch_up() -> None:
-    """Expire or book again what is overdue."""
-    _do("catch_up", here().catch_up.run)
+    """Expire overdue messages, or book them again, as their channel says."""
+    _run("catch_up", here().catch_up.run)
 
 
-@shared_task(name="dispatcher.notify", **OURS)
+@shared_task(name="dispatcher.notify", **OPTIONS)
 def notify() -> None:
-    """Make status messages for the callers who asked for them."""
-    _do("notify", here().sweep.notify)
+    """Make the messages for status webhooks."""
+    _run("notify", here().sweep.notify)
 
 
-@shared_task(name="dispatcher.prune", **OURS)
+@shared_task(name="dispatcher.prune", **OPTIONS)
 def prune() -> None:
-    """Delete what is old."""
-    _do("prune", here().sweep.prune)
+    """Delete messages past their retention."""
+    _run("prune", here().sweep.prune)

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.cli import demo, show, timeline
-from dispatcher.cli.glance import overview_picture
+from dispatcher.cli.status import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill
 from dispatcher.message import Status
 from dispatcher.operations.overview import Overview

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from dispatcher.broker.queue import Group, Ticket, group
+from dispatcher.broker.queue import TaskGroup, Ticket, group
 from tests.simulation.faults import Weather
 from tests.simulation.scheduler import Scheduler
 
@@ -16,10 +16,10 @@ class Broker:
     def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
         self._scheduler = scheduler
         self._weather = weather
-        self.tasks: list[Group] = []
-        self.take: Callable[[Group], bool] = lambda _: False
+        self.tasks: list[TaskGroup] = []
+        self.take: Callable[[TaskGroup], bool] = lambda _: False
 
-    def publish(self, task: Group) -> None:
+    def publish(self, task: TaskGroup) -> None:
         """Give a task to a worker now, or once there is one."""
         if not self.take(task):
             self.tasks.append(task)
@@ -55,6 +55,6 @@ class SimQueue:
                 self._broker.publish(task)
 
 
-def begins_in(task: Group, now: datetime) -> float:
+def begins_in(task: TaskGroup, now: datetime) -> float:
     """Return how many seconds a worker waits whose clock says ``now``."""
     return max(0.0, (task.begins_at - now).total_seconds())

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dispatcher.channel import Channel, Kind
+from dispatcher.channel import Channel, ScopeKind
 from dispatcher.quota import Limit, Quota
 from dispatcher.settings import Settings
 from tests.simulation.tables import CatchingUp
@@ -37,7 +37,7 @@ def settings() -> Settings:
             "push": Channel(**channel | {"max_attempts": 2}, catch_up="reslot"),
             "page": Channel(**channel | {"max_attempts": 1}, catch_up="expire"),
         },
-        scopes={"tenant": Kind(quotas=TENANT_QUOTAS)},
+        scopes={"tenant": ScopeKind(quotas=TENANT_QUOTAS)},
         horizon=timedelta(seconds=6),
         sweep_interval=timedelta(seconds=1),
         enqueue_grace=timedelta(seconds=2),

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from unittest.mock import patch
 from uuid import UUID
 
-from dispatcher.broker.queue import Group
+from dispatcher.broker.queue import TaskGroup
 from dispatcher.delivery import (
     GroupQueue,
     destinations,
@@ -171,7 +171,7 @@ class World:
         elif row.attempt_count != message.attempt_count:
             self.facts.wrong.append(f"{message.id} was handed over under an old claim")
 
-    def _take(self, task: Group) -> bool:
+    def _take(self, task: TaskGroup) -> bool:
         alive = [process for process in self.workers if process.alive]
         if not alive:
             return False

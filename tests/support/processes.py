@@ -28,7 +28,7 @@ _PRELOADED = [
     "celery.concurrency.thread",
     *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),
     "dispatcher.client",
-    "dispatcher.broker.reconnecting",
+    "dispatcher.broker.reconnection",
     "dispatcher.worker.tasks",
     "kombu.transport.pyamqp",
     "kombu.transport.redis",

@@ -37,7 +37,7 @@ PINNED: dict[str, Any] = {
     "task_acks_late": False,
     "task_default_queue": "dispatcher",
     "task_create_missing_queues": False,
-    "worker_consumer": "dispatcher.broker.reconnecting:Consumer",
+    "worker_consumer": "dispatcher.broker.reconnection:Consumer",
     "worker_prefetch_multiplier": 1,
     "worker_soft_shutdown_timeout": 10.0,
     "worker_enable_soft_shutdown_on_idle": True,
@@ -45,7 +45,7 @@ PINNED: dict[str, Any] = {
     "worker_redirect_stdouts": False,
     "timezone": "UTC",
     "enable_utc": True,
-    "beat_scheduler": "dispatcher.broker.reconnecting:Scheduler",
+    "beat_scheduler": "dispatcher.broker.reconnection:Scheduler",
     "beat_max_loop_interval": 1.0,
 }
 PINNED_TRANSPORT: dict[str, Any] = {

@@ -23,7 +23,7 @@ LOADED = (
     "celery.bin.worker",
     "celery.bin.beat",
     "dispatcher.worker.tasks",
-    "dispatcher.broker.reconnecting",
+    "dispatcher.broker.reconnection",
     "dispatcher.embedded",
     "dispatcher.cli",
     *(each.name for each in walk_packages(cli.__path__, "dispatcher.cli.")),

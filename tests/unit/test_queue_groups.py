@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.broker.queue import EARLY, Group, Ticket, group
+from dispatcher.broker.queue import EARLY, TaskGroup, Ticket, group
 from dispatcher.message import new_id
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -20,7 +20,7 @@ def ticket(offset_ms: int, channel: str = "sms") -> Ticket:
     return Ticket(new_id(), channel, NOON + offset_ms * MS)
 
 
-def grouped(tickets: list[Ticket], size: int = 50) -> list[Group]:
+def grouped(tickets: list[Ticket], size: int = 50) -> list[TaskGroup]:
     return list(group(tickets, coalesce=COALESCE, size=size))
 
 
@@ -31,7 +31,7 @@ def test_nothing_makes_no_group() -> None:
 def test_messages_due_within_the_length_share_a_task_that_begins_before_the_first() -> None:
     first, second = ticket(0), ticket(50)
     assert grouped([second, first]) == [
-        Group("sms", (first.message_id, second.message_id), first.due_at - EARLY)
+        TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY)
     ]
 
 
@@ -46,8 +46,8 @@ def test_what_comes_again_begins_with_the_last_and_not_with_what_must_be_punctua
     first, second = ticket(0), ticket(50)
     again = [each._replace(is_first=False) for each in (ticket(10), ticket(40))]
     assert grouped([*again, first, second]) == [
-        Group("sms", tuple(each.message_id for each in again), again[1].due_at, False),
-        Group("sms", (first.message_id, second.message_id), first.due_at - EARLY),
+        TaskGroup("sms", tuple(each.message_id for each in again), again[1].due_at, False),
+        TaskGroup("sms", (first.message_id, second.message_id), first.due_at - EARLY),
     ]
 
 

@@ -1,8 +1,8 @@
 """Examines a deployment, and names a remedy for each finding.
 
-``finding`` says what a check is and what it answers. The checks are in ``of_redis``, ``of_store``,
-``of_broker``, ``of_clocks``, ``of_work`` and ``of_settings``, one function each; ``doctor`` asks
-the rooms and lets the checks judge the answers.
+``finding`` defines checks and findings. The checks are functions in ``of_redis``, ``of_store``,
+``of_broker``, ``of_clocks``, ``of_work`` and ``of_settings``; ``doctor`` reads the facts and runs
+the checks on them.
 """
 
 from dispatcher.operations.doctor.doctor import Doctor, Examined

@@ -1,4 +1,4 @@
-"""Asks each server once, lets the checks judge the answers, and skips what cannot be asked."""
+"""Asks each server once, runs the checks on the answers, and skips those without an answer."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from dispatcher.transports import probe_all
 
 F = TypeVar("F")
 
-_REMEDY_OF_SILENCE = {
+_REMEDIES = {
     "redis": "start Redis (`dispatcher up` runs one here), or correct redis_url",
     "store": "start the database, or correct database_url",
     "broker": "start the broker, correct broker_url, or install the module that is missing",
     "app": "correct the options of the Celery app",
 }
 _SWEEPS = 3
-"""How many turns of the sweep may be missed before something is late."""
+"""After how many missed ticks of the sweep a message is late."""
 _LONG_WAIT = timedelta(hours=1)
-"""How long after its send time a message may be kept back. At defaults the waits between all tries
-take a quarter of an hour."""
+"""How long after its send time a message may wait. At defaults the waits between all attempts are a
+quarter of an hour."""
 
 
 class _NotAsked(NamedTuple):
-    """Why a question was left out."""
+    """Why a question was not asked."""
 
     reason: str
 
@@ -57,13 +57,13 @@ Answer: TypeAlias = F | Unavailable | _NotAsked
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What all checks found."""
+    """The findings of all checks."""
 
     findings: tuple[Finding, ...]
 
     @property
     def counts(self) -> Mapping[Level, int]:
-        """How many findings there are of each level."""
+        """The number of findings of each level."""
         counted = Counter(each.level for each in self.findings)
         return {level: counted[level] for level in Level}
 
@@ -75,7 +75,7 @@ class Examined:
 
 
 class Doctor:
-    """Examines a deployment. Changes nothing, and raises nothing of a server that is away."""
+    """Examines a deployment. Changes nothing; a server without an answer is a finding, no error."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Doctor:
         redis, store = _asked(self._redis.server), _asked(self._store_facts)
         found = [
             *_of("redis", redis, of_redis.CHECKS),
-            _judged(of_redis.complete, _asked(self._redis.readiness, after=redis)),
-            _judged(of_redis.foreign, _asked(self._redis.foreign, after=redis)),
+            _finding(of_redis.complete, _asked(self._redis.readiness, after=redis)),
+            _finding(of_redis.foreign, _asked(self._redis.foreign, after=redis)),
             *_of("store", store, of_store.CHECKS),
-            _judged(of_store.writes, _asked(self._refused_write, after=_with_schema(store))),
+            _finding(of_store.writes, _asked(self._refused_write, after=_with_schema(store))),
             *self._of_broker(redis),
             *self._of_clocks(redis, store),
             *self._of_work(redis, store),
@@ -113,9 +113,9 @@ class Doctor:
         return Examined(tuple(found))
 
     def before_start(self) -> tuple[Finding, ...]:
-        """Return why a worker must not start: what no waiting heals.
+        """Return the findings with which a worker must not start: those that no waiting corrects.
 
-        A server that does not answer is not among it: workers wait for their servers.
+        A server that does not answer is not among them: workers wait for their servers.
         """
         redis, store = _asked(self._redis.server), _asked(self._store_facts)
         found = [
@@ -129,13 +129,13 @@ class Doctor:
     def _of_broker(self, redis: Answer[RedisFacts]) -> list[Finding]:
         broker, app = _asked(self._broker.server), _asked(self._broker.app)
 
-        pair: Answer[of_broker.Neighbours] = _NotAsked("one of the two does not answer")
+        pair: Answer[of_broker.Servers] = _NotAsked("one of the two does not answer")
         if isinstance(broker, BrokerFacts) and isinstance(redis, RedisFacts):
-            pair = of_broker.Neighbours(broker, redis)
+            pair = of_broker.Servers(broker, redis)
         of_app = (of_broker.serializer, of_broker.redelivery(self._settings), of_broker.attached)
         return [
             *_of("broker", broker, (of_broker.queues(self._settings),)),
-            _judged(of_broker.separate, pair),
+            _finding(of_broker.separate, pair),
             *_of("app", app, of_app),
         ]
 
@@ -144,8 +144,8 @@ class Doctor:
             return lambda: of_clocks.measure(ask, self._clock)
 
         return [
-            _judged(of_clocks.OF_STORE, _asked(offset(self._store.now), after=store)),
-            _judged(of_clocks.OF_REDIS, _asked(offset(self._redis.now), after=redis)),
+            _finding(of_clocks.OF_STORE, _asked(offset(self._store.now), after=store)),
+            _finding(of_clocks.OF_REDIS, _asked(offset(self._redis.now), after=redis)),
         ]
 
     def _of_work(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
@@ -168,7 +168,7 @@ class Doctor:
             return ask.overdue(older_than=given.enqueue_grace + patience, grace=given.enqueue_grace)
 
         def untold() -> of_work.UntoldFacts:
-            # Without a channel none of them will be told, however young it is.
+            # Without a status_channel nothing posts any of them, however young it is.
             older_than = patience if given.status_channel else timedelta(0)
             return of_work.UntoldFacts(ask.untold(older_than=older_than), given.status_channel)
 
@@ -176,34 +176,34 @@ class Doctor:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
         return [
-            _judged(of_work.processes, _asked(processes, after=redis)),
-            _judged(
+            _finding(of_work.processes, _asked(processes, after=redis)),
+            _finding(
                 of_work.sweep, _asked(lambda: ask.not_enqueued(older_than=patience), after=store)
             ),
-            _judged(of_work.overdue, _asked(overdue, after=store)),
-            _judged(
+            _finding(of_work.overdue, _asked(overdue, after=store)),
+            _finding(
                 of_work.waiting, _asked(lambda: ask.waiting(older_than=_LONG_WAIT), after=store)
             ),
-            _judged(
+            _finding(
                 of_work.claims, _asked(lambda: ask.not_rescued(older_than=patience), after=store)
             ),
-            _judged(of_work.orphans, _asked(orphans, after=redis)),
-            _judged(
+            _finding(of_work.orphans, _asked(orphans, after=redis)),
+            _finding(
                 of_work.channels,
                 _asked(lambda: ask.strange_channels(given.channels), after=store),
             ),
-            _judged(of_work.untold, _asked(untold, after=store)),
+            _finding(of_work.untold, _asked(untold, after=store)),
         ]
 
     def _of_settings(self) -> list[Finding]:
         probed = probe_all(self._settings)
         return [
-            _judged(of_settings.transports, probed),
-            _judged(of_settings.servers, probed),
-            _judged(of_settings.files, self._open_files()),
-            _judged(of_settings.hooks, self._hooks()),
-            _judged(of_settings.templates, self._templates.judged()),
-            _judged(of_settings.recipients, self._settings.spellings.judged()),
+            _finding(of_settings.transports, probed),
+            _finding(of_settings.servers, probed),
+            _finding(of_settings.files, self._open_files()),
+            _finding(of_settings.hooks, self._hooks()),
+            _finding(of_settings.templates, self._templates.judged()),
+            _finding(of_settings.recipients, self._settings.spellings.problems()),
         ]
 
     def _open_files(self) -> tuple[Path, ...]:
@@ -237,14 +237,14 @@ class Doctor:
 
 
 def _with_schema(store: Answer[StoreFacts]) -> Answer[StoreFacts]:
-    """Return the facts of a database that has the tables of this version, or why there are none."""
+    """Return the facts of a database with the tables of this version, or why there are none."""
     if isinstance(store, StoreFacts) and store.standing.missing:
         return StoreUnavailable("its schema is behind")
     return store
 
 
 def _asked(ask: Callable[[], F], *, after: object = None) -> Answer[F]:
-    """Return the answer, or why there is none: no question follows one without an answer."""
+    """Return the answer, or why there is none. Not asked after a question without an answer."""
     if isinstance(after, Unavailable):
         return _NotAsked(after.reason)
     try:
@@ -254,20 +254,20 @@ def _asked(ask: Callable[[], F], *, after: object = None) -> Answer[F]:
 
 
 def _of(room: str, answer: Answer[F], checks: Sequence[Check[F]]) -> list[Finding]:
-    """Judge what a server said, after telling whether it answered."""
+    """Return whether a server answered, and the findings of the checks on its answer."""
     if not isinstance(answer, Unavailable):
         heard = Finding(check=f"{room}.answers", level=Level.OK, found="it answers")
-        return [heard, *(_judged(each, answer) for each in checks)]
+        return [heard, *(_finding(each, answer) for each in checks)]
     silent = Finding(
         check=f"{room}.answers",
         level=Level.ERROR,
         found=answer.reason,
-        remedy=answer.remedy or _REMEDY_OF_SILENCE[room],
+        remedy=answer.remedy or _REMEDIES[room],
     )
-    return [silent, *(_judged(each, _NotAsked(answer.reason)) for each in checks)]
+    return [silent, *(_finding(each, _NotAsked(answer.reason)) for each in checks)]
 
 
-def _judged(check: Check[F], answer: Answer[F]) -> Finding:
+def _finding(check: Check[F], answer: Answer[F]) -> Finding:
     if isinstance(answer, _NotAsked):
         return check.skipped(f"not looked at: {answer.reason}")
     if isinstance(answer, Unavailable):

@@ -1,4 +1,4 @@
-"""What a check answers, and what a check is."""
+"""Checks and findings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ F = TypeVar("F")
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Works, and will not under circumstances that the finding names."""
+    """It works, and will fail under circumstances that the finding names."""
     ERROR = "error"
-    """Does not work, or a promise is not kept."""
+    """It does not work, or breaks a promise."""
     SKIPPED = "skipped"
-    """Could not be looked at, because of what another finding tells."""
+    """Not examined, because of another finding."""
 
 
 class Verdict(NamedTuple):
-    """What a check says of the facts it was given."""
+    """The result of a check function."""
 
     level: Level
     found: str
@@ -33,10 +33,9 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found, and what to do about it.
+    """The result of one check, and its remedy.
 
-    ``stops_worker`` tells that a worker must not start like this: what is wrong stays wrong
-    however long it waits.
+    With ``stops_worker`` a worker must not start: waiting does not correct the error.
     """
 
     check: str
@@ -48,20 +47,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[F]):
-    """One subject, judged by facts that somebody else has asked for."""
+    """One named check of facts. It asks no server itself."""
 
     name: str
     judge: Callable[[F], Verdict]
 
     def __call__(self, facts: F) -> Finding:
-        """Judge the facts."""
+        """Return the finding about the facts."""
         level, found, remedy, stops_worker = self.judge(facts)
         return Finding(
             check=self.name, level=level, found=found, remedy=remedy, stops_worker=stops_worker
         )
 
     def skipped(self, why: str) -> Finding:
-        """Return the finding that there are no facts."""
+        """Return the finding for missing facts."""
         return Finding(check=self.name, level=Level.SKIPPED, found=why)
 
 
@@ -71,15 +70,15 @@ def check(name: str) -> Callable[[Callable[[F], Verdict]], Check[F]]:
 
 
 def ok(found: str) -> Verdict:
-    """Say that all is well."""
+    """Return a verdict without a problem."""
     return Verdict(Level.OK, found)
 
 
 def warning(found: str, remedy: str) -> Verdict:
-    """Say what will go wrong."""
+    """Return a verdict about what will fail."""
     return Verdict(Level.WARNING, found, remedy)
 
 
 def error(found: str, remedy: str, *, stops_worker: bool = False) -> Verdict:
-    """Say what is wrong."""
+    """Return a verdict about what is wrong."""
     return Verdict(Level.ERROR, found, remedy, stops_worker)

@@ -12,19 +12,19 @@ from dispatcher.reservation import RedisFacts
 from dispatcher.settings import Settings
 
 _CONSUMER_TIMEOUT = timedelta(minutes=30)
-"""How long RabbitMQ lets a task be unacknowledged by default."""
+"""RabbitMQ's default: how long a task may stay unacknowledged."""
 
 
-class Neighbours(NamedTuple):
-    """The two that may be one."""
+class Servers(NamedTuple):
+    """The facts of broker and windows, which may be one server."""
 
     broker: BrokerFacts
     redis: RedisFacts
 
 
 @check("broker.separate")
-def separate(facts: Neighbours) -> Verdict:
-    """Tell whether a flooded or emptied broker takes the reservations along."""
+def separate(facts: Servers) -> Verdict:
+    """Warn of a broker in the database of the windows: to empty it is to empty them."""
     broker, redis = facts
     if broker.run_id is None or broker.run_id != redis.run_id:
         return ok("not the server of the windows")
@@ -38,20 +38,20 @@ def separate(facts: Neighbours) -> Verdict:
 
 
 def queues(settings: Settings) -> Check[BrokerFacts]:
-    """Return the check that the queues are what the settings want them to be.
+    """Return the check that existing queues have the arguments of the settings.
 
-    A worker cannot take tasks from others, and would only connect again and again.
+    A worker cannot consume from others, and would reconnect again and again.
     """
 
     def judge(broker: BrokerFacts) -> Verdict:
         if not broker.other_queues:
-            return ok("each of ours can be used, or is not there yet")
+            return ok("each queue can be used, or does not exist yet")
         named = ", ".join(broker.other_queues)
         other = "classic" if settings.queue_type == "quorum" else "quorum"
         return error(
             f"there but not as queue_type = {settings.queue_type!r} makes them: {named}",
             "stop the workers and delete these queues (rabbitmqctl delete_queue …): what was in "
-            f"them is handed over again; or set queue_type = {other!r}",
+            f"them is enqueued again; or set queue_type = {other!r}",
             stops_worker=True,
         )
 
@@ -60,7 +60,7 @@ def queues(settings: Settings) -> Check[BrokerFacts]:
 
 @check("app.serializer")
 def serializer(app: AppFacts) -> Verdict:
-    """Tell whether somebody who writes to the broker can run code in a worker."""
+    """Warn of content types by which a forged task can run code in a worker."""
     if app.accepts == ("json",) and app.serializer == "json":
         return ok("JSON only")
     return error(
@@ -84,7 +84,7 @@ def redelivery(settings: Settings) -> Check[AppFacts]:
             return error(
                 f"visibility_timeout is {app.redelivery}: {refused.problem}",
                 "set broker_transport_options['visibility_timeout'] to more than twice the horizon "
-                f"of {settings.horizon}, or tasks that wait for their time are given out again",
+                f"of {settings.horizon}, or tasks that wait for their ETA are redelivered",
             )
         return ok(f"visibility_timeout {app.redelivery}, horizon {settings.horizon}")
 
@@ -95,15 +95,15 @@ def _held_by_a_consumer(horizon: timedelta) -> Verdict:
     if horizon < _CONSUMER_TIMEOUT:
         return ok(f"horizon {horizon}, below the consumer_timeout of RabbitMQ")
     return warning(
-        f"the horizon is {horizon}: RabbitMQ closes the line to a worker that holds a task longer "
-        f"than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
+        f"the horizon is {horizon}: RabbitMQ closes the connection to a worker that has a task "
+        f"unacknowledged for longer than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
         "shorten horizon, or raise consumer_timeout",
     )
 
 
 @check("app.attached")
 def attached(app: AppFacts) -> Verdict:
-    """Tell whether the app carries our tasks, as it does once they were installed."""
+    """Check that the dispatcher is installed in the app."""
     wrong = []
     if not app.has_our_broker:
         wrong.append("its broker is not broker_url")

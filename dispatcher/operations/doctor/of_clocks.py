@@ -1,4 +1,4 @@
-"""Checks of the clocks, by bounds: no answer tells when on its way the clock was read."""
+"""Checks of the clocks, by bounds: the clock was read somewhere between question and answer."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from dispatcher.times.clock import Clock
 
 _LOOKS = 4
 _ROUNDED = timedelta(milliseconds=1)
-"""Servers tell whole milliseconds."""
+"""Servers answer in whole milliseconds."""
 _MOST_APART = timedelta(seconds=1)
-"""Send times are judged by the clocks of those who submit, expiries of ticks by a worker's."""
-_UNEASY = _MOST_APART / 2
-"""Another machine may be as far off the other way."""
+"""Submitters check send times by their clocks; workers expire ticks by theirs."""
+_WARNING_APART = _MOST_APART / 2
+"""Another machine may be off by as much in the other direction."""
 
 
 class Offset(NamedTuple):
-    """How far a clock is ahead of this machine's: between these two."""
+    """Bounds of how far a clock is ahead of this machine's."""
 
     least: timedelta
     most: timedelta
 
     @property
     def at_least(self) -> timedelta:
-        """How far apart the clocks are, whichever is ahead, at the least."""
+        """The least difference between the clocks."""
         if self.least <= timedelta(0) <= self.most:
             return timedelta(0)
         return min(abs(self.least), abs(self.most))
 
     @property
     def at_most(self) -> timedelta:
-        """The same at the most."""
+        """The greatest difference between the clocks."""
         return max(abs(self.least), abs(self.most))
 
 
 def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
-    """Ask several times; each round trip bounds the offset, all together best.
+    """Ask several times, and intersect the bounds of all round trips.
 
-    What the other clock tells was read between the question and the answer.
+    The other clock was read between the question and the answer.
     """
     looks = []
     for _ in range(_LOOKS):
@@ -51,7 +51,7 @@ def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
     best = Offset(max(each.least for each in looks), min(each.most for each in looks))
     if best.least <= best.most:
         return best
-    # One of the clocks was set meanwhile.
+    # One of the clocks was set in between.
     return min(looks, key=lambda each: each.most - each.least)
 
 
@@ -70,13 +70,13 @@ def agreement(name: str, whose: str, *, stops_worker: bool) -> Check[Offset]:
                 remedy,
                 stops_worker=stops_worker,
             )
-        if offset.at_least > _UNEASY:
+        if offset.at_least > _WARNING_APART:
             return warning(f"{found}; another machine may be as far off the other way", remedy)
         if offset.at_most > _MOST_APART:
             return warning(
                 f"answers took too long to tell: the clock of {whose} is at most "
                 f"{offset.at_most.total_seconds():.3f} s off",
-                f"look again when the line to {whose} is less busy",
+                f"look again when the connection to {whose} is less busy",
             )
         return ok(f"at most {offset.at_most.total_seconds():.3f} s off")
 

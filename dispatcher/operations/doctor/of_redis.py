@@ -1,4 +1,4 @@
-"""Checks of the Redis that holds windows and permits."""
+"""Checks of the Redis of windows and permits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
     "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
 }
-"""The first patch of each line in which they are mended. Later lines have never had them."""
+"""The first fixed patch of each release line. Later lines never had them."""
 
 
 @check("redis.version")
 def version(facts: RedisFacts) -> Verdict:
-    """Refuse servers older than those that the scripts are tested with."""
+    """Refuse a server older than those that the scripts are tested with."""
     numbers = tuple(int(each) for each in re.findall(r"\d+", facts.version)[:2])
     if numbers >= _OLDEST:
         return ok(facts.version)
@@ -34,7 +34,7 @@ def version(facts: RedisFacts) -> Verdict:
 
 @check("redis.vulnerabilities")
 def vulnerabilities(facts: RedisFacts) -> Verdict:
-    """Warn of a server whose Lua lets a client that may run scripts run code of its own."""
+    """Warn of a server on which scripts of a client can run native code."""
     name, version = ("Valkey", facts.valkey) if facts.valkey else ("Redis", facts.version)
     numbers = [int(each) for each in re.findall(r"\d+", version)[:3]]
     line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
@@ -50,13 +50,13 @@ def vulnerabilities(facts: RedisFacts) -> Verdict:
     return warning(
         f"{told}: a client that may run scripts on it may run any code as its user",
         f"run {name} {versions} or newer. Distributions mend older versions: look whether the "
-        "changelog of your package names them. Until then let nobody reach it but the dispatcher",
+        "changelog of your package names them. Until then let only the dispatcher reach it",
     )
 
 
 @check("redis.eviction")
 def eviction(facts: RedisFacts) -> Verdict:
-    """Refuse a server that forgets reservations without a word."""
+    """Refuse a server that evicts reservations."""
     if facts.policy == "noeviction":
         return ok("nothing is evicted")
     return error(
@@ -69,7 +69,7 @@ def eviction(facts: RedisFacts) -> Verdict:
 
 @check("redis.writes")
 def writes(facts: RedisFacts) -> Verdict:
-    """Tell whether the server takes writes at all."""
+    """Check that the server accepts writes."""
     if facts.is_replica:
         return error(
             "the server is a read-only replica: every submit is refused",
@@ -86,7 +86,7 @@ def writes(facts: RedisFacts) -> Verdict:
 
 @check("redis.persistence")
 def persistence(facts: RedisFacts) -> Verdict:
-    """Tell what a restart of Redis costs."""
+    """Warn of data that a restart of Redis loses."""
     if facts.has_log:
         return ok("appendonly is on")
     kept = "only snapshots are written" if facts.has_snapshots else "nothing is written to disk"
@@ -102,7 +102,7 @@ def persistence(facts: RedisFacts) -> Verdict:
 
 @check("redis.replicas")
 def replicas(facts: RedisFacts) -> Verdict:
-    """Tell whether a master that lost its replicas stops taking reservations."""
+    """Warn of a master that accepts reservations without its replicas."""
     if not facts.replicas:
         return ok("no replicas")
     if facts.waits_for_replicas:
@@ -132,7 +132,7 @@ def cluster(facts: RedisFacts) -> Verdict:
 
 @check("redis.memory")
 def memory(facts: RedisFacts) -> Verdict:
-    """Tell how near the server is to refusing bookings."""
+    """Check how near the server is to refusing bookings."""
     used = f"{facts.used_bytes / 2**20:.1f} MiB"
     if not facts.most_bytes:
         return ok(f"{used} used, without maxmemory")
@@ -148,7 +148,7 @@ def memory(facts: RedisFacts) -> Verdict:
 
 @check("redis.complete")
 def complete(seen: Readiness) -> Verdict:
-    """Tell whether submits and deliveries are let through."""
+    """Check that every part of Redis is complete."""
     if not seen.closed and not seen.being_rebuilt:
         return ok(f"all {len(seen.complete)} parts are complete")
     words = []
@@ -166,7 +166,7 @@ def complete(seen: Readiness) -> Verdict:
 
 @check("redis.foreign")
 def foreign(seen: ForeignFacts) -> Verdict:
-    """Tell of keys under the names of windows that the dispatcher did not write."""
+    """Warn of keys with names of windows that the dispatcher did not write."""
     remedy = "find out who writes into this Redis, and give the dispatcher one of its own"
     if seen.there:
         return error(

@@ -1,4 +1,4 @@
-"""Checks of what the settings name: code, templates, servers of providers."""
+"""Checks of the code, the templates and the servers that the settings name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatcher.transports import Probed
 
 
 class HooksFacts(NamedTuple):
-    """The setting ``hooks``, and what is wrong with it."""
+    """The setting ``hooks``, and its error."""
 
     setting: str
     error: InvalidSettings | None
@@ -20,7 +20,7 @@ class HooksFacts(NamedTuple):
 
 @check("settings.transports")
 def transports(found: Probed) -> Verdict:
-    """Tell of channels whose transport a worker cannot make."""
+    """Find channels whose transport a worker cannot make."""
     if not found.unmade:
         return ok("a worker can make the transport of every channel")
     return error(
@@ -32,7 +32,7 @@ def transports(found: Probed) -> Verdict:
 
 @check("settings.files")
 def files(open_to_others: Sequence[Path]) -> Verdict:
-    """Tell of files with secrets or messages that other users of this machine may read."""
+    """Find files with secrets or messages that other users of this machine may read."""
     if not open_to_others:
         return ok("no other user of this machine may read them")
     named = ", ".join(str(each) for each in open_to_others)
@@ -44,7 +44,7 @@ def files(open_to_others: Sequence[Path]) -> Verdict:
 
 @check("settings.servers")
 def servers(found: Probed) -> Verdict:
-    """Tell of mail servers, and others that can be asked, that would take nothing."""
+    """Find mail servers, and others that can be asked, that refuse every message."""
     if found.refuse:
         return error(
             f"no message gets through: {_listed(found.refuse)}",
@@ -58,7 +58,7 @@ def servers(found: Probed) -> Verdict:
 
 @check("settings.hooks")
 def hooks(facts: HooksFacts) -> Verdict:
-    """Tell of hooks that cannot be loaded."""
+    """Find hooks that cannot be loaded."""
     if facts.error is not None:
         return error(
             f"{facts.error.problem}; every submit and every worker says so, and does nothing else",
@@ -70,7 +70,7 @@ def hooks(facts: HooksFacts) -> Verdict:
 
 @check("settings.templates")
 def templates(found: Mapping[str, InvalidSettings | None]) -> Verdict:
-    """Tell of templates that cannot be used."""
+    """Find templates that cannot be used."""
     wrong = [f"{each.field}: {each.problem}" for each in found.values() if each is not None]
     if wrong:
         return error(
@@ -82,7 +82,7 @@ def templates(found: Mapping[str, InvalidSettings | None]) -> Verdict:
 
 @check("settings.recipients")
 def recipients(found: Mapping[str, InvalidSettings | None]) -> Verdict:
-    """Tell of channels whose rule for the spelling of recipients cannot be loaded."""
+    """Find channels whose rule for the spelling of recipients cannot be loaded."""
     wrong = [f"{place}: {each.problem}" for place, each in found.items() if each is not None]
     if wrong:
         return error(

@@ -12,7 +12,7 @@ _MIGRATE = "run `dispatcher migrate`"
 
 
 class StoreFacts(NamedTuple):
-    """What the database says of itself. ``missing_indexes`` is None while it has no tables."""
+    """Facts of the database. ``missing_indexes`` is None while it has no tables."""
 
     standing: SchemaStanding
     missing_indexes: tuple[str, ...] | None
@@ -46,7 +46,7 @@ def migrations(facts: StoreFacts) -> Verdict:
 
 @check("store.indexes")
 def indexes(facts: StoreFacts) -> Verdict:
-    """Look for the indexes without which each turn of the sweep reads all messages."""
+    """Find missing indexes, without which each sweep reads all messages."""
     missing = facts.missing_indexes
     if missing is None:
         return Verdict(Level.SKIPPED, "the database has no tables")
@@ -68,7 +68,7 @@ def indexes(facts: StoreFacts) -> Verdict:
 
 @check("store.durability")
 def durability(facts: StoreFacts) -> Verdict:
-    """Tell whether what is stored is stored when the power fails."""
+    """Check that committed messages survive a power failure."""
     found, unsafe, remedy = facts.durability
     if not unsafe:
         return ok(", ".join(f"{name} {value}" for name, value in found.items()))
@@ -80,7 +80,7 @@ def durability(facts: StoreFacts) -> Verdict:
 
 @check("store.writes")
 def writes(refusal: str | None) -> Verdict:
-    """Tell whether a row can be stored."""
+    """Check that a row can be stored."""
     if refusal is None:
         return ok("a row was stored, and taken back")
     return error(

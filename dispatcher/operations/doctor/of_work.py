@@ -1,4 +1,4 @@
-"""Checks of what should have been done by now."""
+"""Checks of work that is late."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dispatcher.store import Late
 
 
 class UntoldFacts(NamedTuple):
-    """Messages of which somebody is yet to be told, and the setting ``status_channel``."""
+    """Messages whose status webhook is due, and the setting ``status_channel``."""
 
     late: Late
     status_channel: str
 
 
 class ProcessFacts(NamedTuple):
-    """How many workers and beats are alive, and what should have been done by now."""
+    """The number of living workers and beats, and the late work."""
 
     workers: int
     beats: int
@@ -27,11 +27,11 @@ class ProcessFacts(NamedTuple):
 
 @check("work.processes")
 def processes(facts: ProcessFacts) -> Verdict:
-    """Tell whether anybody is at work."""
+    """Check that a worker and a beat are alive."""
     workers, beats, late = facts
     if workers and beats:
         return ok(f"alive: {_counted(workers, 'worker')}, {_counted(beats, 'beat')}")
-    nobody = " and ".join(
+    missing = " and ".join(
         f"no {name}" for name, many in (("worker", workers), ("beat", beats)) if not many
     )
     remedy = (
@@ -40,29 +40,29 @@ def processes(facts: ProcessFacts) -> Verdict:
     )
     if late.many:
         return error(
-            f"{nobody} is at work, and {_messages(late)}, the first one for "
+            f"{missing} is alive, and {_messages(late)}, the first one for "
             f"{_rounded(late.longest)}",
             remedy,
         )
-    return warning(f"{nobody} is at work: nothing that comes due is sent", remedy)
+    return warning(f"{missing} is alive: due messages are not sent", remedy)
 
 
 @check("work.sweep")
 def sweep(late: Late) -> Verdict:
-    """Tell of messages that the sweep should have handed over."""
+    """Find messages that the sweep should have enqueued."""
     if not late.many:
         return ok("nothing waits for the sweep")
     return warning(
         f"{_messages(late)} for the sweep, the first one for {_rounded(late.longest)}: no sweep "
         "runs, or it is too slow",
         "start `dispatcher beat` and `dispatcher worker`. Where both run: are all threads of the "
-        "workers busy, does their clock agree with beat's, do their logs tell of errors?",
+        "workers busy, does their clock agree with beat's, are there errors in their logs?",
     )
 
 
 @check("work.overdue")
 def overdue(late: Late) -> Verdict:
-    """Tell of messages that a worker should have claimed."""
+    """Find messages that a worker should have claimed."""
     if not late.many:
         return ok("nothing is overdue")
     return warning(
@@ -74,38 +74,38 @@ def overdue(late: Late) -> Verdict:
 
 @check("work.waiting")
 def waiting(late: Late) -> Verdict:
-    """Tell of messages that are kept back more than an hour after their send time."""
+    """Find messages that wait more than an hour after their send time."""
     if not late.many:
-        return ok("no message is kept back more than an hour after its send time")
+        return ok("no message waits more than an hour after its send time")
     return warning(
-        f"{_messages(late)} for a turn long after the send time, the first one for "
+        f"{_messages(late)} more than an hour after the send time, the first one for "
         f"{_rounded(late.longest)}: put back by a limit or for a destination that does not "
         "answer, or tried again and again",
-        "`dispatcher list --status scheduled` finds them and `dispatcher show` tells of one. Raise "
-        "the limit or correct the address; expire_after ends what is too late to be of use",
+        "`dispatcher list --status scheduled` finds them and `dispatcher show` shows one. Raise "
+        "the limit or correct the address; expire_after ends messages that are too late",
     )
 
 
 @check("work.claims")
 def claims(late: Late) -> Verdict:
-    """Tell of messages that dead workers left."""
+    """Find messages whose claim has expired."""
     if not late.many:
-        return ok("no claim has run out")
+        return ok("no claim has expired")
     return warning(
-        f"{_messages(late)} for a worker whose claim has run out, the first one for "
-        f"{_rounded(late.longest)}, and nobody rescues them",
+        f"{_messages(late)} with an expired claim, the first one for "
+        f"{_rounded(late.longest)}, and `rescue` does not run",
         "see work.processes and work.sweep: the same beat starts `rescue`",
     )
 
 
 @check("work.orphans")
 def orphans(many: int) -> Verdict:
-    """Tell of reservations that the store has not confirmed."""
+    """Find reservations that the store has not confirmed."""
     if not many:
         return ok("every reservation is confirmed, or young")
     return warning(
-        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which take "
-        "places that may belong to nobody",
+        f"not settled within reconcile_grace: {_counted(many, 'reservation')}, which "
+        "count against quotas, perhaps without a message",
         "see work.processes and work.sweep: the same beat starts `reconcile`; a database that does "
         "not answer stops it, too",
     )
@@ -113,7 +113,7 @@ def orphans(many: int) -> Verdict:
 
 @check("work.channels")
 def channels(strange: Mapping[str, int]) -> Verdict:
-    """Tell of messages that no worker with these settings can send."""
+    """Find messages that no worker with these settings can send."""
     if not strange:
         return ok("every channel of scheduled messages is known")
     named = ", ".join(f"{name} ({many})" for name, many in strange.items())
@@ -126,19 +126,19 @@ def channels(strange: Mapping[str, int]) -> Verdict:
 
 @check("work.untold")
 def untold(facts: UntoldFacts) -> Verdict:
-    """Tell of messages whose ``status_url`` nobody tells."""
+    """Find messages whose status webhook is late."""
     late, channel = facts
     if not late.many:
-        return ok("every status_url has been told, or is about to be")
-    waits = f"{_messages(late)} to be told of at a status_url, the first one for"
+        return ok("no status webhook is late")
+    waits = f"{_messages(late)} for a status webhook, the first one for"
     if not channel:
         return warning(
-            f"{waits} {_rounded(late.longest)}, and there is no status_channel: nobody tells, and "
-            "they are kept for ever",
+            f"{waits} {_rounded(late.longest)}, and there is no status_channel: none is sent, "
+            "and the messages are never deleted",
             "set status_channel for beat and workers to a webhook channel with payload = 'body'",
         )
     return warning(
-        f"{waits} {_rounded(late.longest)}: nobody makes their status messages",
+        f"{waits} {_rounded(late.longest)}: the duty `notify` does not run",
         "see work.processes and work.sweep: the same beat starts `notify`, where its settings have "
         "the status_channel",
     )

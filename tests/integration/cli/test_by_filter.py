@@ -17,7 +17,7 @@ from dispatcher import (
     StoreUnavailable,
     Unavailable,
 )
-from dispatcher.cli import work
+from dispatcher.cli import changes
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def many(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Give seven messages on two channels; a batch is of two."""
-    monkeypatch.setattr(work, "_AT_ONCE", 2)
+    monkeypatch.setattr(changes, "_BATCH", 2)
     return [
         house.submit(f"r{n}", channel=("memory", "file")[n % 2], send_in=(n + 1) * HOUR)
         for n in range(7)

@@ -55,7 +55,7 @@ def test_warnings_end_with_1_only_when_strict(house: House, run: Run) -> None:
     ran = run("doctor")
     assert ran.code == 0
     assert ran.out.splitlines()[-1] == "38 ok, 1 warning"
-    assert "no beat is at work" in ran.out
+    assert "no beat is alive" in ran.out
     assert run("doctor", "--strict").code == 1
     assert run("doctor", "--json").data["level"] == "warning"
 

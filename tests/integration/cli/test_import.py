@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher, Draft, Progress, StoreUnavailable
-from dispatcher.cli import intake
+from dispatcher.cli import imports
 from dispatcher.cli.files import Source
 from dispatcher.cli.rows import COLUMNS
 from tests.integration.cli.conftest import Ran, Run
@@ -325,9 +325,9 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
     rows = people(2_500)
     for number, each in enumerate(rows):
         each["idempotency_key"] = f"key {number}" if number != 7 else ""
-    show = intake.Intake._show
+    show = imports.ImportJob._show
 
-    def stop(self: intake.Intake, counted: Progress) -> None:
+    def stop(self: imports.ImportJob, counted: Progress) -> None:
         if counted.done > 1_000:
             if why == "terminated":
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -335,7 +335,7 @@ def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
         show(self, counted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(intake.Intake, "_show", stop)
+        patched.setattr(imports.ImportJob, "_show", stop)
         ran = run_import(run, as_csv(rows), "--json")
     assert ran.code == (6 if why == "unavailable" else 130)
     assert "The rows up to line 1001 were answered" in ran.err
@@ -353,14 +353,14 @@ def test_one_that_was_interrupted_is_run_again_as_it_was_typed(
 ) -> None:
     """The rows that it had refused were in the file that the next run was to make."""
     text = as_csv([row(idempotency_key="a"), row(fold="x"), row(recipient="ben")])
-    show = intake.Intake._show
+    show = imports.ImportJob._show
 
-    def stop(self: intake.Intake, counted: Progress) -> None:
+    def stop(self: imports.ImportJob, counted: Progress) -> None:
         show(self, counted)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(intake.Intake, "_show", stop)
+        patched.setattr(imports.ImportJob, "_show", stop)
         ran = run_import(run, text, "--json")
     assert (ran.code, ran.data["rejected_file"]) == (130, "rows.rejected.jsonl.part")
     assert len(refused_rows("rows.rejected.jsonl.part")) == 1

@@ -15,7 +15,7 @@ import pytest
 
 from dispatcher import Message, Settings
 from dispatcher.app import App
-from dispatcher.cli.glance import sparkline
+from dispatcher.cli.status import sparkline
 from dispatcher.telemetry.liveness import LOST_AFTER, Kind
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
@@ -122,7 +122,7 @@ def test_without_redis_the_rest_is_told(
     assert data["counts"]["memory"]["scheduled"] == 3
     assert (data["workers"], data["limits"]) == (None, None)
     assert "cannot be reached" in data["silence"]
-    assert "because Redis does not tell" in run("status").out
+    assert "because Redis does not answer" in run("status").out
     top = run("top", "--json").data
     assert "cannot be reached" in top["silence"]
     assert [each["name"] for each in top["tops"]] == ["ada", "ben", "cyd"]

@@ -30,7 +30,7 @@ def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
     assert f"asked for  {asked}" in out
     assert f"from {asked}" in out.split("shifted", 1)[1].splitlines()[0]
     assert "of ada" in out
-    assert f"next: the sweep gives it to Celery at {booked[:-5]}" in out
+    assert f"next: the sweep enqueues it at {booked[:-5]}" in out
     data = run("show", str(shifted.id), "--json").data
     assert data["asked_at"] == iso(first.send_at)
     assert data["reservations"] == [{"scope": "ada", "at": iso(shifted.send_at)}]
@@ -61,7 +61,7 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
         raise PermanentFailure("no such [red]number")
 
     message = house.submit()
-    assert "next: Celery has it; it is due at" in told(run, message)
+    assert "next: it is enqueued; it is due at" in told(run, message)
     house.memory.before = busy
     house.deliver(message)
     house.redis.delete(*house.redis.keys("*permits}:log*"))
@@ -70,10 +70,10 @@ def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House,
     house.deliver(message)
     out = told(run, message)
     lines = [line.split(maxsplit=3)[3] for line in out.splitlines() if " UTC " in line]
-    assert "try 1" in out
+    assert "attempt 1" in out
     assert any(line.startswith("temporary") and "is busy" in line for line in lines)
     assert any(line.startswith("permanent") and "no such [red]number" in line for line in lines)
-    assert "next: dispatcher retry gives it another round" in out
+    assert "next: dispatcher retry gives it further attempts" in out
 
 
 def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run: Run) -> None:
@@ -88,10 +88,12 @@ def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run:
     house.change([far], next_attempt_at=house.database_time())
     house.deliver(far)
     out = told(run, far).split("what happened", 1)[1]
-    happened = [line for line in out.splitlines() if "given to Celery" in line]
+    happened = [line for line in out.splitlines() if "to Celery" in line]
     assert len(happened) == 1
     assert happened[0].split()[:2] == f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1_000:03}".split()
-    places = [out.index(what) for what in ("submitted", "reserved", "enqueued", "try 1", "sent")]
+    places = [
+        out.index(what) for what in ("submitted", "reserved", "enqueued", "attempt 1", "sent")
+    ]
     assert places == sorted(places)
     assert run("show", str(far.id), "--json").data["enqueued_at"] == iso(at)
     [row] = run("export").lines
@@ -108,7 +110,7 @@ def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run:
     house.change([message], enqueue_at=house.database_time())
     assert house.parts.sweep.enqueue_due() == 1
     out = told(run, message)
-    assert out.index("try 1") < out.index("given to Celery")
+    assert out.index("attempt 1") < out.index("to Celery")
 
 
 def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
@@ -116,7 +118,7 @@ def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -
     house.parts.delivery.parts.claims.claim([message.id])
     out = told(run, message)
     assert "under way" in out
-    assert "a worker has it; it is held if nobody tells until" in out
+    assert "a worker is sending it; without a recorded outcome it is held at" in out
     house.end_claims(message)
     house.parts.sweep.rescue()
     out = told(run, message)
@@ -125,7 +127,7 @@ def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -
     other = house.submit("ben", send_in=HOUR)
     house.dispatcher.cancel(other.id)
     out = told(run, other)
-    assert "no place" not in out
+    assert "no reservation" not in out
     data = run("show", str(other.id), "--json").data
     assert data["reservations"] == [{"scope": "ben", "at": None}]
     assert data["next"]["what"] == "it is deleted after"
@@ -139,11 +141,11 @@ def test_without_redis_the_rest_is_told(
 ) -> None:
     message = house.submit(send_in=HOUR)
     monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1")
-    assert "Redis does not tell" in told(run, message)
+    assert "Redis does not answer" in told(run, message)
     assert run("show", str(message.id), "--json").data["reservations"] is None
 
 
 def test_a_place_that_was_lost_is_told(house: House, run: Run) -> None:
     message = house.submit(send_in=HOUR)
     house.redis.delete(house.keys("ada").window("ada"))
-    assert "no place   of ada any more" in told(run, message)
+    assert "no reservation  of ada any more" in told(run, message)

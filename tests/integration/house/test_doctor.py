@@ -400,7 +400,7 @@ def test_what_waits_for_its_turn_hours_after_its_time_is_told(house: House) -> N
     found = examined(house)
     assert levels(found, "work.") == {"work.waiting": WARNING}
     assert re.match(
-        r"1 message waits for a turn long after the send time, the first one for 3:0\d:\d\d",
+        r"1 message waits more than an hour after the send time, the first one for 3:0\d:\d\d",
         found["work.waiting"].found,
     )
 
@@ -490,13 +490,13 @@ def test_nobody_at_work_is_warned_of_and_an_error_where_something_is_overdue(
             return each
 
         assert (found().level, found().found) == (
-            WARNING, "no worker and no beat is at work: nothing that comes due is sent",
+            WARNING, "no worker and no beat is alive: due messages are not sent",
         )  # fmt: skip
         long_ago = house.database_time() - MINUTE
         house.change([message], next_attempt_at=long_ago, enqueue_at=long_ago)
         assert found().level is ERROR
         house.parts.signs.note(Kind.WORKER, {"somebody": 0 * SECOND})
-        assert found().found.startswith("no beat is at work, and 1 message waits")
+        assert found().found.startswith("no beat is alive, and 1 message waits")
         house.parts.signs.note(Kind.BEAT, {"somebody": 0 * SECOND})
         assert found().level is OK
 

@@ -260,12 +260,12 @@ def test_a_status_url_that_nobody_tells(house: House) -> None:
     house.change([young], **url)
     found = examined(house)["work.untold"]
     assert found.level is WARNING
-    assert found.found.startswith("3 messages wait to be told of at a status_url, the first one")
+    assert found.found.startswith("3 messages wait for a status webhook, the first one")
     assert "0:10:0" in found.found
     assert "there is no status_channel" in found.found
     assert "set status_channel" in (found.remedy or "")
     found = examined(house, status_channel="status")["work.untold"]
-    assert "nobody makes their status messages" in found.found
+    assert "the duty `notify` does not run" in found.found
     house.change(ended, told="sent")
     house.change([held], told="held")
     assert levels(examined(house), "work.untold") == {}

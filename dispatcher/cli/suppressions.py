@@ -1,4 +1,4 @@
-"""Commands of those who opt out: suppress, unsuppress, suppressed."""
+"""Commands for opt-outs: suppress, unsuppress, suppressed."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def register(app: typer.Typer) -> None:
 
 
 def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
-    """Send a recipient nothing any more: refuse new messages, cancel scheduled ones, at once.
+    """Opt a recipient out: refuse new messages and cancel scheduled ones, at once.
 
-    Only what is being sent right now may still go out. Every spelling that channels have for the
-    recipient opts out.
+    Only a message that is being sent now may still arrive. Every spelling that channels have for
+    the recipient opts out.
     """
     with Dispatcher() as dispatcher:
         cancelled = dispatcher.suppress(recipient, channel=channel)
@@ -58,9 +58,9 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
 
 
 def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
-    """Take a suppression back, as it was made: with its channel, or without one.
+    """Revoke a suppression, with its channel or without one, as it was made.
 
-    Messages that it has cancelled stay cancelled.
+    Messages that it cancelled stay cancelled.
     """
     with Dispatcher() as dispatcher:
         left = dispatcher.unsuppress(recipient, channel=channel)
@@ -79,7 +79,7 @@ def suppressed(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
 ) -> None:
-    """List who gets nothing, or what holds for one recipient."""
+    """List all suppressions, or those of one recipient."""
     with Dispatcher() as dispatcher:
         found = list(islice(dispatcher.suppressed(recipient), limit))
     if as_json:

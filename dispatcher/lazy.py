@@ -1,4 +1,4 @@
-"""The decorator of parts that are built when first asked for."""
+"""The decorator of parts that are built at their first use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ T = TypeVar("T")
 
 
 class built_once(Generic[T]):  # noqa: N801 - used as a decorator
-    """A property that is kept, and that two threads do not build twice.
+    """A cached property that threads build only once.
 
-    The lock belongs to the object, not to the module: a child forked while another thread of its
-    parent builds would find a module's lock taken for ever. The child makes an object of its own.
+    Unlike ``functools.cached_property`` it locks. The lock belongs to the object, not to the
+    module: in a child forked while a thread of the parent builds, a module's lock would stay locked
+    for ever. The child makes an object of its own.
     """
 
     def __init__(self, build: Callable[[Any], T]) -> None:
@@ -29,7 +30,7 @@ class built_once(Generic[T]):  # noqa: N801 - used as a decorator
             return self
         name, built = self._build.__name__, vars(instance)
         with built.setdefault("_building", RLock()):
-            if name not in built:  # else another thread has built it meanwhile
+            if name not in built:  # else another thread has built it
                 built[name] = self._build(instance)
             part: T = built[name]
             return part

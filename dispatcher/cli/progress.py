@@ -1,4 +1,4 @@
-"""How long work is shown, and how it is interrupted in good order."""
+"""Progress bars, and interruption of long commands."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rich.progress import (
 from dispatcher.cli.show import Terminal
 
 INTERRUPTED = 130
-"""The exit code of work that was interrupted."""
+"""The exit code after an interruption."""
 
 
 def bar() -> Progress:
-    """Return a progress bar on standard error, which shows nothing where that is no terminal."""
+    """Return a progress bar on standard error; without a terminal it shows nothing."""
     console = Terminal(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
@@ -36,7 +36,7 @@ def bar() -> Progress:
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the work in good order, as Ctrl-C does."""
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -1,0 +1,334 @@
+"""``dispatcher import``: messages from a CSV or JSONL file."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from dispatcher.cli import show
+from dispatcher.cli.app import AsJson, examples, exit_code, say_error
+from dispatcher.cli.files import STANDARD_INPUT, RefusedRows, Source
+from dispatcher.cli.progress import INTERRUPTED, terminated_like_interrupted
+from dispatcher.cli.rows import BadRow, Format, Row, read
+from dispatcher.cli.show import Terminal
+from dispatcher.client import Dispatcher
+from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, NoPlace, Unavailable
+from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, reason_of
+
+_BAD, _NO_PLACE = 2, 3
+_SUFFIXES = {f".{form}": form for form in Format}
+_SHOWN = 10
+_QUOTED = 4
+"""How many times the size of a body its CSV field may have: quotes are doubled there."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    lines = (
+        "dispatcher import reminders.csv --plan",
+        "dispatcher import - --format jsonl < x.jsonl",
+    )
+    app.command("import", epilog=examples(*lines))(import_file)
+
+
+def import_file(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="FILE.csv or FILE.jsonl; - is standard input.")
+    ],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Book nothing; show the result an import would have.")
+    ] = False,
+    on_conflict: Annotated[
+        OnConflict | None, typer.Option(help="Replaces that of every row.")
+    ] = None,
+    rejected: Annotated[
+        Path | None,
+        typer.Option(help="File of the refused rows; for in.csv by default in.rejected.jsonl."),
+    ] = None,
+    atomic: Annotated[bool, typer.Option("--atomic", help="Accept all rows or none.")] = False,
+    channel: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="Needed where the name of FILE does not show it."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit the messages of a file; report the refused rows and the reasons.
+
+    The columns are channel, recipient, text or body, send_at or send_in, and any other
+    parameter of a submit. Refused rows do not stop the others; those of in.csv are written to
+    in.rejected.jsonl, to be corrected and imported again. After an interruption run it again:
+    rows with an idempotency_key are accepted once.
+
+    Exit codes: 0 all accepted, 2 bad rows, 3 rows refused by quotas or quiet hours, 6 a server
+    is unavailable, 130 interrupted.
+    """
+    if plan and atomic:
+        raise InvalidValue("--atomic", "given with --plan", "one of them")
+    with ExitStack() as opened:
+        source = opened.enter_context(Source(file))
+        written = _form(file, form)
+        dispatcher = opened.enter_context(Dispatcher())
+        to = rejected if rejected is not None or plan else _beside(file)
+        refused = opened.enter_context(RefusedRows(to)) if to is not None else None
+        limit = _QUOTED * dispatcher.settings.body_max_bytes
+        csv.field_size_limit(max(limit, csv.field_size_limit()))
+        rows = read(source.lines(), written, channel=channel)
+        job = ImportJob(dispatcher, rows, refused, on_conflict=on_conflict, lines=source.total)
+        work = job.plan if plan else job.submit_all if atomic else job.submit_each
+        failed = _run(job, work)
+        if refused is not None and not failed:
+            refused.finish()
+    if as_json:
+        show.as_json(job.data() | {"complete": failed == 0})
+    else:
+        _report(job)
+    raise typer.Exit(failed or job.exit_code)
+
+
+def _run(job: ImportJob, work: Callable[[], None]) -> int:
+    """Run the job; return 0, or the exit code of what stopped it."""
+    try:
+        with terminated_like_interrupted(), job.bar:
+            work()
+    except Unavailable as error:
+        say_error(f"{error}. {job.how_to_go_on}")
+        return exit_code(error)
+    except InvalidValue as error:
+        if not job.answered:
+            raise
+        say_error(f"{error}. {job.how_to_go_on}")
+        return exit_code(error)
+    except KeyboardInterrupt:
+        say_error(f"interrupted. {job.how_to_go_on}")
+        return INTERRUPTED
+    except OSError as error:
+        say_error(f"a file failed: {error.strerror}. {job.how_to_go_on}")
+        return 1
+    return 0
+
+
+def _report(job: ImportJob) -> None:
+    data = job.data()
+    would = "would be " if job.planned else ""
+    show.out.print(
+        f"{data['accepted']:,} {would}accepted ({data['known']:,} known before, "
+        f"{data['shifted']:,} shifted), {data['refused']:,} {would}refused"
+    )
+    if job.planned:
+        show.out.print("nothing was booked")
+    if job.planned and job.planned.first_send_at:
+        show.out.print(f"the first goes at {data['first_send_at']}, the last at "
+                       f"{data['last_send_at']}")  # fmt: skip
+    if job.reasons:
+        show.out.print(_table(data["reasons"]))
+    for each in data.get("rejections", [])[:_SHOWN]:
+        show.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)
+    if job.refused is not None and job.refused.count:
+        path = escape(str(job.refused.path))
+        show.out.print(f"the refused rows are in {path}", soft_wrap=True)
+
+
+def _table(reasons: dict[str, int]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("reason")
+    table.add_column("rows", justify="right")
+    for reason, count in reasons.items():
+        table.add_row(escape(reason), f"{count:,}")
+    return table
+
+
+def _form(file: str, given: Format | None) -> Format:
+    found = given or _SUFFIXES.get(Path(file).suffix.lower())
+    if found is None:
+        label = "standard input" if file == STANDARD_INPUT else file
+        raise InvalidValue(label, "may be CSV or JSONL", "--format csv or --format jsonl")
+    return found
+
+
+def _beside(file: str) -> Path:
+    return Path("stdin" if file == STANDARD_INPUT else file).with_suffix(".rejected.jsonl")
+
+
+class ImportJob:
+    """Submits or plans the rows of a file.
+
+    One batch of rows is in memory, with ``submit_all`` all rows. ``exit_code`` is that of the
+    refused rows, 0 without any; up to the line ``answered`` every row was answered.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        rows: Iterator[Row | BadRow],
+        refused: RefusedRows | None,
+        *,
+        on_conflict: OnConflict | None,
+        lines: int | None,
+    ) -> None:
+        self.refused = refused
+        self.planned: Plan | None = None
+        self.reasons: Counter[str] = Counter()
+        self.exit_code = 0
+        self.answered = 0
+        self.bar = _bar()
+        self._dispatcher = dispatcher
+        self._rows = rows
+        self._on_conflict = on_conflict
+        self._task = self.bar.add_task("", total=lines, accepted=0, refused=0)
+        self._waiting: deque[Row] = deque()
+        self._counted = Progress(0, 0, None)
+        self._rejections: list[dict[str, Any]] = []
+        self._keeps_rejections = False
+        self._read = 0
+        self._bad = 0
+        self._keyless = 0
+        self._is_whole = False
+
+    def submit_each(self) -> None:
+        """Submit the rows; refused ones do not stop the others."""
+
+        def drafts() -> Iterator[Row]:
+            for row in self._drafts():
+                self._waiting.append(row)
+                yield row
+
+        results = self._dispatcher.submit_many(
+            drafts(), on_conflict=self._on_conflict, progress=self._show
+        )
+        for result in results:
+            row = self._waiting.popleft()
+            self.answered = row.line
+            if isinstance(result, Rejection):
+                self._refuse(row.line, row.row, result.error)
+            elif row.idempotency_key is None:
+                self._keyless += 1
+
+    def submit_all(self) -> None:
+        """Submit all rows or none."""
+        self._is_whole = True
+        rows = list(self._drafts())
+        if self._bad:
+            text = "nothing was accepted, because there are bad rows"
+            for row in rows:
+                self._refuse(row.line, row.row, BatchRefused(0), text)
+            self._counted = Progress(0, len(rows), None)
+            return
+        results: list[Message | Rejection] = self._dispatcher.submit_many(
+            rows, on_conflict=self._on_conflict, atomic=True, progress=self._show
+        )
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, Rejection):
+                text = str(result.error)
+                if isinstance(result.error, BatchRefused):
+                    line = rows[result.error.number].line
+                    text = f"nothing was accepted, because line {line} was refused"
+                self._refuse(row.line, row.row, result.error, text)
+
+    def plan(self) -> None:
+        """Judge the rows as submits; book and store nothing."""
+        self._keeps_rejections = True
+        self.planned = self._dispatcher.plan(
+            self._drafts(), on_conflict=self._on_conflict, progress=self._show
+        )
+        for each in self.planned.rejections:
+            if isinstance(each.draft, Row):
+                self._refuse(each.draft.line, each.draft.row, each.error)
+
+    @property
+    def how_to_go_on(self) -> str:
+        """How to continue after the job was stopped."""
+        if self._keeps_rejections:
+            return "Nothing was accepted; run it again."
+        if self._is_whole:
+            return "All rows were accepted or none: look before you run it again."
+        text = f"Of the rows up to line {self._read} some may be accepted. "
+        if self.answered:
+            text = f"The rows up to line {self.answered} were answered, o{text[1:]}"
+        text += "Run it again: rows with an idempotency_key are accepted once"
+        if self._keyless:
+            text += f"; {self._keyless} accepted rows have none, so take them out first"
+        return f"{text}."
+
+    def data(self) -> dict[str, Any]:
+        """Return the result as plain JSON values."""
+        counted = self._counted
+        found: dict[str, Any] = {
+            "accepted": counted.accepted,
+            "known": counted.known,
+            "shifted": counted.shifted,
+            "refused": counted.refused + self._bad,
+            "reasons": dict(self.reasons.most_common()),
+            "rejected_file": str(self.refused.path)
+            if self.refused and self.refused.count
+            else None,
+        }
+        if self.planned is not None:
+            for name in ("first_send_at", "last_send_at"):
+                instant = getattr(self.planned, name)
+                found[name] = show.iso(instant)
+            found["rejections"] = sorted(self._rejections, key=lambda each: int(each["line"]))
+        return found
+
+    def _drafts(self) -> Iterator[Row]:
+        """Yield the rows that are drafts; refuse the others."""
+        for row in self._rows:
+            self._read = row.line
+            if isinstance(row, BadRow):
+                self._bad += 1
+                self._refuse(row.line, row.row, row.error)
+            else:
+                yield row
+
+    def _refuse(self, line: int, row: Any, error: DispatcherError, text: str = "") -> None:
+        if self.exit_code != _BAD:
+            self.exit_code = _NO_PLACE if isinstance(error, NoPlace | BatchRefused) else _BAD
+        reason = reason_of(error)
+        self.reasons[reason] += 1
+        refused = {"line": line, "error": text or str(error), "reason": reason}
+        if isinstance(error, NoPlace):
+            refused["next_slot"] = show.iso(error.next_slot)
+        if self.refused is not None:
+            self.refused.write(refused | {"row": row})
+        if self._keeps_rejections:
+            self._rejections.append(refused)
+
+    def _show(self, counted: Progress) -> None:
+        self._counted = counted
+        self.bar.update(
+            self._task,
+            completed=self._read,
+            accepted=counted.accepted,
+            refused=counted.refused + self._bad,
+        )
+
+
+class _Rate(ProgressColumn):
+    """Lines per second."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate as text."""
+        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+
+def _bar() -> Bar:
+    console = Terminal(stderr=True)
+    return Bar(
+        BarColumn(),
+        TextColumn("{task.fields[accepted]:,} accepted, {task.fields[refused]:,} refused"),
+        _Rate(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
