@@ -419,7 +419,7 @@ class _Quickly:
             return self._run(values)
         except Unanswered as fault:
             if not fault.perhaps_done:
-                log.warning("a statement is asked again in the ordinary way")
+                log.warning("statement past SQLAlchemy failed; running it through SQLAlchemy")
             return None
 
 

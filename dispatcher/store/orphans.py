@@ -63,7 +63,7 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     try:
         database.transact(lambda connection: _take(database, connection, ordered))
     except StoreUnavailable as error:
-        log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
+        log.warning("could not settle %d reservations together: %s", len(ordered), error)
         if not database.backend.has_one_writer:
             _take_singly(database, ordered)
     query = select(
@@ -89,7 +89,7 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
         try:
             database.transact(partial(_take, database, message_ids=[message_id]))
         except StoreUnavailable as error:
-            log.warning("message %s: it is perhaps being stored: %s", message_id, error)
+            log.warning("could not settle the reservation of message %s: %s", message_id, error)
             failures += 1
             if failures == _MOST_FAILURES:
                 return
