@@ -12,16 +12,16 @@ from typer.main import get_group
 
 from dispatcher.cli import show
 from dispatcher.cli.app import app, exit_code, name_options, say_error
-from dispatcher.cli.commands import Commands
+from dispatcher.cli.commands import CommandGroup
 from dispatcher.errors import DispatcherError
 
 __all__ = ["app", "every_command", "main"]
 
 
-def every_command() -> Commands:
+def every_command() -> CommandGroup:
     """Return the group of all commands, with their modules imported."""
     group = get_group(app)
-    if not isinstance(group, Commands):
+    if not isinstance(group, CommandGroup):
         raise TypeError(f"the group is a {type(group).__name__}")
     group.load()
     return group

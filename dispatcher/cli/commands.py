@@ -137,7 +137,7 @@ _COMMANDS = {
 }
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands. It lists them without importing their modules."""
 
     def __init__(self, **given: Any) -> None:

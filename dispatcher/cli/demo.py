@@ -159,7 +159,7 @@ def _check(play: _Play, path: Path) -> None:
             cancelled.recipient, str(cancelled.body["text"]), _time(cancelled.send_at),
             "[dim]cancelled, never sent[/]", "",
         )  # fmt: skip
-    _require(not sent, "something was sent that nobody submitted")
+    _require(not sent, "a message was sent that was not submitted")
     show.out.print(table)
     show.out.print("\n[green]✓ every promise was kept[/]")
 
