@@ -104,7 +104,7 @@ _COMMANDS = {
     "top": _Command(
         "status",
         "Look",
-        "Rank the busiest scopes, recipients or channels by what is due, with their fullest quota.",
+        "Rank the busiest scopes, recipients or channels by due messages, with their fullest quota.",
     ),
     "import": _Command(
         "imports",

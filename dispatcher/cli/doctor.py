@@ -37,7 +37,7 @@ def doctor(
 ) -> None:
     """Examine the servers, the clocks, overdue work, and what the settings name.
 
-    Changes nothing and sends nothing; mail servers are asked whether they take the log-in.
+    Changes nothing and sends nothing; it logs in to mail servers.
     Exit code 1 if something is wrong, with a remedy for each finding.
     """
     theirs = load_app(app) if app else None

@@ -25,7 +25,7 @@ from dispatcher.selection import Wanted
 _SHOW_EVERY = 500
 _BODY = "body"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""First characters that make a spreadsheet compute a cell, or that it skips before it looks."""
+"""First characters of a formula in a spreadsheet, and those that it skips before one."""
 
 
 def register(app: typer.Typer) -> None:

@@ -33,7 +33,7 @@ _BAR = 16
 _LATE_DUTY = timedelta(seconds=30)
 _NEARLY = 0.8
 _PAUSE = 9
-"""How many times the length of a look the pause after it has: looking takes a tenth at most."""
+"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
 
 
@@ -88,7 +88,7 @@ def top(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the busiest scopes, recipients or channels by what is due, with their fullest quota."""
+    """Rank the busiest scopes, recipients or channels by due messages, with their fullest quota."""
     with Dispatcher() as dispatcher:
         found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
     if as_json:
