@@ -33,10 +33,10 @@ class GroupQueue:
     """Begins so many groups of each channel at a time.
 
     A channel whose provider is slow fills its own queue and leaves the worker's threads to others:
-    the thread that brings one group too many leaves it here, and who has begun a group takes the
-    next. So no more is claimed than what the senders send and what these groups wait with. Groups
-    that come again, perhaps at their turn under a limit, go before those that come for the first
-    time: a herd must not keep the messages that it had snoozed from coming back.
+    the thread that brings one group too many leaves it here, and a thread that has begun a group
+    takes the next. So no more is claimed than what the senders send and what these groups wait
+    with. Groups that come again, perhaps at their turn under a limit, go before those that come for
+    the first time: new messages must not keep snoozed ones from coming back.
     """
 
     def __init__(self, delivery: Delivery, *, at_once: int) -> None:
@@ -74,7 +74,9 @@ class GroupQueue:
                     log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
                     failure = failure or error
                 with self._lock:
-                    group = self._next(queue)
+                    waiting = queue.again or queue.first
+                    is_next = waiting and not self._delivery.is_stopping
+                    group = waiting.popleft() if is_next else None
                     queue.under_way -= group is None
         except BaseException:
             with self._lock:
@@ -86,12 +88,6 @@ class GroupQueue:
             raise
         if failure:
             raise failure
-
-    def _next(self, queue: _Channel) -> Sequence[UUID] | None:
-        if self._delivery.is_stopping:
-            return None
-        waiting = queue.again or queue.first
-        return waiting.popleft() if waiting else None
 
     def stop(self) -> None:
         """Begin no further send. What waits here is enqueued again after its grace.

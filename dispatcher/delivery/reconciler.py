@@ -294,7 +294,9 @@ class Reconciler:
         try:
             barred = self._store.bar_moves(sorted(held))
         except StoreUnavailable as error:
-            log.warning("%d holds stay for the next sweep: %s", len(held), error)
+            log.warning(
+                "could not settle the holds of %d moves, the next sweep will: %s", len(held), error
+            )
             return held
         fault("reconcile.after_barring")
         return held - barred
@@ -342,7 +344,9 @@ class Reconciler:
                 come,
             )
         except LimitersUnavailable as error:
-            log.warning("snoozed messages wait for their turns: %s", error)
+            log.warning(
+                "could not bring snoozed messages forward, they wait for their turns: %s", error
+            )
             return
         if come:
             log.info("%d snoozed messages are due now: permits were given back", len(come))

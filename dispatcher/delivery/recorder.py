@@ -1,4 +1,4 @@
-"""Records what came of a group's sends, for as long as it has claims: that is the recorder."""
+"""The recorder of a group: it records outcomes, renews claims and puts back what was not sent."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ LONGEST_HOLD_SECONDS = 600.0
 
 
 class Recorder:
-    """Sees the claims of a group to their end.
+    """Lives as long as the claims of its group.
 
-    It records outcomes, renews the claims while sends last, and puts back what was not sent. One
-    thread at a time calls it: the task's, then :class:`LateRecorders`'. ``waiting`` are the claims
-    without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the successes. Times are
-    of the monotonic clock.
+    One thread at a time calls it: the task's, then that of :class:`LateRecorders`. ``waiting`` are
+    the claims without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the
+    successes, ``error`` is what broke the group off. Times are of the monotonic clock.
     """
 
     def __init__(
@@ -48,12 +47,12 @@ class Recorder:
         self.waiting = list(claims)
         self.ask_at = parts.clock.monotonic()
         self.sent = 0
+        self.error: BaseException | None = None
         self._parts = parts
         self._pool = pool
         self._group = group
         self._sending: dict[UUID, Claim] = {}
         self._ended: list[Ended] = []
-        self._error: BaseException | None = None
         self._is_broken_off = False
         self._ttl = parts.settings.claim_ttl.total_seconds()
         self._timeout = parts.settings.transport_timeout.total_seconds()
@@ -79,19 +78,19 @@ class Recorder:
         """Do what there is to do now; tell whether more will come.
 
         An error breaks the group off: no further send begins, what was not sent is put back, and
-        what is under way is waited for and recorded; :meth:`check` raises it then. An error after
-        that is raised at once.
+        what is under way is waited for and recorded. An error after that is raised at once.
         """
         try:
             self._collect()
-            self._take_back(self._pool.withdraw_silent(self._group))
-            if (self._error or self._parts.is_stopping) and not self._is_broken_off:
+            if parked := self._pool.withdraw(self._group, only_silent=True):
+                self._take_back(parked)
+            if (self.error or self._parts.is_stopping) and not self._is_broken_off:
                 self._break_off()
             self._renew()
             if self._group.ends_at - self._parts.clock.monotonic() < self._timeout:
                 # No sender can begin it any more, and rescued its outcome would be unknown.
-                self._take_back(self._pool.withdraw(self._group))
-        except BaseException as error:  # noqa: BLE001 - raised by check, or at once
+                self._withdraw()
+        except BaseException as error:  # noqa: BLE001 - kept in self.error, or raised at once
             self.fail(error)
         goes_on = bool(self.waiting or self._sending or self._ended)
         if not goes_on:
@@ -127,28 +126,22 @@ class Recorder:
         """Break the group off because of an error. Raises it where that was done before."""
         if self._is_broken_off:
             raise error
-        self._error = self._error or error
+        self.error = self.error or error
         self._break_off()
-
-    def check(self) -> None:
-        """Raise the error that broke the group off, if one did."""
-        if self._error:
-            raise self._error
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
         """Put back what was refused a permit, each with the wait until it is due again.
 
         What is to come back before the sweep looks is enqueued.
         """
-        if not refused:
-            return
         settings, send_log = self._parts.settings, self._group.send_log
         limit = settings.sweep_interval * 2
         soon = [each for each in refused if each[1] <= limit]
         late = [each for each in refused if each[1] > limit]
-        if _store_unsent(self._parts, send_log, late, enqueue_in=-settings.horizon):
+        if late and _store_unsent(self._parts, send_log, late, enqueue_in=-settings.horizon):
             self._tell_snoozed(late)
-        if _store_unsent(self._parts, send_log, soon, enqueue_in=settings.enqueue_grace):
+        grace = settings.enqueue_grace
+        if soon and _store_unsent(self._parts, send_log, soon, enqueue_in=grace):
             self._tell_snoozed(soon)
             self._enqueue(soon)
         # Between the refusal and now, a rebuild may have restored permits for these claims.
@@ -165,20 +158,27 @@ class Recorder:
         group = self._group
         group.changed.clear()
         unsent = []
+        has_ended = False
         while group.reports:
             report = group.reports.popleft()
             del self._sending[report.claim.message.id]
             if isinstance(report, Ended):
+                has_ended = True
                 self._ended.append(report)
-                self._record_until = self._patience()
                 self.sent += isinstance(report.outcome, Result)
             elif isinstance(report, Escaped):
-                self._error = report.error
+                self.error = report.error
                 group.send_log.keep()
             else:
                 unsent.append((report.claim, report.wait))
-        self.put_back(unsent)
-        is_time = self._parts.clock.monotonic() >= self._record_at
+        if unsent:
+            self.put_back(unsent)
+        now = self._parts.clock.monotonic()
+        if has_ended:
+            # No rescue can take what was claimed while the store is away, and the token fences.
+            patience = 0.0 if self._parts.is_stopping else _RECORD_FOR_SECONDS
+            self._record_until = max(group.ends_at, now + patience)
+        is_time = now >= self._record_at
         is_last = not self._sending and not self._is_store_away
         if self._ended and (is_time or is_last):
             is_done = self._record(self._ended)
@@ -189,18 +189,18 @@ class Recorder:
             pause = _RECORD_EVERY_SECONDS if is_done else _RECORD_AGAIN_SECONDS
             self._record_at = self._parts.clock.monotonic() + pause
 
-    def _patience(self) -> float:
-        """Return until when to try to record what has ended now."""
-        # No rescue can take what was claimed while the store is away, and the token fences.
-        patience = 0.0 if self._parts.is_stopping else _RECORD_FOR_SECONDS
-        return max(self._group.ends_at, self._parts.clock.monotonic() + patience)
-
     def _break_off(self) -> None:
         """Put back what is not sent any more."""
         self._is_broken_off = self._group.is_over = True
-        waiting, self.waiting = self.waiting, []
-        self.put_back([(claim, NO_WAIT) for claim in waiting])
-        self._take_back(self._pool.withdraw(self._group))
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
+            self.put_back([(claim, NO_WAIT) for claim in waiting])
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Put back what no sender has taken."""
+        if unsent := self._pool.withdraw(self._group):
+            self._take_back(unsent)
 
     def _take_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
         for claim, _ in unsent:
@@ -229,7 +229,7 @@ class Recorder:
             ours = self._parts.claims.renew(held)
             fault("renew.after_claims")
         except (LimitersUnavailable, StoreUnavailable) as error:
-            log.warning("%d claims are not renewed: %s", len(held), error)
+            log.warning("could not renew %d claims, tried again in a second: %s", len(held), error)
             self._renew_at = now + _RENEW_AGAIN_SECONDS
             return
         group.lost |= {claim.message.id for claim in held} - ours
@@ -295,15 +295,15 @@ class Recorder:
         try:
             self._parts.permits.settle(used)
         except LimitersUnavailable as error:
-            log.warning("%d permits stay counted at their latest time: %s", len(used), error)
+            log.warning(
+                "could not settle %d permits, they stay counted for longer: %s", len(used), error
+            )
 
     def _tell_snoozed(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
         for claim, wait in snoozed:
             self._parts.journal.tell(Transition.SNOOZED, claim.message, wait_seconds=wait)
 
     def _enqueue(self, snoozed: Sequence[tuple[Claim, timedelta]]) -> None:
-        if not snoozed:
-            return
         now = self._parts.clock.now()
         tickets = [
             Ticket(claim.message.id, claim.message.channel, now + wait, is_first=False)
@@ -312,7 +312,7 @@ class Recorder:
         try:
             self._parts.queue.enqueue(tickets)
         except QueueUnavailable as error:
-            log.warning("%d messages are enqueued after their grace: %s", len(snoozed), error)
+            log.warning("could not enqueue %d messages, maintenance will: %s", len(snoozed), error)
 
 
 class LateRecorders:
@@ -374,10 +374,9 @@ def permit_of(claim: Claim) -> Permit:
 
 def put_back(parts: Parts, send_log: ClaimLog, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
     """Put back what was not sent, each with the wait until it is due again, and its permit."""
-    if unsent:
-        _store_unsent(parts, send_log, unsent, enqueue_in=-parts.settings.horizon)
-        fault("put_back.after_row")
-        _give_back(parts, [claim for claim, _ in unsent])
+    _store_unsent(parts, send_log, unsent, enqueue_in=-parts.settings.horizon)
+    fault("put_back.after_row")
+    _give_back(parts, [claim for claim, _ in unsent])
 
 
 def _store_unsent(
@@ -391,13 +390,12 @@ def _store_unsent(
 
     What the store does not take stays claimed until the rescue, which reads the send log.
     """
-    if unsent:
-        try:
-            parts.claims.put_back(unsent, enqueue_in=enqueue_in)
-        except StoreUnavailable as error:
-            log.warning("%d messages wait for their rescue: %s", len(unsent), error)
-            send_log.keep()
-            return False
+    try:
+        parts.claims.put_back(unsent, enqueue_in=enqueue_in)
+    except StoreUnavailable as error:
+        log.warning("could not put back %d messages, they will be rescued: %s", len(unsent), error)
+        send_log.keep()
+        return False
     return True
 
 
@@ -405,19 +403,25 @@ def _give_back(parts: Parts, unused: Sequence[Claim]) -> None:
     try:
         parts.permits.give_back([permit_of(claim) for claim in unused])
     except LimitersUnavailable as error:
-        log.warning("%d unused permits are given back later: %s", len(unused), error)
+        log.warning(
+            "could not give back %d unused permits, they stay counted for longer: %s",
+            len(unused),
+            error,
+        )
 
 
 def _goes_on(recorder: Recorder) -> bool:
+    """Do one step of a recorder; log the error that broke its group off, and raise none."""
     try:
         if recorder.step():
             return True
-        recorder.check()
-    except BaseException as error:  # noqa: BLE001 - no other group may end with it
-        told = type(error).__name__  # its text may quote a body
-        log.error("a group was broken off (%s)", told)  # noqa: TRY400
+        error = recorder.error
+    except BaseException as raised:  # noqa: BLE001 - no other group may end with it
+        error = raised
+    if error is not None:
+        log.error("a group was broken off (%s)", type(error).__name__)  # its text may quote a body
     return False
 
 
 def _lost(error: StoreUnavailable) -> None:
-    log.error("outcomes are lost, their messages will be rescued: %s", error)
+    log.error("could not record outcomes, their messages will be rescued: %s", error)

@@ -6,7 +6,6 @@ import logging
 import random
 from datetime import timedelta
 
-from dispatcher.delivery.backoff import backoff
 from dispatcher.delivery.group import NO_WAIT, Ended, Escaped, Group, Report, Unsent
 from dispatcher.delivery.parts import Parts
 from dispatcher.errors import (
@@ -124,7 +123,9 @@ class Sender:
         try:
             self._parts.permits.close(self._channel, wait)
         except LimitersUnavailable as unavailable:
-            log.warning("channel %s is not closed for others: %s", self._channel, unavailable)
+            log.warning(
+                "could not close channel %s to other workers: %s", self._channel, unavailable
+            )
 
     def _failure(
         self,
@@ -142,9 +143,31 @@ class Sender:
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
                 at_least=_sane(retry_after),
-                random=random.random,
+                jitter=random.random(),  # noqa: S311 - no secret
             )
         return Failure(claim, outcome, _text(error), wait, type(error).__name__)
+
+
+def backoff(
+    attempt: int,
+    *,
+    base: timedelta,
+    longest: timedelta,
+    at_least: timedelta | None,
+    jitter: float,
+) -> timedelta:
+    """Return the wait before the attempt after number ``attempt`` (1 for the first).
+
+    Exponential with full jitter: uniform between 0 and ``base * 2 ** (attempt - 1)``, capped at
+    ``longest``. Full jitter spreads a herd that failed together better than any narrower one
+    (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). ``at_least`` is
+    what the provider asked for and is added before the jitter, so that those it turned away
+    together do not come back together. ``jitter`` is a random number from 0 to 1.
+    """
+    exponent = min(attempt - 1, 32)
+    ceiling: timedelta = min(base * (1 << exponent), longest)
+    wait: timedelta = (at_least or timedelta(0)) + ceiling * jitter
+    return wait
 
 
 def _text(error: BaseException) -> str:

@@ -100,25 +100,24 @@ class SenderPool:
     def send(self, group: Group, claims: Sequence[tuple[float, Claim]]) -> None:
         """Send these, none before its instant by the monotonic clock; soonest first."""
         group.left.extend(claims)
-        if claims:
-            self._go_on(group)
+        self._go_on(group)
 
     def has_left(self, group: Group) -> bool:
         """Whether there is something of a group that no sender has taken yet."""
         return bool(group.left) or self._destinations.has(group)
 
-    def withdraw(self, group: Group) -> list[tuple[Claim, timedelta]]:
-        """Return the claims that no sender has taken, each with its wait, and forget them."""
-        found = self._destinations.withdraw(group, only_silent=False)
-        while True:
+    def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:
+        """Return the claims that no sender has taken, each with its wait, and forget them.
+
+        Where ``only_silent``, only those that wait for silent destinations.
+        """
+        found = self._destinations.withdraw(group, only_silent=only_silent)
+        while not only_silent:
             try:
                 found.append((group.left.popleft()[1], NO_WAIT))
             except IndexError:
-                return found
-
-    def withdraw_silent(self, group: Group) -> list[tuple[Claim, timedelta]]:
-        """Return those that wait for silent destinations, as :meth:`withdraw` does."""
-        return self._destinations.withdraw(group, only_silent=True)
+                break
+        return found
 
     def close(self) -> None:
         """Let the threads end."""

@@ -84,7 +84,7 @@ class Sweep:
         try:
             self._queue.enqueue(self._tickets(due))
         except QueueUnavailable as error:
-            log.warning("%d messages stay for the next sweep: %s", len(due), error)
+            log.warning("could not enqueue %d messages, the next sweep will: %s", len(due), error)
             self._messages.enqueue_again([each.message_id for each in due])
             return 0
         return len(due)
@@ -98,7 +98,11 @@ class Sweep:
             for start in range(0, len(message_ids), BATCH):
                 self._messages.enqueue_again(message_ids[start : start + BATCH])
         except StoreUnavailable as error:
-            log.warning("%d messages wait for their grace: %s", len(message_ids), error)
+            log.warning(
+                "could not note that %d tasks are lost, enqueued again after their grace: %s",
+                len(message_ids),
+                error,
+            )
 
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
         """Return the tickets of what is due.
@@ -156,7 +160,11 @@ class Sweep:
         try:  # first: asked again, the store does not tell them any more
             self._permits.give_back([Permit(*each[:4]) for each in found])
         except LimitersUnavailable as error:
-            log.warning("%d unused permits are given back later: %s", len(found), error)
+            log.warning(
+                "could not give back %d unused permits, they stay counted for longer: %s",
+                len(found),
+                error,
+            )
         fault("rescue.before_put_back")
         self._store.put_back(found, wait=self._settings.claim_ttl)
         for each in found:

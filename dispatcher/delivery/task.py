@@ -92,7 +92,8 @@ class Delivery:
                 raise
             finally:
                 send_log.let_go()
-            waiting = self._wait_for_early(waiting, claims)
+            all_claimed = len(claims) == len(waiting)
+            waiting = [] if all_claimed else self._wait_for_early(waiting, claims)
         return sent
 
     def _deliver(
@@ -103,7 +104,8 @@ class Delivery:
         channels: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             channels[claim.message.channel].append(claim)
-        self._put_back_strange(channels, send_log)
+        for name in sorted(channels.keys() - self._pools.keys()):
+            self._put_back_strange(name, channels.pop(name), send_log)
         sent = 0
         try:
             while channels:
@@ -134,7 +136,8 @@ class Delivery:
         except BaseException as error:  # noqa: BLE001 - it is raised below
             recorder.fail(error)
             recorder.finish()
-        recorder.check()
+        if recorder.error:
+            raise recorder.error
         return recorder.sent
 
     def _send_permitted(self, recorder: Recorder, ask_until: float) -> None:
@@ -148,7 +151,9 @@ class Delivery:
                 [permit_of(each) for each in claims], hold=recorder.hold
             )
         except LimitersUnavailable as error:
-            log.warning("%d messages wait for the limiters: %s", len(claims), error)
+            log.warning(
+                "no permits for %d messages, tried again in a second: %s", len(claims), error
+            )
             recorder.waiting = []
             recorder.put_back([(claim, _LIMITERS_PAUSE) for claim in claims])
             return
@@ -164,8 +169,10 @@ class Delivery:
             else:
                 refused.append((claim, answer.retry_after))
         recorder.waiting = soon
-        recorder.send(granted)
-        recorder.snooze(refused)
+        if granted:
+            recorder.send(granted)
+        if refused:
+            recorder.snooze(refused)
 
     def stop(self) -> None:
         """Begin no further send; what is not on its way is put back."""
@@ -189,16 +196,17 @@ class Delivery:
         for pool in self._pools.values():
             pool.close()
 
-    def _put_back_strange(self, channels: dict[str, list[Claim]], send_log: ClaimLog) -> None:
-        """Put back the messages of channels that these settings do not know.
+    def _put_back_strange(self, channel: str, claims: Sequence[Claim], send_log: ClaimLog) -> None:
+        """Put back the messages of a channel that these settings do not know.
 
         While settings are being rolled out another worker may know the channel.
         """
-        for name in sorted(channels.keys() - self._pools.keys()):
-            strange = channels.pop(name)
-            log.error("%d messages wait for a worker with channel %s", len(strange), [name])
-            wait = self.parts.settings.claim_ttl
-            put_back(self.parts, send_log, [(claim, wait) for claim in strange])
+        log.error(
+            "channel %s is not in this worker's settings: %d messages put back for another one",
+            [channel], len(claims),
+        )  # fmt: skip
+        wait = self.parts.settings.claim_ttl
+        put_back(self.parts, send_log, [(claim, wait) for claim in claims])
 
     def _wait_for_early(self, asked: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
         """Wait for messages that are due in a moment, and return them.

@@ -51,9 +51,9 @@ class Arguments:
             number = fixed.get((has_more, kinds)) if wanted.quiet is None else None
             if number is None:
                 blocks, blackout = self._table(leg, asked_ms, step)
-                places = [sets.setdefault(block, len(sets) + 1) for block in blocks]
+                indexes = [sets.setdefault(block, len(sets) + 1) for block in blocks]
                 covered = blackouts.setdefault(blackout, len(blackouts) + 1)
-                number = terms.setdefault((int(has_more), covered, *places), len(terms) + 1)
+                number = terms.setdefault((int(has_more), covered, *indexes), len(terms) + 1)
                 if wanted.quiet is None and self._rules.never_change(kinds):
                     fixed[has_more, kinds] = number
             at = b"%d" % asked_ms

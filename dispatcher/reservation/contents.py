@@ -145,10 +145,10 @@ class Contents:
         with translated(ReservationsUnavailable):
             return bool(self._client.exists(window))
 
-    def look(self, places: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
+    def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
         """Return what Redis says of these members, each given as window and member."""
         by_shard: dict[str, list[int]] = {}
-        for number, (window, _) in enumerate(places):
+        for number, (window, _) in enumerate(members):
             by_shard.setdefault(tag_of(window), []).append(number)
         batches = [
             (tag, numbers[start : start + _MOST_AT_ONCE])
@@ -161,11 +161,11 @@ class Contents:
                 windows: dict[bytes, int] = {}
                 words: list[int | bytes] = []
                 for number in numbers:
-                    window, member = places[number]
+                    window, member = members[number]
                     words += (windows.setdefault(window, len(windows) + 1), member)
                 self._look(keys=[pending_of(tag), *windows], args=words, client=pipeline)
             replies = pipeline.execute()
-        seen = [Seen(None, None)] * len(places)
+        seen = [Seen(None, None)] * len(members)
         for (_, numbers), reply in zip(batches, replies, strict=True):
             for number, *each in zip(numbers, reply[::2], reply[1::2], strict=True):
                 seen[number] = Seen(*each)

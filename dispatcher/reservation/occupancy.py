@@ -1,7 +1,9 @@
 """The reservation rule over a stretch of time: how full a quota is, and where it blocks.
 
-The same rule as in ``lua/rule.lua``, which judges single times. Times are sorted whole
-milliseconds since 1970; intervals are pairs (from, until), ``until`` not belonging to them.
+The same rule as in ``lua/rule.lua``. That judges single times and tells when a blocked stretch
+ends, not when the next one begins or how full a quota is, so a timeline cannot be drawn with it;
+``test_timeline.py`` compares both. Times are sorted whole milliseconds since 1970; intervals are
+pairs (from, until), ``until`` not belonging to them.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def filled_steps(times: Sequence[int], quota: Quota, edges: Sequence[int]) -> li
     found = []
     for start, end in pairwise(edges):
         first, last = bisect_right(times, start), bisect_left(times, end)
-        counts = (ending_at(times[place], place + 1) for place in range(first, last))
+        counts = (ending_at(times[index], index + 1) for index in range(first, last))
         found.append((start, end, max(ending_at(start, first), *counts, 0)))
     return found
 
@@ -56,12 +58,12 @@ def filled_periods(times: Sequence[int], quota: CalendarQuota, zone: str) -> lis
 
 
 def _periods(times: Sequence[int], quota: CalendarQuota, zone: str) -> Iterator[Filled]:
-    place = 0
-    while place < len(times):
-        start, end = quota.bounds(times[place], zone, 1)
+    index = 0
+    while index < len(times):
+        start, end = quota.bounds(times[index], zone, 1)
         after = bisect_left(times, end)
-        yield start, end, after - place
-        place = after
+        yield start, end, after - index
+        index = after
 
 
 def united(intervals: Iterable[Interval]) -> list[Interval]:

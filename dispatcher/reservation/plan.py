@@ -37,7 +37,7 @@ _LOST = "the copies of the plan are gone; plan again"
 
 
 class Answered(NamedTuple):
-    """The idempotency key of a draft that found a place, and whose place it is."""
+    """The idempotency key of a draft that was booked, and the message that has the reservation."""
 
     key: str
     message_id: UUID
@@ -116,7 +116,7 @@ class Copies(AbstractContextManager["Copies"]):
         """Give nothing back: what is booked in the copies ends with them."""
 
     def remember(self, answered: Iterable[Answered]) -> None:
-        """Keep the idempotency keys of drafts that found a place."""
+        """Keep the idempotency keys of drafts that were booked."""
         words = {digest_of(each.key): each.message_id.bytes + each.fingerprint.encode()
                  for each in answered}  # fmt: skip
         if not words:

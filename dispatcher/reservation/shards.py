@@ -248,11 +248,11 @@ class Shards:
             resume = reply[1:]
 
     def _blocked(self, leg: Leg, reply: list[Any]) -> Blocked:
-        word, until_ms, place, number, *members = reply
+        word, until_ms, index, number, *members = reply
         is_slot = word == b"refused"
-        if place == 0:
+        if index == 0:
             return Blocked(until_ms, None, None, (), is_slot)
-        scope = leg.scopes[place - 1]
+        scope = leg.scopes[index - 1]
         # What is shorter is no id: it counts, and the sweep sets its window aside.
         conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)

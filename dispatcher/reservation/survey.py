@@ -1,4 +1,4 @@
-"""What somebody who examines a deployment asks Redis. Changes nothing.
+"""What the doctor asks Redis. Changes nothing.
 
 The client has no fence: that refuses a server which evicts, and takes back epochs.
 """

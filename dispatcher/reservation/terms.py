@@ -55,11 +55,11 @@ class Rules:
         """The kinds of scopes that have quotas."""
         return self._rolling
 
-    def quota(self, scope: Scope, place: int) -> AnyQuota:
-        """Return a quota by its 1-based place in the rule set of its scope."""
+    def quota(self, scope: Scope, index: int) -> AnyQuota:
+        """Return a quota by its 1-based index in the rule set of its scope."""
         ordered: tuple[AnyQuota, ...] = self._rolling[scope.kind]
         ordered += self._calendars[scope.kind]
-        return ordered[place - 1]
+        return ordered[index - 1]
 
     def never_change(self, kinds: Iterable[str]) -> bool:
         """Whether the quotas of these kinds are all rolling, so that no table depends on a time."""
@@ -149,9 +149,9 @@ def _open_periods(
     at_ms, end_ms = stretch
     found: list[int] = []
     for _ in range(many):
-        place = bisect_right(quiet, (at_ms, _NO_END)) - 1
-        if place >= 0:
-            at_ms = max(at_ms, quiet[place][1])
+        index = bisect_right(quiet, (at_ms, _NO_END)) - 1
+        if index >= 0:
+            at_ms = max(at_ms, quiet[index][1])
         if at_ms >= end_ms:
             break
         begins_ms, ends_ms = calendar.bounds(at_ms, zone, 1)

@@ -1,4 +1,4 @@
-"""Everything that decides about times in a stretch of one message's scopes, to be looked at."""
+"""The timeline of one message's scopes: what is reserved in a stretch of time, and what is free."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Span(NamedTuple):
 
 
 class Booked(NamedTuple):
-    """A message's place in a window. ``held`` is one that a message may be about to move to."""
+    """A message's reservation in a window; with ``held`` a hold that it may be about to take."""
 
     message_id: UUID
     at: datetime
@@ -96,10 +96,10 @@ class QuotaTimeline:
 class WindowTimeline:
     """What is booked of one scope, and what each of its quotas makes of it.
 
-    ``booked`` are the places from the start of the timeline to its end. Where there is too much
-    to read (more than 10,000 times before the start that still count, or from it on), it is not
-    ``complete``: then ``booked`` has none, and ``counts`` tells how many there are in each twelfth
-    of a step. ``exists`` tells whether anything is booked at all, whenever it may be.
+    ``booked`` are the reservations from the start of the timeline to its end. Where there is too
+    much to read (more than 10,000 times before the start that still count, or from it on), it is
+    not ``complete``: then ``booked`` has none, and ``counts`` tells how many there are in each
+    twelfth of a step. ``exists`` tells whether anything is booked at all, whenever it may be.
     """
 
     scope: str
@@ -153,8 +153,8 @@ class Timeline:
         if not self.start <= instant < self.end:
             accepted = f"from {self.start.isoformat()} until before {self.end.isoformat()}"
             raise InvalidValue("instant", f"{instant.isoformat()} is not covered", accepted)
-        place = bisect_right(self.refused, (instant, self.end)) - 1
-        return place >= 0 and instant < self.refused[place].ends_at
+        index = bisect_right(self.refused, (instant, self.end)) - 1
+        return index >= 0 and instant < self.refused[index].ends_at
 
     @property
     def _quotas(self) -> Iterable[QuotaTimeline]:
@@ -351,8 +351,8 @@ def _edges(start: int, end: int, zone: str) -> list[int]:
         _, *bounds = calendar.bounds(last, zone, _MOST_STEPS)
         for at in bounds:
             shown = zones.wall_at(at, rules)
-            place = shown.minute if unit == "minute" else shown.hour
-            if at < end and (many == 1 or place % many == 0):
+            index = shown.minute if unit == "minute" else shown.hour
+            if at < end and (many == 1 or index % many == 0):
                 edges.append(at)
         last = bounds[-1]
     return [*edges, end]

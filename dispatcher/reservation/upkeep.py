@@ -64,7 +64,7 @@ class Stored(NamedTuple):
 
 
 class Unconfirmed(NamedTuple):
-    """A reservation, or a held place, that the store has not confirmed, and where it stands.
+    """A reservation, or a hold, that the store has not confirmed, and the window that has it.
 
     ``member`` is what stands in the window: the message's id, or a hold that begins with it.
     ``before_ms`` is the time, by Redis, up to which its entry is as old as was asked.

@@ -36,14 +36,14 @@ class BulkMessages:
         False where the database refused, because some key is taken, say: nothing is stored. None
         where the line broke and nobody knows. Adding them one by one then finds out about each.
         """
+        every = list(additions)  # the work may be run again
         try:
-            every = list(additions)  # the work may be run again
             if self._database.backend.copies:
                 self._copy(every)
             else:
                 self._insert(every)
         except StoreUnavailable as error:
-            log.warning("a batch was not stored together: %s", error)
+            log.warning("batch of %d not stored together, trying each alone: %s", len(every), error)
             return False if error.refused else None
         return True
 

@@ -208,9 +208,9 @@ class Changes:
 
     @cached_property
     def snoozed(self) -> Change:
-        """It was not handed over, no attempt counts, and it is not due before it was.
+        """It was not sent: no attempt counts, and it is not due before it was.
 
-        Where the sweep is to look only after it is due, whoever puts it back gives it to Celery.
+        Where maintenance looks only after it is due, the caller enqueues it.
         """
         messages = self._tables.messages
         return self._change(
@@ -275,7 +275,7 @@ class Changes:
 
     @cached_property
     def uncounted(self) -> Change:
-        """It was sent by an earlier attempt, and the overtaken one was not handed over."""
+        """It was sent by an earlier attempt, and the overtaken one was not sent."""
         messages, attempts = self._tables.messages, self._tables.attempts
         is_overtaken = and_(
             self._tables.has_status(Status.SENT),
@@ -333,7 +333,7 @@ class Changes:
 
     @cached_property
     def renewed(self) -> Change:
-        """Its hand-over lasts: the claim holds for longer, in seconds from now."""
+        """Its send lasts: the claim holds for longer, in seconds from now."""
         messages = self._tables.messages
         return self._change(
             lambda given: (

@@ -67,7 +67,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A hand-over that the transport accepted."""
+    """A send that the transport accepted."""
 
     claim: Claim
     receipt: str | None
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A hand-over that failed. ``wait`` until the next try; None when there will be none.
+    """A send that failed. ``wait`` until the next try; None when there will be none.
 
     With an unknown outcome a message is held that says so, whatever the wait. ``error_type`` names
     the type of what was raised; the store does not keep it.
@@ -230,7 +230,7 @@ class Claims:
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
-        """Let the sweep hand these over when they are due at the latest.
+        """Let maintenance enqueue these when they are due at the latest.
 
         Their task came far too early, and was perhaps that of a time before a reschedule.
         """
@@ -256,7 +256,7 @@ class Claims:
         it stops a further sending. Only what was cancelled or has expired stays as it is. A failure
         is refused silently where another claim has been made: the token fences. It is taken where
         the message is held for want of it. Messages to be tried again are due ``wait`` from now and
-        handed over by the sweep ``enqueue_in`` after that.
+        enqueued by maintenance ``enqueue_in`` after that.
         """
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
@@ -303,9 +303,9 @@ class Claims:
     def put_back(
         self, snoozed: Iterable[tuple[Claim, timedelta]], *, enqueue_in: timedelta
     ) -> None:
-        """Return claims that were not handed over: due again after the wait, no attempt counted.
+        """Return claims that were not sent: due again after the wait, no attempt counted.
 
-        The sweep hands them over ``enqueue_in`` after that, unless the caller publishes them.
+        Maintenance enqueues them ``enqueue_in`` after that, unless the caller does.
         """
         given = list(snoozed)
         rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in given]
@@ -419,7 +419,7 @@ class _Quickly:
             return self._run(values)
         except Unanswered as fault:
             if not fault.perhaps_done:
-                log.warning("a statement is asked again in the ordinary way")
+                log.warning("statement past SQLAlchemy failed; running it through SQLAlchemy")
             return None
 
 

@@ -26,7 +26,7 @@ _FEW = frozenset({Status.SENDING, Status.HELD})
 
 
 class Traced(NamedTuple):
-    """A message, when the sweep is to hand it over, until when a worker has it, and its tries.
+    """A message, when maintenance is to enqueue it, the end of its claim, and its attempts.
 
     ``status_url`` is told what becomes of it, and ``told`` is the status last told.
     """

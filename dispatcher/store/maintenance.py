@@ -1,4 +1,4 @@
-"""What the sweep needs: what is due, what was left behind, what is old. All in bounded batches."""
+"""Periodic maintenance in SQL: enqueue, rescue, reconcile, prune; all in bounded batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOT_BEGUN = "not sent: before its send began, its worker died or could not put i
 
 
 class Due(NamedTuple):
-    """A message to hand to Celery.
+    """A message to enqueue.
 
     ``is_suspect``: its last worker died with it. ``is_first``: it is due at its promised time, not
     at that of a retry or after a snooze.
@@ -85,7 +85,7 @@ class Unbegun(NamedTuple):
 
 
 class StoreUpkeep:
-    """The store's half of the sweep. Any number of sweeps may run side by side.
+    """The statements of periodic maintenance. Any number of sweeps may run side by side.
 
     What ``leaves`` describes is not handed to Celery.
     """
@@ -356,7 +356,7 @@ class StoreUpkeep:
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
-        """Yield the permits of all attempts whose hand-over may lie within ``memory``.
+        """Yield the permits of all attempts whose send may lie within ``memory``.
 
         One that ends while this reads may be yielded twice. Reads ahead like :meth:`places`.
         """

@@ -243,7 +243,7 @@ class Messages:
         return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        """Let the sweep hand these over at its next turn, because their tasks are lost."""
+        """Let maintenance enqueue these at its next turn, because their tasks are lost."""
         tables = self._tables
         messages = tables.messages
         statement = (
@@ -325,7 +325,7 @@ def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
 def moved(database: Database) -> Change:
     """Return the change of a time, if nobody moved it since its token was read, or barred that.
 
-    The sweep looks at it before it is due, unless whoever moves it gives it to Celery.
+    Maintenance looks at it before it is due, unless the caller enqueues it.
     """
     tables = database.tables
     messages = tables.messages

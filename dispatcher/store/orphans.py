@@ -1,4 +1,4 @@
-"""Making sure that a message whose place is given back is not stored afterwards.
+"""Orphans: reservations whose message is not stored, and never will be once they are given back.
 
 Its submit may be frozen between reservation and INSERT. So the id is taken first, by a row that is
 no message: the primary key then refuses the late INSERT, on whatever way it comes. Where an INSERT
@@ -63,8 +63,8 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
     try:
         database.transact(lambda connection: _take(database, connection, ordered))
     except StoreUnavailable as error:
-        log.warning("%d reservations are looked at one by one: %s", len(ordered), error)
-        if not database.backend.has_one_writer:  # who keeps out all others
+        log.warning("could not settle %d reservations together: %s", len(ordered), error)
+        if not database.backend.has_one_writer:
             _take_singly(database, ordered)
     query = select(
         *kept_columns(tables), messages.c.status, tables.holds_no_place.label("ended")
@@ -89,7 +89,7 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
         try:
             database.transact(partial(_take, database, message_ids=[message_id]))
         except StoreUnavailable as error:
-            log.warning("message %s: it is perhaps being stored: %s", message_id, error)
+            log.warning("could not settle the reservation of message %s: %s", message_id, error)
             failures += 1
             if failures == _MOST_FAILURES:
                 return

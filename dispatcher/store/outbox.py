@@ -74,7 +74,8 @@ class Watch(Generic[T]):
         try:
             self.on_end(self.joined, answered or not self._may_commit)
         except Exception:
-            log.warning("the sweep settles %d messages", len(self.joined), exc_info=True)
+            count = len(self.joined)
+            log.warning("could not confirm %d messages; maintenance will", count, exc_info=True)
 
 
 class JoinedTransaction(Generic[T]):

@@ -34,7 +34,7 @@ class Place(NamedTuple):
 class Taken(NamedTuple):
     """A permit as the store knows it: of an attempt that has begun.
 
-    ``age`` since its hand-over at the latest; negative while it may still happen. ``is_under_way``
+    ``age`` since it was sent at the latest; negative while it may still happen. ``is_under_way``
     while the attempt has no outcome.
     """
 

@@ -22,7 +22,7 @@ WRITTEN = (
 
 
 class Addition(NamedTuple):
-    """A message to store, when the sweep is to enqueue it, its fingerprint, its body as JSON.
+    """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
 
     ``status_url`` is told what becomes of it.
     """

@@ -1,6 +1,6 @@
 """Who has opted out: of every channel, or of one.
 
-Every claim asks this table, so that a message of such a recipient is not handed over, however it
+Every claim asks this table, so that a message of such a recipient is not sent, however it
 came to be scheduled. What is asked before is there so that callers are told.
 """
 

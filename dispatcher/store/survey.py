@@ -118,14 +118,14 @@ class StoreSurvey:
         return backend.durable.judge(self._database.run(ask))
 
     def not_enqueued(self, *, older_than: timedelta) -> Late:
-        """Return the messages that the sweep should have handed over longer ago than that."""
+        """Return the messages that maintenance should have enqueued longer ago than that."""
         messages = self._tables.messages
         return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
 
     def overdue(self, *, older_than: timedelta, grace: timedelta) -> Late:
         """Return the messages that were due longer ago than that and that nobody has claimed.
 
-        ``grace`` is how long after it was due a message may be handed over again: with it the
+        ``grace`` is how long after it was due a message may be enqueued again: with it the
         index finds them.
         """
         messages = self._tables.messages

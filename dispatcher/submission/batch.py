@@ -34,9 +34,9 @@ class Entry:
     """One draft of a batch. ``result`` is set once it is decided: the message, or the refusal.
 
     ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for,
-    ``place`` once it has one (under the id of a twin where that reserved first), ``addition`` when
-    it is about to be stored. ``same_as`` is an earlier entry with the same idempotency key, whose
-    result this one shares.
+    ``place`` once it has one, ``addition`` when it is about to be stored. ``is_twins`` tells that
+    the place is that of a twin: another submit has reserved under the idempotency key. ``same_as``
+    is an earlier entry with the same key, whose result this one shares.
     """
 
     number: int
@@ -47,14 +47,7 @@ class Entry:
     addition: Addition = field(init=False)
     result: Message | DispatcherError | None = None
     same_as: Entry | None = None
-
-    @property
-    def has_twin(self) -> bool:
-        """Whether another submit has reserved under its idempotency key."""
-        request = self.request
-        if request is None or request.submit is None:
-            return False
-        return self.place.message_id != request.message_id
+    is_twins: bool = False
 
     def answer(self) -> Message:
         """Return the message, or raise why there is none."""
@@ -66,6 +59,7 @@ class Entry:
     def ask(self) -> Request:
         """Return the request for a reservation, under a new id."""
         valid, submit = self.valid, None
+        self.is_twins = False
         if valid.idempotency_key is not None:
             submit = Submit(valid.idempotency_key, valid.fingerprint or "")
         asked_ms = to_ms(valid.send_at)
@@ -80,7 +74,8 @@ class Batch:
 
     ``atomic`` accepts all or none. ``waiting`` are the entries that ask for a reservation,
     ``booked`` those that have one, ``stored`` those whose message is stored under its id.
-    ``started`` is when the reservations were asked for, on the monotonic clock.
+    ``started`` is when the reservations were asked for, on the monotonic clock. ``has_twins`` tells
+    that another submit has reserved under one of the idempotency keys.
     """
 
     entries: list[Entry]
@@ -90,16 +85,12 @@ class Batch:
     under_way: UnderWay | None = None
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
+    has_twins: bool = False
 
     @property
     def is_refused(self) -> bool:
         """Whether any draft is refused."""
         return any(isinstance(each.result, DispatcherError) for each in self.entries)
-
-    @property
-    def has_twins(self) -> bool:
-        """Whether another submit has reserved under one of these idempotency keys."""
-        return any(each.has_twin for each in self.booked)
 
     def undecided(self) -> list[Entry]:
         """Return the entries that need a reservation."""
@@ -108,13 +99,17 @@ class Batch:
     def settle(self, found: Sequence[int | Place | DispatcherError]) -> None:
         """Note what came of the requests, in the order of the waiting entries."""
         for entry, each in zip(self.waiting, found, strict=True):
+            request = entry.request
             if isinstance(each, DispatcherError):
                 entry.result = each
                 continue
             if isinstance(each, Place):
                 entry.place = each
-            elif entry.request is not None:
-                entry.place = Place(entry.request.message_id, each)
+                if request is not None and request.submit is not None:
+                    entry.is_twins = each.message_id != request.message_id
+                    self.has_twins |= entry.is_twins
+            elif request is not None:
+                entry.place = Place(request.message_id, each)
             self.booked.append(entry)
 
     def renewed(self) -> list[Entry]:
@@ -267,7 +262,7 @@ class Tally:
                 self.refused += 1
                 continue
             self.accepted += 1
-            if entry.request is None or entry.place.message_id != result.id or entry.has_twin:
+            if entry.request is None or entry.place.message_id != result.id or entry.is_twins:
                 self.known += 1
                 continue
             send_at = result.send_at

@@ -130,6 +130,8 @@ class OwnTransaction:
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Look the keys up in the store."""
+        if not keyed:
+            return {}
         if len(keyed) > 1:
             return self._bulk.with_keys(list(keyed))
         found = ((key, self._messages.with_key(key)) for key in keyed)

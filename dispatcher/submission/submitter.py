@@ -89,7 +89,11 @@ class Submitter:
         Raises ReservationsUnavailable and StoreUnavailable; then nothing is reserved.
         """
         now = self._clock.now()
-        self._validate(batch, now)
+        for entry in batch.entries:
+            try:
+                entry.valid = self.validated(entry.draft, now=now)
+            except InvalidDraft as error:
+                entry.result = error
         self._recall(batch, sink, now)
         if not sink.refuses_suppressed(batch):
             self._refuse_suppressed(batch.undecided(), sink)
@@ -109,7 +113,11 @@ class Submitter:
 
     def finish(self, batch: Batch, sink: Sink) -> None:
         """Store what is reserved, confirm and enqueue it; every entry is decided then."""
-        self._store(batch, sink)
+        self._compose(batch.booked)
+        sink.store(batch)
+        given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
+        if given_up:
+            self._store_elsewhere(batch, given_up, sink)
         sink.confirm(batch)
 
     def abandon(self, batch: Batch, sink: Sink) -> None:
@@ -133,13 +141,6 @@ class Submitter:
             except InvalidDraft as refused:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
         return valid
-
-    def _validate(self, batch: Batch, now: datetime) -> None:
-        for entry in batch.entries:
-            try:
-                entry.valid = self.validated(entry.draft, now=now)
-            except InvalidDraft as error:
-                entry.result = error
 
     def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:
         """Answer what was submitted before; judge the times of the others.
@@ -218,23 +219,20 @@ class Submitter:
             left = [each for each in refused if isinstance(each.result, NoPlace)]
             self._refuse_suppressed(left, sink)
 
-    def _store(self, batch: Batch, sink: Sink) -> None:
-        """Store what is reserved; once more where the reservation was released meanwhile.
+    def _store_elsewhere(self, batch: Batch, given_up: Sequence[Entry], sink: Sink) -> None:
+        """Reserve and store once more what has lost its reservation before it was stored.
 
         That happens where this process stood still between the two.
         """
-        self._compose(batch.booked)
-        sink.store(batch)
-        given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
-        if given_up:
-            again = Batch(given_up)
-            for entry in given_up:
-                entry.result = None
-            self._post(again, given_up, sink)
-            self._collect(again, sink)
-            self._compose(again.booked)
-            sink.store(again)
-            batch.stored += again.stored
+        again = Batch([*given_up])
+        for entry in given_up:
+            entry.result = None
+        self._post(again, given_up, sink)
+        self._collect(again, sink)
+        self._compose(again.booked)
+        sink.store(again)
+        lost = set(given_up)
+        batch.stored = [each for each in batch.stored if each not in lost] + again.stored
 
     def _compose(self, booked: Sequence[Entry]) -> None:
         """Make the messages that are to be stored."""

@@ -1,8 +1,8 @@
 """Hooks: functions of the administrator's that are called with messages after transitions.
 
-After the transition is committed, on a thread of its own, at most once: what the process has not
-told when it ends, or when more waits than it keeps, is told by nobody. Nothing that a hook does
-reaches a submit or a delivery.
+After the commit, on a thread of their own, at most once: a call that is still waiting when the
+process ends, or that finds too many waiting, is not made. Nothing that a hook does reaches a submit
+or a delivery.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMES: dict[Transition, dict[Status, str]] = {
     Transition.CANCELLED: {Status.CANCELLED: "on_cancelled"},
     Transition.HELD: {Status.HELD: "on_held"},
 }
-"""How a message stands after a transition, if nothing has come of it since, and who is told then.
+"""The hook of a transition, by how the message stands if nothing has come of it since.
 
 What was enqueued, or is to be tried again, may be on its way already.
 """
@@ -111,7 +111,8 @@ class Hooks:
             thread.join(timeout)
             if thread.is_alive():
                 log.warning(
-                    "hooks: %d messages are told of by nobody", len(self._waiting) + self._in_hand
+                    "hooks not called for %d messages: the process ends before them",
+                    len(self._waiting) + self._in_hand,
                 )
 
     def _add(self, call: _Call) -> None:
@@ -136,19 +137,19 @@ class Hooks:
                 some = [self._waiting.popleft() for _ in range(self._in_hand)]
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                log.warning("hooks: too slow; %d messages are told of by nobody", dropped)
+                log.warning("hooks not called for %d messages: they are too slow", dropped)
             try:
                 self._make(some)
             except Exception as error:  # noqa: BLE001 - its thread must not end
                 # Its text may quote a body.
-                log.error("hooks: not told, %s", type(error).__name__)  # noqa: TRY400 - same
+                log.error("hooks not called: %s", type(error).__name__)  # noqa: TRY400 - same
 
     def _make(self, some: Sequence[_Call]) -> None:
         asked = [each.message_id for each in some if each.message is None]
         try:
             found = {each.id: each for each in self._read(asked)} if asked else {}
         except StoreUnavailable as error:
-            log.warning("hooks: %d messages are told of by nobody: %s", len(asked), error)
+            log.warning("hooks not called for %d messages: %s", len(asked), error)
             found = {}
         for each in some:
             message = each.message or found.get(each.message_id)

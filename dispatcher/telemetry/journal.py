@@ -62,7 +62,7 @@ class Transition(StrEnum):
     """Put back by a limiter; no attempt counts."""
     FAILED = "failed"
     HELD = "held"
-    """Nobody knows what came of it, and a person decides."""
+    """The outcome is unknown, and a person decides."""
     RELEASED = "released"
     """Held, and to be tried once more."""
     EXPIRED = "expired"
@@ -70,7 +70,7 @@ class Transition(StrEnum):
     RESCUED = "rescued"
     """Taken back from a worker that died or froze."""
     RESCHEDULED = "rescheduled"
-    """Given another time by who asked for it."""
+    """Given another time by its caller."""
     RESLOTTED = "reslotted"
     """Overdue after an outage, and booked again by a sweep."""
 
@@ -144,15 +144,20 @@ class Journal:
         self, *, log_key: str = "", meter: Meter | None = None, listeners: Iterable[Listener] = ()
     ) -> None:
         self._meter = meter
-        self._listeners = (EventLog(log_key).told, *listeners)
+        counts: tuple[Listener, ...] = () if meter is None else (self._counted,)
+        self._listeners = (*counts, EventLog(log_key).told, *listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
         """Tell what became of a message."""
-        self._tell(Event(kind, message.id, message.channel, details, message))
+        event = Event(kind, message.id, message.channel, details, message)
+        for listen in self._listeners:
+            listen(event)
 
     def tell_of(self, kind: Transition, message_id: UUID, channel: str, **details: Fact) -> None:
         """Like :meth:`tell`, where only the id and the channel are at hand."""
-        self._tell(Event(kind, message_id, channel, details))
+        event = Event(kind, message_id, channel, details)
+        for listen in self._listeners:
+            listen(event)
 
     def attempted(self, message: Message, outcome: str, late_seconds: float) -> None:
         """Count a try that was recorded, and how long after its time it began."""
@@ -174,11 +179,8 @@ class Journal:
         """Count an item of the broker that a worker deleted. It has written a line itself."""
         self._count(lambda meter: meter.item_rejected())
 
-    def _tell(self, event: Event) -> None:
-        if self._meter is not None:
-            self._count(lambda meter: meter.told(event))
-        for listen in self._listeners:
-            listen(event)
+    def _counted(self, event: Event) -> None:
+        self._count(lambda meter: meter.told(event))
 
     def _count(self, call: Callable[[Meter], object]) -> None:
         """Count. A meter that cannot, its disk being full say, must not hold up a message."""

@@ -42,7 +42,7 @@ class Sends:
         return self._pool.withdraw(self._group)
 
     def withdraw_silent(self) -> list[tuple[Claim, timedelta]]:
-        return self._pool.withdraw_silent(self._group)
+        return self._pool.withdraw(self._group, only_silent=True)
 
 
 def ended(claim: Claim, *, answered: bool) -> Ended:

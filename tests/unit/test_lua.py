@@ -12,8 +12,8 @@ from dispatcher.redis.scripts import composed, source
 from tests.support.lua_keys import built_keys
 
 SHARED = {
-    "reservation/booking", "reservation/rule", "limiters/limits", "limiters/limits_members",
-    "limiters/limits_remembered",
+    "reservation/booking", "reservation/clock", "reservation/rule", "limiters/limits",
+    "limiters/limits_members", "limiters/limits_remembered",
 }  # fmt: skip
 """Included by others; no scripts of their own."""
 ALGORITHMS = {

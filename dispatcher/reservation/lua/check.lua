@@ -3,7 +3,7 @@
 --
 -- KEYS  1 epoch HASH   2... window ZSETs
 -- ARGV  1 time, ms   2 message id, 16 bytes   3 hold of that message ('': none)
---       4, 5, 6 place of the scope and of the quota and time to go on from (0, 0, 0 at first)
+--       4, 5, 6 index of the scope and of the quota and time to go on from (0, 0, 0 at first)
 --       7... judge table (rule.lua), one rule set for each window
 -- Reply {'closed'}                                      the shard is not complete: rebuild first
 --       {'fits'}

@@ -13,7 +13,7 @@
 
 -- How many words one ZADD takes: Lua unpacks no more than some thousands.
 local MOST_WORDS = 1000
--- Among so many of the last copied members is one that is still at its place in the window. If not,
+-- Among so many of the last copied members is one that is still at its rank in the window. If not,
 -- copying begins anew.
 local LOOK_BACK = 100
 
@@ -30,18 +30,18 @@ end
 local most = tonumber(ARGV[1])
 local first = 0
 local copied = redis.call('ZRANGE', KEYS[2], -LOOK_BACK, -1, 'WITHSCORES')
-for place = #copied - 1, 1, -2 do
-  if redis.call('ZSCORE', KEYS[1], copied[place]) == copied[place + 1] then
-    first = redis.call('ZRANK', KEYS[1], copied[place]) + 1
+for index = #copied - 1, 1, -2 do
+  if redis.call('ZSCORE', KEYS[1], copied[index]) == copied[index + 1] then
+    first = redis.call('ZRANK', KEYS[1], copied[index]) + 1
     break
   end
 end
 local found = redis.call('ZRANGE', KEYS[1], first, first + most - 1, 'WITHSCORES')
 for start = 1, #found, MOST_WORDS do
   local words = {}
-  for place = start, math.min(start + MOST_WORDS, #found + 1) - 1, 2 do
-    words[#words + 1] = found[place + 1]
-    words[#words + 1] = found[place]
+  for index = start, math.min(start + MOST_WORDS, #found + 1) - 1, 2 do
+    words[#words + 1] = found[index + 1]
+    words[#words + 1] = found[index]
   end
   redis.call('ZADD', KEYS[2], unpack(words))
 end

@@ -6,8 +6,8 @@
 --
 -- Idempotent.
 
-for place = 2, #KEYS do
-  redis.call('ZREM', KEYS[place], ARGV[1])
-  redis.call('ZREM', KEYS[1], ARGV[1] .. KEYS[place])
+for index = 2, #KEYS do
+  redis.call('ZREM', KEYS[index], ARGV[1])
+  redis.call('ZREM', KEYS[1], ARGV[1] .. KEYS[index])
 end
 return 1

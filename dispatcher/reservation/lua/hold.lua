@@ -12,8 +12,8 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
   return 0
 end
 local now = now_ms()
-for place = 3, #KEYS do
-  redis.call('ZADD', KEYS[place], ARGV[2], ARGV[1])
-  redis.call('ZADD', KEYS[1], now, ARGV[1] .. KEYS[place])
+for index = 3, #KEYS do
+  redis.call('ZADD', KEYS[index], ARGV[2], ARGV[1])
+  redis.call('ZADD', KEYS[1], now, ARGV[1] .. KEYS[index])
 end
 return 1

@@ -1,7 +1,7 @@
 -- Tell at which times members stand in windows, and since when each is pending. Changes nothing.
 --
 -- KEYS  1 pending ZSET   2... window ZSETs
--- ARGV  1... of each member: place of its window among the windows, member
+-- ARGV  1... of each member: index of its window among the windows, member
 -- Reply of each member, in order: its time in ms, since when it is pending in ms; nil for none
 
 local function ms(score)

@@ -18,8 +18,8 @@ if ARGV[2] ~= '' then
     return 0
   end
   if not held then
-    for place = first, #KEYS do
-      if redis.call('ZSCORE', KEYS[place], ARGV[1]) then
+    for index = first, #KEYS do
+      if redis.call('ZSCORE', KEYS[index], ARGV[1]) then
         return 0
       end
     end
@@ -27,8 +27,8 @@ if ARGV[2] ~= '' then
   end
   redis.call('DEL', KEYS[2])
 end
-for place = first, #KEYS do
-  redis.call('ZREM', KEYS[place], ARGV[1])
-  redis.call('ZREM', KEYS[1], ARGV[1] .. KEYS[place])
+for index = first, #KEYS do
+  redis.call('ZREM', KEYS[index], ARGV[1])
+  redis.call('ZREM', KEYS[1], ARGV[1] .. KEYS[index])
 end
 return 1

@@ -6,16 +6,16 @@
 -- ARGV  1 how far ahead of now the pending time is set, ms
 --       2 life of the twins HASHes, ms
 --       3... judge table (rule.lua), then the number of different terms, each: size of the rest,
---       1 if its messages have extra words, place of the blackout list, place of the rule set of each
+--       1 if its messages have extra words, index of the blackout list, index of the rule set of each
 --       window;
 --       then of each message: id (16 bytes), time asked for in ms, latest time to book in ms
---       (= asked: book that time or nothing), place of its terms; extra words: hold ('' or a
+--       (= asked: book that time or nothing), index of its terms; extra words: hold ('' or a
 --       member that hold.lua put at the time asked for, which needs no judging where it still
 --       stands in every window), fingerprint ('' without idempotency key), token of this submit
 -- Reply a list of one reply for each message, in order:
 --       at ms                                              booked
 --       {'booked', at ms, id}                              a duplicate submit booked first, with that id
---       {'refused', slot ms, scope, quota, id, id, ...}    1-based places; 0, 0: a blackout
+--       {'refused', slot ms, scope, quota, id, id, ...}    1-based indexes; 0, 0: a blackout
 --       {'searching', from ms, scope, quota, id, ...}      too far for one call: ask again from there
 --       {'unsure', at ms}                                  judging that time takes more than one call
 --       {'unsure', at ms, scope, quota, id, ...}           so does a later time, if not the one asked
@@ -37,13 +37,13 @@ local sets, blackouts, position = judge_table(3)
 local terms = {}
 local different = tonumber(ARGV[position])
 position = position + 1
-for place = 1, different do
+for index = 1, different do
   local size = tonumber(ARGV[position])
   local rules = {}
   for window = 1, size - 2 do
     rules[window] = sets[tonumber(ARGV[position + 2 + window])]
   end
-  terms[place] = {
+  terms[index] = {
     extra = ARGV[position + 1] == '1', rules = rules,
     blackouts = blackouts[tonumber(ARGV[position + 2])]}
   position = position + 1 + size
@@ -66,11 +66,11 @@ while ARGV[position] do
     key = key + 1
     local first = redis.call('HMGET', twins, 'id', 'fingerprint')
     if first[1] then
-      local has_place = first[1] == id
-      for place = key, key + many - 1 do
-        has_place = has_place or redis.call('ZSCORE', KEYS[place], first[1])
+      local has_reservation = first[1] == id
+      for index = key, key + many - 1 do
+        has_reservation = has_reservation or redis.call('ZSCORE', KEYS[index], first[1])
       end
-      if not has_place then
+      if not has_reservation then
         redis.call('DEL', twins)  -- given up or taken back: its id is never stored
       elseif first[2] ~= fingerprint then
         reply = {'conflict', first[1]}
@@ -83,17 +83,17 @@ while ARGV[position] do
   if not reply then
     -- A window that lost its member, or never had it, is booked in at the time of the others.
     local at
-    local windows, missing, rules, places = {}, {}, {}, {}
-    for place = 1, many do
-      local window = KEYS[key + place - 1]
+    local windows, missing, rules, indexes = {}, {}, {}, {}
+    for index = 1, many do
+      local window = KEYS[key + index - 1]
       local known = redis.call('ZSCORE', window, id)
-      windows[place] = window
+      windows[index] = window
       if known then
         at = tonumber(known)
       else
         missing[#missing + 1] = window
-        rules[#rules + 1] = mine.rules[place]
-        places[#places + 1] = place
+        rules[#rules + 1] = mine.rules[index]
+        indexes[#indexes + 1] = index
       end
     end
     if #missing > 0 then
@@ -112,7 +112,7 @@ while ARGV[position] do
         if reply then
           stop = reply[1] ~= 'refused'
           if reply[3] then
-            reply[3] = places[reply[3]] or 0
+            reply[3] = indexes[reply[3]] or 0
           end
         end
       end

@@ -19,8 +19,8 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local now = string.format('%.0f', now_ms())
 local entries = {}
-for place = 3, #KEYS do
-  local window, packed = KEYS[place], ARGV[place]
+for index = 3, #KEYS do
+  local window, packed = KEYS[index], ARGV[index]
   local words = {}
   for start = 1, #packed, WIDTH do
     local member = string.sub(packed, start + DIGITS, start + WIDTH - 1)

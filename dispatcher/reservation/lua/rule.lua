@@ -37,8 +37,8 @@ local function judge_table(position)
   for _, list in ipairs({sets, blackouts}) do
     local many = tonumber(ARGV[position])
     position = position + 1
-    for place = 1, many do
-      list[place] = {at = position}
+    for index = 1, many do
+      list[index] = {at = position}
       position = position + 1 + ARGV[position]
     end
   end
@@ -48,18 +48,18 @@ end
 local function read_set(set)
   local position = set.at + 3
   local rolling, calendars = {}, {}
-  for place = 1, ARGV[position] do
-    rolling[place] = {tonumber(ARGV[position + 2 * place - 1]), tonumber(ARGV[position + 2 * place])}
+  for index = 1, ARGV[position] do
+    rolling[index] = {tonumber(ARGV[position + 2 * index - 1]), tonumber(ARGV[position + 2 * index])}
   end
   position = position + 1 + 2 * #rolling
   local many = tonumber(ARGV[position])
   position = position + 1
-  for place = 1, many do
+  for index = 1, many do
     local bounds = {}
     for each = 1, ARGV[position + 1] do
       bounds[each] = tonumber(ARGV[position + 1 + each])
     end
-    calendars[place] = {tonumber(ARGV[position]), bounds}
+    calendars[index] = {tonumber(ARGV[position]), bounds}
     position = position + 2 + #bounds
   end
   set.rolling, set.calendars = rolling, calendars
@@ -109,8 +109,8 @@ end
 
 -- The ids of members, or of whose holds they are.
 local function ids_of(members)
-  for place, member in ipairs(members) do
-    members[place] = string.sub(member, 1, 16)
+  for index, member in ipairs(members) do
+    members[index] = string.sub(member, 1, 16)
   end
   return members
 end
@@ -127,8 +127,8 @@ local function blocked_by_short_run(window, t, count, length)
     if sn - s1 < length then
       return s1 + length, function()
         local run = {}
-        for place = first, first + count - 1 do
-          run[#run + 1] = around[2 * place - 1]
+        for index = first, first + count - 1 do
+          run[#run + 1] = around[2 * index - 1]
         end
         return ids_of(run)
       end
@@ -143,9 +143,9 @@ local function scan(window, lowest, highest, count, length)
   local starts = redis.call(
     'ZRANGE', window, lowest - count + 1, highest - count + 1, 'WITHSCORES')
   read = read + #ends
-  for place = #ends, 2, -2 do
-    if ends[place] - starts[place] < length then
-      return tonumber(starts[place])
+  for index = #ends, 2, -2 do
+    if ends[index] - starts[index] < length then
+      return tonumber(starts[index])
     end
   end
   return nil
@@ -212,11 +212,11 @@ end
 
 -- Until when a calendar quota blocks t, and what tells who is in its period; nil when it does not.
 local function blocked_by_period(window, t, count, bounds)
-  for place = 1, #bounds - 1 do
-    local from, to = bounds[place], bounds[place + 1]
+  for index = 1, #bounds - 1 do
+    local from, to = bounds[index], bounds[index + 1]
     if from <= t and t < to then
       read = read + 1
-      counted = counted + place / EDGES
+      counted = counted + index / EDGES
       if redis.call('ZCOUNT', window, from, '(' .. to) < count then
         return nil
       end
@@ -229,7 +229,7 @@ local function blocked_by_period(window, t, count, bounds)
   return nil
 end
 
--- Whether one long quota {N, place of the scope, place of the quota, …} is judged before another: by
+-- Whether one long quota {N, index of the scope, index of the quota, …} is judged before another: by
 -- these three.
 local function comes_before(one, other)
   for field = 1, 3 do
@@ -241,25 +241,25 @@ local function comes_before(one, other)
 end
 
 -- Judge t by the rule sets of all scopes; `windows` and `sets` go together. Returns the latest
--- time until which t is blocked (t itself: it fits) and what blocks it: place of the scope, place
+-- time until which t is blocked (t itself: it fits) and what blocks it: index of the scope, index
 -- of the quota, and a function that tells the ids of the run, a hundred to read for an answer that
--- most have no use for. Or, when it took too long, nil and where to go on: place of the scope,
--- place of the quota, time. `resume` is such a place. `seen` belongs to one call: what
--- is known of each long quota, by 'place number', as most of it holds for later times too; and
+-- most have no use for. Or, when it took too long, nil and where to go on: index of the scope,
+-- index of the quota, time. `resume` is such an answer. `seen` belongs to one call: what
+-- is known of each long quota, by 'index number', as most of it holds for later times too; and
 -- `spare`, how much may still be read for times that are blocked.
 --
 -- Of the long quotas those of the least N come first: they are quickly read, and once one of them
 -- blocks t, the others need not be read to their end.
 local function judge(windows, sets, t, resume, seen)
   local furthest, by, long = t, nil, {}
-  local function blocks(place, number, until_ms, tell)
+  local function blocks(index, number, until_ms, tell)
     furthest = math.max(furthest, until_ms)
-    if not by or place < by[1] or (place == by[1] and number < by[2]) then
-      by = {place, number, tell}
+    if not by or index < by[1] or (index == by[1] and number < by[2]) then
+      by = {index, number, tell}
     end
   end
-  for place, window in ipairs(windows) do
-    local set = sets[place]
+  for index, window in ipairs(windows) do
+    local set = sets[index]
     local longest = tonumber(ARGV[set.at + 1])
     local within = near(window, t, longest)
     -- A quota of N can only block where N members are near.
@@ -277,7 +277,7 @@ local function judge(windows, sets, t, resume, seen)
           -- On resume every quota comes here, also one that is short by now (a crowd may have thinned
           -- out): the loop below must meet it to see whether the earlier call judged it.
           if resume or count > SHORT or close > 8 * SHORT then
-            local rank, walked = #long + 1, {count, place, number, close}
+            local rank, walked = #long + 1, {count, index, number, close}
             while rank > 1 and comes_before(walked, long[rank - 1]) do
               long[rank] = long[rank - 1]
               rank = rank - 1
@@ -286,7 +286,7 @@ local function judge(windows, sets, t, resume, seen)
           else
             local until_ms, tell = blocked_by_short_run(window, t, count, length)
             if until_ms then
-              blocks(place, number, until_ms, tell)
+              blocks(index, number, until_ms, tell)
             end
           end
         end
@@ -294,7 +294,7 @@ local function judge(windows, sets, t, resume, seen)
       for number, calendar in ipairs(resume and {} or set.calendars) do
         local until_ms, tell = blocked_by_period(window, t, calendar[1], calendar[2])
         if until_ms then
-          blocks(place, #set.rolling + number, until_ms, tell)
+          blocks(index, #set.rolling + number, until_ms, tell)
         end
       end
     end
@@ -307,11 +307,11 @@ local function judge(windows, sets, t, resume, seen)
   end
   seen = seen or {spare = MOST_FOR_BLOCKED}
   for _, walked in ipairs(long) do
-    local count, place, number, close = unpack(walked)
-    local length = sets[place].rolling[number][2]
-    local key = place .. ' ' .. number
+    local count, index, number, close = unpack(walked)
+    local length = sets[index].rolling[number][2]
+    local key = index .. ' ' .. number
     local known = seen[key] or {}
-    if reached and place == resume[1] and number == resume[2] then
+    if reached and index == resume[1] and number == resume[2] then
       known = {top = t + length, bottom = resume[3]}
     end
     if not reached or not comes_before(walked, reached) then
@@ -323,7 +323,7 @@ local function judge(windows, sets, t, resume, seen)
         most = math.min(MOST_READ, read + seen.spare)
       end
       local until_ms, tell, rest = blocked_by_long_run(
-        windows[place], t, count, length, close, known, most)
+        windows[index], t, count, length, close, known, most)
       seen[key] = known
       if by then
         seen.spare = seen.spare - (read - before)
@@ -332,10 +332,10 @@ local function judge(windows, sets, t, resume, seen)
         return furthest, by
       end
       if rest then
-        return nil, {place, number, rest}
+        return nil, {index, number, rest}
       end
       if until_ms then
-        blocks(place, number, until_ms, tell)
+        blocks(index, number, until_ms, tell)
       end
     end
   end

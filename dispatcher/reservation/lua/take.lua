@@ -17,18 +17,18 @@
 local id, hold, at, token, now = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5]), now_ms()
 local told = redis.call('HMGET', KEYS[2], unpack(KEYS, 3))
 local is_alive = tonumber(ARGV[4]) > now - tonumber(ARGV[6])
-for place = 3, #KEYS do
-  local is_late = tonumber(told[place - 2] or -1) >= token
-  local held = redis.call('ZSCORE', KEYS[place], hold)
+for index = 3, #KEYS do
+  local is_late = tonumber(told[index - 2] or -1) >= token
+  local held = redis.call('ZSCORE', KEYS[index], hold)
   if not is_late and not (is_alive and held and tonumber(held) == at) then
     return 0
   end
 end
-for place = 3, #KEYS do
-  local window = KEYS[place]
+for index = 3, #KEYS do
+  local window = KEYS[index]
   redis.call('ZREM', window, hold)
   redis.call('ZREM', KEYS[1], hold .. window)
-  if tonumber(told[place - 2] or -1) < token then
+  if tonumber(told[index - 2] or -1) < token then
     redis.call('ZADD', window, at, id)
     redis.call('ZADD', KEYS[1], now, id .. window)
     redis.call('HSET', KEYS[2], window, token)

@@ -19,7 +19,7 @@ from dispatcher.times.clock import Clock
 _TOGETHER = "PROMETHEUS_MULTIPROC_DIR"
 _PAUSE_FACTOR = 9
 _SHORTEST_PAUSE_SECONDS = 5.0
-"""Looking takes at most a tenth of the time, however often somebody scrapes."""
+"""Looking takes at most a tenth of the time, however often it is scraped."""
 
 
 class Exposition:

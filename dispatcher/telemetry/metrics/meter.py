@@ -25,7 +25,7 @@ REFUSED = Counter("dispatcher_refused", "Submits that were refused.", ("reason",
 ATTEMPTS = Counter("dispatcher_attempts", "Tries, by what came of them.", ("channel", "outcome"))
 LATENESS = Histogram(
     "dispatcher_lateness_seconds",
-    "How long after its promised time the first hand-over of a message began.",
+    "How long after its promised time the first send of a message began.",
     ("channel",),
     buckets=_LATENESS,
 )

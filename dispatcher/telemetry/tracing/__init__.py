@@ -1,6 +1,6 @@
-"""Spans for whoever collects traces. ``spans`` needs the extra ``traces``, and is imported then.
+"""Spans of OpenTelemetry. ``spans`` needs the extra ``traces``, and is imported then.
 
-A submit has a span, and each hand-over has one that is linked to it by what the message carries.
+A submit has a span, and each send has one that is linked to it by what the message carries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answers = Generator[Message | Rejection, None, None]
 class Tracing(Protocol):
     """Opens and ends spans. Shared by threads.
 
-    Nothing of its own is ever raised: a message must not depend on who watches. No span carries a
+    Nothing of its own is ever raised: a message must not depend on its traces. No span carries a
     body, an address or the text of an error.
     """
 
@@ -39,12 +39,12 @@ class Tracing(Protocol):
         ...
 
     def delivering(self, message: Message) -> AbstractContextManager[CameTo]:
-        """Trace one hand-over, in a trace of its own that is linked to the submit's."""
+        """Trace one send, in a trace of its own that is linked to the submit's."""
         ...
 
 
 def traced(tracing: Tracing | None, submit: Callable[[], Message]) -> Message:
-    """Return what ``submit`` returns, made in a span where somebody traces."""
+    """Return what ``submit`` returns, in a span where traces are on."""
     if tracing is None:
         return submit()
     with tracing.submitting() as accepted:

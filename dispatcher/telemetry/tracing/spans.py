@@ -85,7 +85,7 @@ class Spans:
             raise
         finally:
             try:
-                context.run(answers.close)  # where nobody reads on
+                context.run(answers.close)  # where the caller reads no further
             finally:
                 told = {**counts, "messaging.batch.message_count": counts.total()}
                 self._quietly(lambda: span.set_attributes(told))
@@ -99,7 +99,7 @@ class Spans:
 
     @contextmanager
     def delivering(self, message: Message) -> Iterator[CameTo]:
-        """Trace one hand-over. Its span begins a trace, whatever is current in this thread."""
+        """Trace one send. Its span begins a trace, whatever is current in this thread."""
         attributes: dict[str, _Value] = {
             **_DELIVERING,
             "messaging.destination.name": message.channel,
@@ -163,7 +163,7 @@ class Spans:
         self._quietly(lambda: span.set_status(StatusCode.ERROR))
 
     def _quietly(self, call: Callable[[], object]) -> None:
-        """Call the SDK. What it raises after a hand-over would make the outcome an unknown one."""
+        """Call the SDK. What it raises after a send would make the outcome an unknown one."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - processors and samplers may be anybody's

@@ -22,7 +22,6 @@ from dispatcher import (
     UnknownChannel,
 )
 from dispatcher.store import Messages
-from dispatcher.submission.batch import Batch
 from tests.integration.house.conftest import Build
 from tests.support.house import BODY, FAR, House
 
@@ -103,7 +102,7 @@ def test_many_that_are_stored_one_by_one_are_looked_at_again(
     """Somebody opts out while a batch is under way that cannot be stored together."""
     house.dispatcher.suppress("r1")
     monkeypatch.setattr(house.parts.suppressions, "among", lambda _: set())
-    monkeypatch.setattr(Batch, "has_twins", True)
+    monkeypatch.setattr(house.parts.own_transaction._bulk, "add", lambda _: False)
     answers = house.dispatcher.submit_many([draft("r0"), draft("r1")])
     assert isinstance(answers[0], Message)
     assert isinstance(answers[1], Rejection)

@@ -222,7 +222,7 @@ def test_a_lost_reply_of_a_decision_decides_once(
     with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as through:
         message = held(through)
         assert through.dispatcher.held() == [message]
-        far.proxy.drop_reply(b"COMMIT")
+        far.proxy.drop_reply(b"UPDATE dispatcher_messages")
         decided = getattr(through.dispatcher, decide)(message.id)
         assert far.proxy.dropped == 1
         assert decided == through.again(message)
