@@ -104,7 +104,7 @@ _COMMANDS = {
     "top": _Command(
         "status",
         "Look",
-        "Rank the busiest scopes, recipients or channels by due messages, with their fullest quota.",
+        "Rank the scopes, recipients or channels with most due messages, and their fullest quota.",
     ),
     "import": _Command(
         "imports",

@@ -88,7 +88,7 @@ def top(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the busiest scopes, recipients or channels by due messages, with their fullest quota."""
+    """Rank the scopes, recipients or channels with most due messages, and their fullest quota."""
     with Dispatcher() as dispatcher:
         found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
     if as_json:
