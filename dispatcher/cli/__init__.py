@@ -10,7 +10,7 @@ import sys
 
 from typer.main import get_group
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import app, exit_code, name_options, say_error
 from dispatcher.cli.commands import CommandGroup
 from dispatcher.errors import DispatcherError
@@ -29,12 +29,12 @@ def every_command() -> CommandGroup:
 
 def main() -> None:
     """Run the command line; errors are one sentence on standard error, and JSON if asked for."""
-    show.written.clear()
+    output.written.clear()
     try:
         app()
     except DispatcherError as error:
         name_options(error)
-        if "--json" in sys.argv and not show.written:
-            show.as_line(show.error_data(error))
+        if "--json" in sys.argv and not output.written:
+            output.as_line(output.error_data(error))
         say_error(error)
         sys.exit(exit_code(error))

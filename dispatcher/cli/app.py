@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from dispatcher.cli.commands import CommandGroup
-from dispatcher.cli.show import Terminal
+from dispatcher.cli.output import Terminal
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,

@@ -13,7 +13,7 @@ from rich.table import Table
 from dispatcher.app import App
 from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
 from dispatcher.operations.doctor import Examination, Finding, Level
 from dispatcher.settings import Settings
@@ -45,7 +45,7 @@ def doctor(
     with closing(App(settings)) as ours:
         examination = ours.doctor(theirs).examine()
     if as_json:
-        show.as_json(examination_data(examination))
+        output.as_json(examination_data(examination))
     else:
         _say(examination)
     if examination.level is Level.ERROR or (strict and examination.level is Level.WARNING):
@@ -82,9 +82,9 @@ def examination_data(examination: Examination) -> dict[str, Any]:
 
 
 def _say(examination: Examination) -> None:
-    show.out.print(_table(examination.findings))
+    output.out.print(_table(examination.findings))
     counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
-    show.out.print(", ".join(counts))
+    output.out.print(", ".join(counts))
 
 
 def _table(findings: Sequence[Finding]) -> Table:
