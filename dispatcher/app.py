@@ -480,7 +480,7 @@ class App:
 
     @property
     def _notifications(self) -> Notifications | None:
-        """The messages whose callers are to be told their status; None without a channel for it."""
+        """The messages with due status webhooks; None without a ``status_channel``."""
         name = self.settings.status_channel
         if not name:
             return None

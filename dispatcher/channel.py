@@ -88,7 +88,7 @@ class ScopeKind(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     quotas: Annotated[Quotas, Field(min_length=1)]
-    """Quotas of each scope of this kind, judged at submit."""
+    """Quotas of each scope of this kind, checked at submit."""
 
 
 class Channel(BaseModel):
@@ -113,9 +113,9 @@ class Channel(BaseModel):
     ``phone`` (``+`` and digits), or ``package.module:function``, which takes and returns a text, or
     raises InvalidDraft. Empty: recipients stay as they are given."""
     quotas: Quotas = ()
-    """Quotas of the whole channel, such as its provider's allowance, judged at submit."""
+    """Quotas of the whole channel, such as its provider's allowance, checked at submit."""
     recipient_quotas: Quotas = ()
-    """Quotas of each scope (by default each recipient) on this channel, judged at submit."""
+    """Quotas of each scope (by default each recipient) on this channel, checked at submit."""
     quiet_hours: WeekHours | None = None
     """When nothing is sent, in each recipient's zone: ``21:00-08:00``."""
     send_window: WeekHours | None = None

@@ -280,7 +280,7 @@ def _redis(data_dir: Path) -> Process:
     if socket.parent != data_dir:
         socket.parent.mkdir(mode=0o700, exist_ok=True)
         if socket.parent.stat().st_uid != os.getuid():
-            raise EmbeddedUnavailable(f"{socket.parent} belongs to somebody else")
+            raise EmbeddedUnavailable(f"{socket.parent} belongs to another user")
     if _answers(socket):
         with suppress(redis.RedisError):
             redis.Redis(unix_socket_path=str(socket)).shutdown()

@@ -99,7 +99,7 @@ class Suppressed(InvalidDraft):
 
 
 class UnknownChannel(InvalidDraft):
-    """The settings know no channel of that name. ``known`` lists those they know."""
+    """The settings have no channel of that name. ``known`` lists their channels."""
 
     def __init__(self, channel: object, known: Sequence[str]) -> None:
         names = ", ".join(known)
@@ -110,7 +110,7 @@ class UnknownChannel(InvalidDraft):
 
 
 class InvalidSettings(InvalidValue):
-    """The configuration contradicts itself or holds a value that cannot be used."""
+    """The configuration contradicts itself or has a value that cannot be used."""
 
 
 class NoPlace(DispatcherError):

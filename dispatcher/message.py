@@ -306,7 +306,7 @@ def visible_text(text: str) -> str:
 
 
 def storable_text(value: object, *, longest: int = 500) -> str:
-    """Return ``value`` as text that every database takes, cut to ``longest`` characters."""
+    """Return ``value`` as text that every database accepts, cut to ``longest`` characters."""
     try:
         text = str(value)
     except Exception:  # noqa: BLE001 - the code of a transport's error may do anything

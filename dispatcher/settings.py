@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
     )
-    """Redis that holds the windows and the permits; must run with ``noeviction``."""
+    """Redis of the windows and the permits; must run with ``noeviction``."""
     database_url: str = Field(
         default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
     )
@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     Another prefix is another store: rows under the old names stay there.
     """
     table_schema: str = ""
-    """PostgreSQL: the schema that holds the tables; ``dispatcher migrate`` makes it. Empty: the
+    """PostgreSQL: the schema of the tables; ``dispatcher migrate`` makes it. Empty: the
     first one of the connection's ``search_path``. SQLite and MariaDB have none.
     """
     broker_url: str = Field(
@@ -255,7 +255,7 @@ class Settings(BaseSettings):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The Celery queues that workers take tasks from."""
+        """The Celery queues that workers consume."""
         return (self.queue, *(self.queue_of(name) for name in self.channels))
 
     def queue_of(self, channel: str) -> str:

@@ -10,18 +10,18 @@ import sys
 
 from typer.main import get_group
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import app, exit_code, name_options, say_error
-from dispatcher.cli.commands import Commands
+from dispatcher.cli.commands import CommandGroup
 from dispatcher.errors import DispatcherError
 
 __all__ = ["app", "every_command", "main"]
 
 
-def every_command() -> Commands:
+def every_command() -> CommandGroup:
     """Return the group of all commands, with their modules imported."""
     group = get_group(app)
-    if not isinstance(group, Commands):
+    if not isinstance(group, CommandGroup):
         raise TypeError(f"the group is a {type(group).__name__}")
     group.load()
     return group
@@ -29,12 +29,12 @@ def every_command() -> Commands:
 
 def main() -> None:
     """Run the command line; errors are one sentence on standard error, and JSON if asked for."""
-    show.written.clear()
+    output.written.clear()
     try:
         app()
     except DispatcherError as error:
         name_options(error)
-        if "--json" in sys.argv and not show.written:
-            show.as_line(show.error_data(error))
+        if "--json" in sys.argv and not output.written:
+            output.as_line(output.error_data(error))
         say_error(error)
         sys.exit(exit_code(error))

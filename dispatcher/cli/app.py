@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dispatcher.cli.commands import Commands
-from dispatcher.cli.show import Terminal
+from dispatcher.cli.commands import CommandGroup
+from dispatcher.cli.output import Terminal
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
@@ -70,7 +70,7 @@ class OptionNames(TyperGroup):
         return found
 
 
-class _AllCommands(OptionNames, Commands):
+class _AllCommands(OptionNames, CommandGroup):
     """All commands."""
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 from rich.markup import escape
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, confirm, examples, exit_code, say_error
 from dispatcher.cli.filters import NOTHING, filtered, narrowed
 from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
@@ -136,7 +136,7 @@ def reschedule(
     with Dispatcher() as dispatcher:
 
         def move(message_id: UUID | str) -> Message:
-            with show.refused_in(read_by):
+            with output.refused_in(read_by):
                 return dispatcher.reschedule(message_id, **wish)
 
         _Change(
@@ -299,7 +299,7 @@ class _Change:
         code = self._run(wanted, matched) if matched else 0
         first = next((exit_code(error) for _, error in self._refusals), 0)
         if as_json:
-            show.as_json(self._data(matched) | {"complete": code == 0})
+            output.as_json(self._data(matched) | {"complete": code == 0})
         else:
             self._say(what)
         raise typer.Exit(code or first)
@@ -371,13 +371,13 @@ class _Change:
 
     def _tell(self, done: Sequence[Message], *, as_object: bool, as_json: bool) -> None:
         if as_json:
-            data = [show.message_data(message) for message in done]
+            data = [output.message_data(message) for message in done]
             if data or not as_object:
-                show.as_json(data[0] if as_object else data)
+                output.as_json(data[0] if as_object else data)
             return
         for message in done:
-            text = show.outcome_text(message, with_time=self._verb == "reschedule")
-            show.out.print(text, soft_wrap=True)
+            text = output.outcome_text(message, with_time=self._verb == "reschedule")
+            output.out.print(text, soft_wrap=True)
 
     def _data(self, matched: int) -> dict[str, Any]:
         return {
@@ -388,9 +388,9 @@ class _Change:
         }
 
     def _say(self, what: str) -> None:
-        show.out.print(f"{self._verb}: {self._done:,} of {what} done")
+        output.out.print(f"{self._verb}: {self._done:,} of {what} done")
         for reason, many in self._refused.most_common():
-            show.out.print(f"  [yellow]not done[/] {many:,}: {escape(reason)}")
+            output.out.print(f"  [yellow]not done[/] {many:,}: {escape(reason)}")
 
 
 def _reason(error: DispatcherError) -> str:

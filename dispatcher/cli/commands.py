@@ -104,7 +104,7 @@ _COMMANDS = {
     "top": _Command(
         "status",
         "Look",
-        "Rank the busiest scopes, recipients or channels by what is due, with their fullest quota.",
+        "Rank the scopes, recipients or channels with most due messages, and their fullest quota.",
     ),
     "import": _Command(
         "imports",
@@ -137,7 +137,7 @@ _COMMANDS = {
 }
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands. It lists them without importing their modules."""
 
     def __init__(self, **given: Any) -> None:

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
@@ -64,7 +64,7 @@ def demo() -> None:
             until_stopped() as stopped,
             tempfile.TemporaryDirectory(prefix="dispatcher-demo-") as folder,
         ):
-            show.out.print("starting Redis, SQLite, one Celery worker and one beat …")
+            output.out.print("starting Redis, SQLite, one Celery worker and one beat …")
             with (
                 environment(
                     folder,
@@ -75,24 +75,24 @@ def demo() -> None:
                 Dispatcher(to) as dispatcher,
             ):
                 play = _Play(dispatcher, stopped)
-                show.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
+                output.out.print(f"quotas for each recipient: [bold]{QUOTAS}[/]\n")
                 _submit_all(play)
                 _deliver(play)
                 _check(play, to.data_dir / "sent" / "file.jsonl")
     except _StepFailed as failed:
-        show.out.print(f"[red]✗ {escape(str(failed))}[/]")
+        output.out.print(f"[red]✗ {escape(str(failed))}[/]")
         raise typer.Exit(1) from None
 
 
 def _submit_all(play: _Play) -> None:
     _require(not play.stopped.is_set(), "stopped before its end")
     start = play.clock.now().replace(microsecond=0) + _LEAD + _SECOND
-    show.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
+    output.out.print("[bold]1. Messages for three people, some seconds ahead[/]")
     first = play.submit("ada", "Your code is 4711", start)
     ben = play.submit("ben", "Your parcel is here", start + _SECOND)
     cleo = play.submit("cleo", "See you at nine", start + 2 * _SECOND)
 
-    show.out.print("\n[bold]2. A second one for ada, one second after the first[/]")
+    output.out.print("\n[bold]2. A second one for ada, one second after the first[/]")
     with _refused() as refusal:
         play.submit("ada", "Your code is 4712", start + _SECOND)
     error = refusal[0]
@@ -102,7 +102,7 @@ def _submit_all(play: _Play) -> None:
     _say(f"the next free slot is [bold]{_time(error.next_slot)}[/] – booked:", "→")
     second = play.submit("ada", "Your code is 4712", error.next_slot)
 
-    show.out.print("\n[bold]3. One is cancelled, and its place is free at once[/]")
+    output.out.print("\n[bold]3. One is cancelled, and its place is free at once[/]")
     at = start + timedelta(seconds=22)
     play.cancelled = play.submit("cleo", "Bring the blue folder", at)
     with _refused():
@@ -115,10 +115,10 @@ def _submit_all(play: _Play) -> None:
 
 
 def _deliver(play: _Play) -> None:
-    show.out.print("\n[bold]4. The worker delivers[/]")
+    output.out.print("\n[bold]4. The worker delivers[/]")
     waiting = {message.id: message for message in play.promised}
     deadline = play.clock.monotonic() + _DEADLINE_SECONDS
-    with show.out.status("waiting for the promised times …"):
+    with output.out.status("waiting for the promised times …"):
         while waiting and play.clock.monotonic() < deadline:
             _require(not play.stopped.wait(0.1), "stopped before its end")
             for message in list(waiting.values()):
@@ -126,7 +126,7 @@ def _deliver(play: _Play) -> None:
                 if now.status.is_final:
                     del waiting[message.id]
                     _require(now.status is Status.SENT, f"{message.id} ended as {now.status}")
-                    ended = show.status_text(now.status)
+                    ended = output.status_text(now.status)
                     _say(f"{message.recipient}: “{message.body['text']}” is {ended}")
     _require(not waiting, f"{len(waiting)} messages were not delivered in time")
 
@@ -159,9 +159,9 @@ def _check(play: _Play, path: Path) -> None:
             cancelled.recipient, str(cancelled.body["text"]), _time(cancelled.send_at),
             "[dim]cancelled, never sent[/]", "",
         )  # fmt: skip
-    _require(not sent, "something was sent that nobody submitted")
-    show.out.print(table)
-    show.out.print("\n[green]✓ every promise was kept[/]")
+    _require(not sent, "a message was sent that was not submitted")
+    output.out.print(table)
+    output.out.print("\n[green]✓ every promise was kept[/]")
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def _say(text: str, mark: str = "✓") -> None:
-    show.out.print(f"  {mark} {text}", highlight=False)
+    output.out.print(f"  {mark} {text}", highlight=False)
 
 
 def _time(instant: datetime) -> str:

@@ -13,9 +13,9 @@ from rich.table import Table
 from dispatcher.app import App
 from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
-from dispatcher.operations.doctor import Examined, Finding, Level
+from dispatcher.operations.doctor import Examination, Finding, Level
 from dispatcher.settings import Settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level.SKIPPED: "dim"}
@@ -37,18 +37,18 @@ def doctor(
 ) -> None:
     """Examine the servers, the clocks, overdue work, and what the settings name.
 
-    Changes nothing and sends nothing; mail servers are asked whether they take the log-in.
+    Changes nothing and sends nothing; it logs in to mail servers.
     Exit code 1 if something is wrong, with a remedy for each finding.
     """
     theirs = load_app(app) if app else None
     settings = settings_of(theirs) if theirs else Settings.load()
     with closing(App(settings)) as ours:
-        examined = ours.doctor(theirs).examine()
+        examination = ours.doctor(theirs).examine()
     if as_json:
-        show.as_json(examined_data(examined))
+        output.as_json(examination_data(examination))
     else:
-        _say(examined)
-    if examined.level is Level.ERROR or (strict and examined.level is Level.WARNING):
+        _say(examination)
+    if examination.level is Level.ERROR or (strict and examination.level is Level.WARNING):
         raise typer.Exit(1)
 
 
@@ -63,11 +63,11 @@ def check_before_start(settings: Settings) -> None:
         raise typer.Exit(1)
 
 
-def examined_data(examined: Examined) -> dict[str, Any]:
+def examination_data(examination: Examination) -> dict[str, Any]:
     """Return findings as plain JSON values."""
     return {
-        "level": examined.level.value,
-        "counts": {level.value: many for level, many in examined.counts.items()},
+        "level": examination.level.value,
+        "counts": {level.value: many for level, many in examination.counts.items()},
         "findings": [
             {
                 "check": each.check,
@@ -76,15 +76,15 @@ def examined_data(examined: Examined) -> dict[str, Any]:
                 "remedy": each.remedy,
                 "stops_worker": each.stops_worker,
             }
-            for each in examined.findings
+            for each in examination.findings
         ],
     }
 
 
-def _say(examined: Examined) -> None:
-    show.out.print(_table(examined.findings))
-    counts = (f"{many} {level.value}" for level, many in examined.counts.items() if many)
-    show.out.print(", ".join(counts))
+def _say(examination: Examination) -> None:
+    output.out.print(_table(examination.findings))
+    counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
+    output.out.print(", ".join(counts))
 
 
 def _table(findings: Sequence[Finding]) -> Table:

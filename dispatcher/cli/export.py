@@ -12,7 +12,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import examples, exit_code, say_error
 from dispatcher.cli.filters import NOTHING, filtered
 from dispatcher.cli.progress import INTERRUPTED, bar, terminated_like_interrupted
@@ -25,7 +25,7 @@ from dispatcher.selection import Wanted
 _SHOW_EVERY = 500
 _BODY = "body"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""First characters that make a spreadsheet compute a cell, or that it skips before it looks."""
+"""First characters of a formula in a spreadsheet, and those that it skips before one."""
 
 
 def register(app: typer.Typer) -> None:
@@ -88,7 +88,7 @@ def _writer(
     stream: TextIO, form: Format, bodies: bool, formulas: bool
 ) -> Callable[[Message], object]:
     if form is Format.JSONL:
-        return lambda message: stream.write(show.plain_json(_line(_data(message, bodies))) + "\n")
+        return lambda message: stream.write(output.plain_json(_line(_data(message, bodies))) + "\n")
     names = [name for name in Message.__dataclass_fields__ if bodies or name != _BODY]
     table = csv.DictWriter(stream, names, lineterminator="\n")
     table.writeheader()
@@ -109,7 +109,7 @@ def _writer(
 
 
 def _data(message: Message, bodies: bool) -> dict[str, Any]:
-    data = show.message_data(message)
+    data = output.message_data(message)
     if not bodies:
         del data[_BODY]
     return data

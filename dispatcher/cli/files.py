@@ -1,4 +1,4 @@
-"""The files of an import: the one that is read, and the one that takes the refused rows."""
+"""The files of an import: its source, and the file of refused rows."""
 
 from __future__ import annotations
 

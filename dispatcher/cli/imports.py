@@ -16,12 +16,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, exit_code, say_error
 from dispatcher.cli.files import STANDARD_INPUT, RefusedRows, Source
+from dispatcher.cli.output import Terminal
 from dispatcher.cli.progress import INTERRUPTED, terminated_like_interrupted
 from dispatcher.cli.rows import BadRow, Format, Row, read
-from dispatcher.cli.show import Terminal
 from dispatcher.client import Dispatcher
 from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, NoPlace, Unavailable
 from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, reason_of
@@ -91,7 +91,7 @@ def import_file(
         if refused is not None and not failed:
             refused.finish()
     if as_json:
-        show.as_json(job.data() | {"complete": failed == 0})
+        output.as_json(job.data() | {"complete": failed == 0})
     else:
         _report(job)
     raise typer.Exit(failed or job.exit_code)
@@ -122,22 +122,22 @@ def _run(job: ImportJob, work: Callable[[], None]) -> int:
 def _report(job: ImportJob) -> None:
     data = job.data()
     would = "would be " if job.planned else ""
-    show.out.print(
+    output.out.print(
         f"{data['accepted']:,} {would}accepted ({data['known']:,} known before, "
         f"{data['shifted']:,} shifted), {data['refused']:,} {would}refused"
     )
     if job.planned:
-        show.out.print("nothing was booked")
+        output.out.print("nothing was booked")
     if job.planned and job.planned.first_send_at:
-        show.out.print(f"the first goes at {data['first_send_at']}, the last at "
+        output.out.print(f"the first goes at {data['first_send_at']}, the last at "
                        f"{data['last_send_at']}")  # fmt: skip
     if job.reasons:
-        show.out.print(_table(data["reasons"]))
+        output.out.print(_table(data["reasons"]))
     for each in data.get("rejections", [])[:_SHOWN]:
-        show.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)
+        output.out.print(f"line {each['line']}: {escape(each['error'])}", soft_wrap=True)
     if job.refused is not None and job.refused.count:
         path = escape(str(job.refused.path))
-        show.out.print(f"the refused rows are in {path}", soft_wrap=True)
+        output.out.print(f"the refused rows are in {path}", soft_wrap=True)
 
 
 def _table(reasons: dict[str, int]) -> Table:
@@ -277,7 +277,7 @@ class ImportJob:
         if self.planned is not None:
             for name in ("first_send_at", "last_send_at"):
                 instant = getattr(self.planned, name)
-                found[name] = show.iso(instant)
+                found[name] = output.iso(instant)
             found["rejections"] = sorted(self._rejections, key=lambda each: int(each["line"]))
         return found
 
@@ -298,7 +298,7 @@ class ImportJob:
         self.reasons[reason] += 1
         refused = {"line": line, "error": text or str(error), "reason": reason}
         if isinstance(error, NoPlace):
-            refused["next_slot"] = show.iso(error.next_slot)
+            refused["next_slot"] = output.iso(error.next_slot)
         if self.refused is not None:
             self.refused.write(refused | {"row": row})
         if self._keeps_rejections:

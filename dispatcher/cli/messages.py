@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.markup import escape
 
-from dispatcher.cli import show, story
+from dispatcher.cli import output, story
 from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.filters import NOTHING, complete_channel, filtered, scopes_of
 from dispatcher.client import Dispatcher
@@ -111,7 +111,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Accept a message for a future time."""
-    with Dispatcher() as dispatcher, show.refused_in(zone):
+    with Dispatcher() as dispatcher, output.refused_in(zone):
         message = dispatcher.submit(
             channel=channel,
             recipient=recipient,
@@ -163,7 +163,7 @@ def show_message(message_id: MessageId, as_json: AsJson = False) -> None:
     with Dispatcher() as dispatcher:
         found = dispatcher.story(message_id)
     if as_json:
-        show.as_json(story.story_data(found))
+        output.as_json(story.story_data(found))
     else:
         story.say(found)
 
@@ -179,13 +179,13 @@ def list_messages(
         page = dispatcher.list(limit=limit, after=after, **wanted)
     if as_json:
         for message in page.messages:
-            show.as_line(show.message_data(message))
+            output.as_line(output.message_data(message))
     elif page.messages:
-        show.out.print(show.message_table(page.messages, wanted.get("zone")))
+        output.out.print(output.message_table(page.messages, wanted.get("zone")))
         if page.after is not None:
-            show.out.print(f"[dim]there are more: --after {page.after}[/]")
+            output.out.print(f"[dim]there are more: --after {page.after}[/]")
     else:
-        show.out.print("no messages")
+        output.out.print("no messages")
 
 
 def held(
@@ -197,11 +197,11 @@ def held(
         found = dispatcher.held(limit=limit)
     if as_json:
         for message in found:
-            show.as_line(show.message_data(message))
+            output.as_line(output.message_data(message))
     elif found:
-        show.out.print(show.held_table(found))
+        output.out.print(output.held_table(found))
     else:
-        show.out.print("no messages are held")
+        output.out.print("no messages are held")
 
 
 def next_slot(
@@ -232,16 +232,16 @@ def next_slot(
             fold=fold,
         )
     if as_json:
-        show.as_json({"next_slot": show.iso(slot)})
+        output.as_json({"next_slot": output.iso(slot)})
     else:
-        show.out.print(escape(show.local_text(slot, zone)))
+        output.out.print(escape(output.local_text(slot, zone)))
 
 
 def _say(message: Message, *, as_json: bool) -> None:
     if as_json:
-        show.as_json(show.message_data(message))
+        output.as_json(output.message_data(message))
     else:
-        show.out.print(show.outcome_text(message, with_time=True), soft_wrap=True)
+        output.out.print(output.outcome_text(message, with_time=True), soft_wrap=True)
 
 
 def _body(text: str | None, body: str | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dispatcher.cli.show import Terminal
+from dispatcher.cli.output import Terminal
 
 INTERRUPTED = 130
 """The exit code after an interruption."""

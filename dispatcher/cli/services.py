@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from dispatcher.app import App
 from dispatcher.broker.survey import check_url
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
 from dispatcher.cli.logs import write_logs
@@ -70,7 +70,7 @@ def up() -> None:
     settings = Settings.load()
     given = _without_addresses(settings)
     with until_stopped() as stopped, environment(**given, tell=say_error) as running:
-        show.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
+        output.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
         if elsewhere := _addresses_elsewhere(settings):
             say_warning(
                 f"the settings name servers of their own ({', '.join(elsewhere)}): what a second "
@@ -78,7 +78,7 @@ def up() -> None:
                 "run `dispatcher worker` and `dispatcher beat` instead"
             )
         else:
-            show.out.print(
+            output.out.print(
                 "try, from a second shell here: "
                 f"dispatcher submit --channel {next(iter(running.channels))} "
                 '--recipient ada@example.org --text hello --send-in "5 seconds"',
@@ -87,7 +87,7 @@ def up() -> None:
         with _shown(running) as show_more:
             while not stopped.wait(_LOOK_SECONDS):
                 show_more()
-        show.out.print("stopping …")
+        output.out.print("stopping …")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
     if not names:
         yield lambda: None
         return
-    show.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {path}")
+    output.out.print(f"what goes to {', '.join(names)} is shown here, and kept in {path}")
     starts = tuple(f"[{name}] to " for name in names)
     with path.open(errors="replace") as log:
         log.seek(0, os.SEEK_END)
@@ -112,7 +112,7 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
             *lines, rest = (rest + log.read()).split("\n")
             for line in lines:
                 if line.startswith(starts):
-                    show.out.print(line, markup=False, highlight=False, soft_wrap=True)
+                    output.out.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield show_more
 
@@ -181,9 +181,9 @@ def migrate(as_json: AsJson = False) -> None:
     with closing(App(Settings.load())) as app:
         revision = migrate_store(app.database)
     if as_json:
-        show.as_json({"revision": revision})
+        output.as_json({"revision": revision})
     else:
-        show.out.print(f"the database is at revision {revision}")
+        output.out.print(f"the database is at revision {revision}")
 
 
 def _celery(*arguments: str) -> None:

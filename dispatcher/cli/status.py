@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dispatcher.celery_app import ON_REQUEST, SWEEPS
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.services import until_stopped
 from dispatcher.client import Dispatcher
@@ -33,7 +33,7 @@ _BAR = 16
 _LATE_DUTY = timedelta(seconds=30)
 _NEARLY = 0.8
 _PAUSE = 9
-"""How many times the length of a look the pause after it has: looking takes a tenth at most."""
+"""Ratio of the pause after a read to its length: reading takes at most a tenth of the time."""
 _LEAST = timedelta(milliseconds=100)
 
 
@@ -76,9 +76,9 @@ def status(
             return
         found = dispatcher.status(since=length)
     if as_json:
-        show.as_json(overview_data(found))
+        output.as_json(overview_data(found))
     else:
-        show.out.print(overview_picture(found, width=show.out.width))
+        output.out.print(overview_picture(found, width=output.out.width))
 
 
 def top(
@@ -88,13 +88,13 @@ def top(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the busiest scopes, recipients or channels by what is due, with their fullest quota."""
+    """Rank the scopes, recipients or channels with most due messages, and their fullest quota."""
     with Dispatcher() as dispatcher:
         found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
     if as_json:
-        show.as_json(tops_data(found))
+        output.as_json(tops_data(found))
     else:
-        show.out.print(tops_picture(found))
+        output.out.print(tops_picture(found))
 
 
 def _watch(
@@ -105,18 +105,18 @@ def _watch(
             found = dispatcher.status(since=since)
         except Unavailable as error:
             return Text(f"{error}; looking again", style="red")
-        return overview_picture(found, width=show.out.width)
+        return overview_picture(found, width=output.out.width)
 
     def tell() -> None:
         try:
-            show.as_line(overview_data(dispatcher.status(since=since)))
+            output.as_line(overview_data(dispatcher.status(since=since)))
         except Unavailable as error:
-            show.as_line({"error": str(error)})
+            output.as_line({"error": str(error)})
 
-    if as_json or not show.out.is_terminal:
-        _repeat(tell if as_json else lambda: show.out.print(look()), every, stopped)
+    if as_json or not output.out.is_terminal:
+        _repeat(tell if as_json else lambda: output.out.print(look()), every, stopped)
         return
-    with Live(console=show.out, auto_refresh=False, screen=True) as live:
+    with Live(console=output.out, auto_refresh=False, screen=True) as live:
         _repeat(lambda: live.update(look(), refresh=True), every, stopped)
 
 
@@ -164,14 +164,14 @@ def _counts(found: Overview) -> RenderableType:
     statuses = (*_LIVE, *_ENDED)
     names = [each.value for each in statuses]
     rows = [
-        (show.as_it_is(channel), *(_number(each, counts.get(each, 0)) for each in statuses))
+        (output.as_it_is(channel), *(_number(each, counts.get(each, 0)) for each in statuses))
         for channel, counts in found.counts.by_channel.items()
     ]
     if len(rows) > 1:
         rows.append(("all", *(_number(each, found.total(each)) for each in statuses)))
     table: RenderableType = Text("no messages", style="dim")
     if rows:
-        table = show.listed(("channel", *names), rows, right=names)
+        table = output.listed(("channel", *names), rows, right=names)
     more = "" if found.counts.complete else "; more than 1,000,000, so not all are counted"
     ended = f"what has ended: within {_length(found.counts.since)}{more}"
     return Group(table, Text(ended, style="dim italic"))
@@ -227,9 +227,9 @@ def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
                 told.append(f"{channel.waiting:,} wait")
             if number == 0 and channel.closed_until is not None:
                 told.append(f"[red]closed until {channel.closed_until:%H:%M:%S}[/]")
-            name = show.as_it_is(channel.channel) if number == 0 else ""
+            name = output.as_it_is(channel.channel) if number == 0 else ""
             rows.append((name, each.limit, _bar(each.used, each.most), ", ".join(told)))
-    return show.listed(("limits", "", "", ""), rows)
+    return output.listed(("limits", "", "", ""), rows)
 
 
 def _signs(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
@@ -263,13 +263,13 @@ def _duties(found: Overview) -> Text:
 
 def tops_picture(found: Tops) -> RenderableType:
     """Return a ranking for a terminal."""
-    table = show.listed(
+    table = output.listed(
         (found.of, "messages", "next (UTC)", "fullest quota", "from (UTC)"),
         [
             (
-                show.as_it_is(each.name),
+                output.as_it_is(each.name),
                 f"{each.messages:,}",
-                show.second_text(each.next_at),
+                output.second_text(each.next_at),
                 *_fullest(each.fullest),
             )
             for each in found.tops
@@ -290,7 +290,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
     """Return an overview as plain JSON values; lengths are seconds."""
     counts, load = found.counts, found.load
     return {
-        "now": show.iso(found.now),
+        "now": output.iso(found.now),
         "since": counts.since.total_seconds(),
         "counts": {
             channel: {status.value: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
@@ -304,7 +304,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
         },
         "held": found.held,
         "load": {
-            "start": show.iso(load.start),
+            "start": output.iso(load.start),
             "minutes": list(load.minutes),
             "complete": load.complete,
         },
@@ -317,7 +317,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
                     {"limit": one.limit, "used": one.used, "most": one.most} for one in each.limits
                 ],
                 "waiting": each.waiting,
-                "closed_until": show.iso(each.closed_until),
+                "closed_until": output.iso(each.closed_until),
             }
             for each in found.limits
         ],
@@ -342,14 +342,14 @@ def tops_data(found: Tops) -> dict[str, Any]:
             {
                 "name": each.name,
                 "messages": each.messages,
-                "next_at": show.iso(each.next_at),
+                "next_at": output.iso(each.next_at),
                 "fullest": None
                 if each.fullest is None
                 else {
                     "quota": each.fullest.quota,
                     "booked": each.fullest.booked,
                     "most": each.fullest.most,
-                    "at": show.iso(each.fullest.at),
+                    "at": output.iso(each.fullest.at),
                 },
             }
             for each in found.tops
@@ -371,7 +371,7 @@ def _fullest(fullest: FullestQuota | None) -> tuple[Text, str]:
         return Text("–", style="dim"), ""
     text = _bar(fullest.booked, fullest.most, cells=_BAR // 2)
     length = fullest.quota.partition("/")[2]
-    return text.append(f" per {length}"), show.second_text(fullest.at)
+    return text.append(f" per {length}"), output.second_text(fullest.at)
 
 
 def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:
@@ -383,7 +383,7 @@ def _bar(used: int, most: int, *, cells: int = _BAR) -> Text:
 
 
 def _number(status: Status, many: int) -> str:
-    return show.status_text(status, f"{many:,}") if many else "[dim]0[/]"
+    return output.status_text(status, f"{many:,}") if many else "[dim]0[/]"
 
 
 def _length(length: timedelta) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.message import Attempt, Outcome, Status
 from dispatcher.submission import Story
 
@@ -32,37 +32,37 @@ def say(story: Story) -> None:
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
-    for name, value in show.message_data(story.message).items():
+    for name, value in output.message_data(story.message).items():
         if value is not None:
             text = json.dumps(value, ensure_ascii=False) if name == "body" else str(value)
-            style = show.status_text(story.message.status)
-            facts.add_row(name, style if name == "status" else show.as_it_is(text))
+            style = output.status_text(story.message.status)
+            facts.add_row(name, style if name == "status" else output.as_it_is(text))
     if story.status_host is not None:
-        told = "nothing yet" if story.told is None else show.status_text(story.told)
+        told = "nothing yet" if story.told is None else output.status_text(story.told)
         facts.add_row("told", f"{told} to {escape(story.status_host)}")
-    show.out.print(facts)
+    output.out.print(facts)
     events = Table(title="\nwhat happened", title_justify="left", box=None, show_header=False)
     events.add_column(no_wrap=True, style="dim")
     events.add_column(no_wrap=True)
     events.add_column(overflow="fold")
     for event in _events(story):
-        events.add_row(_moment(event.at), event.what, show.as_it_is(event.detail))
-    show.out.print(events)
+        events.add_row(_moment(event.at), event.what, output.as_it_is(event.detail))
+    output.out.print(events)
     what, at = coming(story)
-    show.out.print(f"\n[bold]next:[/] {escape(what)}", soft_wrap=True, end="")
-    show.out.print(f" [dim]{_moment(at)}[/]" if at else "")
+    output.out.print(f"\n[bold]next:[/] {escape(what)}", soft_wrap=True, end="")
+    output.out.print(f" [dim]{_moment(at)}[/]" if at else "")
 
 
 def story_data(story: Story) -> dict[str, Any]:
     """Return a story as plain JSON values."""
     what, at = coming(story)
     places = story.reservations
-    return show.message_data(story.message) | {
-        "attempts": [show.attempt_data(each) for each in story.attempts],
+    return output.message_data(story.message) | {
+        "attempts": [output.attempt_data(each) for each in story.attempts],
         "reservations": None
         if places is None
-        else [{"scope": each.scope, "at": show.iso(each.at)} for each in places],
-        "next": {"what": what, "at": show.iso(at)},
+        else [{"scope": each.scope, "at": output.iso(each.at)} for each in places],
+        "next": {"what": what, "at": output.iso(at)},
         "status_host": story.status_host,
         "told": story.told.value if story.told else None,
     }
@@ -121,7 +121,7 @@ def _events(story: Story) -> list[_Entry]:
         events.append(_enqueued(enqueued_at))
     last = story.attempts[-1].outcome if story.attempts else None
     if message.finished_at is not None and (message.status, last) != (Status.SENT, Outcome.SENT):
-        events.append(_Entry(message.finished_at, show.status_text(message.status)))
+        events.append(_Entry(message.finished_at, output.status_text(message.status)))
     return events
 
 

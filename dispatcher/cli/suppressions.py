@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
@@ -47,10 +47,10 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
     with Dispatcher() as dispatcher:
         cancelled = dispatcher.suppress(recipient, channel=channel)
     if as_json:
-        show.as_json({"recipient": recipient, "channel": channel, "cancelled": cancelled})
+        output.as_json({"recipient": recipient, "channel": channel, "cancelled": cancelled})
         return
     where = "every channel" if channel is None else f"channel {channel}"
-    show.out.print(
+    output.out.print(
         f"{escape(recipient)} gets nothing on {escape(where)}; scheduled messages cancelled: "
         f"{cancelled}",
         soft_wrap=True,
@@ -65,13 +65,15 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
     with Dispatcher() as dispatcher:
         left = dispatcher.unsuppress(recipient, channel=channel)
     if as_json:
-        show.as_json({"recipient": recipient, "suppressed": [_data(each) for each in left]})
+        output.as_json({"recipient": recipient, "suppressed": [_data(each) for each in left]})
         return
     if not left:
-        show.out.print(f"{escape(recipient)} is not suppressed", soft_wrap=True)
+        output.out.print(f"{escape(recipient)} is not suppressed", soft_wrap=True)
     for each in left:
         where = "every channel" if each.channel is None else f"channel {each.channel}"
-        show.out.print(f"{escape(recipient)} still gets nothing on {escape(where)}", soft_wrap=True)
+        output.out.print(
+            f"{escape(recipient)} still gets nothing on {escape(where)}", soft_wrap=True
+        )
 
 
 def suppressed(
@@ -84,19 +86,19 @@ def suppressed(
         found = list(islice(dispatcher.suppressed(recipient), limit))
     if as_json:
         for each in found:
-            show.as_line(_data(each))
+            output.as_line(_data(each))
         return
     rows = [
-        (show.as_it_is(each.recipient), show.as_it_is(each.channel or "all"),
-         show.second_text(each.created_at))
+        (output.as_it_is(each.recipient), output.as_it_is(each.channel or "all"),
+         output.second_text(each.created_at))
         for each in found
     ]  # fmt: skip
-    show.out.print(show.listed(("recipient", "channel", "since (UTC)"), rows))
+    output.out.print(output.listed(("recipient", "channel", "since (UTC)"), rows))
 
 
 def _data(each: Suppression) -> dict[str, Any]:
     return {
         "recipient": each.recipient,
         "channel": each.channel,
-        "created_at": show.iso(each.created_at),
+        "created_at": output.iso(each.created_at),
     }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import examples
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
@@ -77,12 +77,12 @@ def timeline(
         if scope in dispatcher.settings.channels and not any(e.exists for e in found.windows):
             hint = f"{scope} is a channel: dispatcher timeline --channel {scope}"
     if as_json:
-        show.as_json(timeline_data(found))
+        output.as_json(timeline_data(found))
         return
-    for line in picture(found, width=max(_LEAST_WIDTH, show.out.width)):
-        show.out.print(line, no_wrap=True, overflow="ignore", crop=False)
+    for line in picture(found, width=max(_LEAST_WIDTH, output.out.width)):
+        output.out.print(line, no_wrap=True, overflow="ignore", crop=False)
     if hint is not None:
-        show.out.print(Text(hint, style="yellow"))
+        output.out.print(Text(hint, style="yellow"))
 
 
 def _scopes(

@@ -6,7 +6,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
 
 
@@ -19,6 +19,6 @@ def version(as_json: AsJson = False) -> None:
     """Print the version."""
     number = installed_version("dispatcher")
     if as_json:
-        show.as_json({"version": number})
+        output.as_json({"version": number})
     else:
-        show.out.print(number)
+        output.out.print(number)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.cli.app import OptionNames, confirm, examples
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
@@ -37,10 +37,10 @@ def verify(as_json: AsJson = False) -> None:
         if as_json:
             found = dispatcher.verify_windows()
         else:
-            with show.out.status("comparing …"):
+            with output.out.status("comparing …"):
                 found = dispatcher.verify_windows()
     if as_json:
-        show.as_json(verified_data(found))
+        output.as_json(verified_data(found))
     else:
         _say(found)
     if not found.equal:
@@ -69,11 +69,11 @@ def rebuild(
                 progress=lambda read, total: progress.update(task, completed=read, total=total),
             )
     if as_json:
-        show.as_json({"wanted": wanted, "rebuilt": list(done)})
+        output.as_json({"wanted": wanted, "rebuilt": list(done)})
     else:
-        show.out.print(f"{len(done)} of {wanted} shards rebuilt")
+        output.out.print(f"{len(done)} of {wanted} shards rebuilt")
         if len(done) < wanted:
-            show.out.print("[yellow]the others are being rebuilt by another process[/]")
+            output.out.print("[yellow]the others are being rebuilt by another process[/]")
     if len(done) < wanted:
         raise typer.Exit(1)
 
@@ -91,8 +91,8 @@ def verified_data(verified: Verified) -> dict[str, Any]:
                 "fault": each.fault.value,
                 "scope": each.scope,
                 "id": None if each.message_id is None else str(each.message_id),
-                "send_at": show.iso(each.send_at),
-                "booked_at": show.iso(each.booked_at),
+                "send_at": output.iso(each.send_at),
+                "booked_at": output.iso(each.booked_at),
             }
             for each in verified.differences
         ],
@@ -100,31 +100,31 @@ def verified_data(verified: Verified) -> dict[str, Any]:
 
 
 def _say(found: Verified) -> None:
-    show.out.print(
+    output.out.print(
         f"{found.messages} messages and {found.reservations} reservations compared:",
         "[green]equal[/]" if found.equal else "[red]not equal[/]",
     )
     if found.closed:
         numbers = ", ".join(map(str, found.closed))
-        show.out.print(f"[yellow]not complete, so not judged:[/] shards {numbers}")
+        output.out.print(f"[yellow]not complete, so not judged:[/] shards {numbers}")
     for fault, many in found.counts.items():
         if many:
-            show.out.print(f"{many} {fault.value}")
+            output.out.print(f"{many} {fault.value}")
     scope = None
     for each in found.differences[:_MOST_SHOWN]:
         if each.scope != scope:
             scope = each.scope
-            show.out.print(f"[bold]{escape(scope)}[/]")
+            output.out.print(f"[bold]{escape(scope)}[/]")
         named = "" if each.message_id is None else f"{each.message_id} "
-        show.out.print(f"  {named}{_detail(each)}", soft_wrap=True)
+        output.out.print(f"  {named}{_detail(each)}", soft_wrap=True)
     unsaid = sum(found.counts.values()) - min(len(found.differences), _MOST_SHOWN)
     if unsaid > 0:
-        show.out.print(f"and {unsaid} more; --json names up to 10,000")
+        output.out.print(f"and {unsaid} more; --json names up to 10,000")
 
 
 def _detail(each: Difference) -> str:
     times = [
-        f"{name} {show.iso(at)}"
+        f"{name} {output.iso(at)}"
         for name, at in (("in SQL", each.send_at), ("in Redis", each.booked_at))
         if at is not None
     ]

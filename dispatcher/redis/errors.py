@@ -57,7 +57,7 @@ def cause(error: Exception) -> Exception | None:
 
 @contextmanager
 def translated(unavailable: Callable[[str], Unavailable]) -> Iterator[None]:
-    """Raise that error of ours for whatever redis-py raises inside."""
+    """Raise ``unavailable`` with the reason of an error of redis-py inside."""
     try:
         yield
     except (redis.RedisError, redis.exceptions.RedisClusterException) as error:

@@ -1,6 +1,6 @@
-"""For the tests of those who use the dispatcher: doubles, messages, and a suite for transports.
+"""Helpers for users' tests: a transport in memory, messages, and a suite for transports.
 
-Nothing here needs a test framework.
+They need no test framework.
 """
 
 from dispatcher.testing.messages import a_message

@@ -1,4 +1,4 @@
-"""Messages as a transport is given them."""
+"""Messages as transports get them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _AT = datetime(2100, 1, 1, 12, tzinfo=UTC)
 
 
 def a_message(**fields: Any) -> Message:
-    """Return a message that is being handed over for the first time, with some fields of its own.
+    """Return a message at its first attempt, with these fields.
 
-    Each has an id of its own. ``recipient`` is ``ada``, ``body`` is ``{"text": "hello"}``.
+    Each has a new id. By default ``recipient`` is ``ada``, ``body`` is ``{"text": "hello"}``.
     """
     recipient = fields.get("recipient", "ada")
     usual: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What every transport must keep, as tests: make a subclass that says how to make yours.
+"""Tests of the contract of transports: make a subclass that makes your transport.
 
 ::
 
@@ -42,22 +42,22 @@ class TransportSuite:
     """Tests of one transport. Only :meth:`make_transport` must be written.
 
     ``recipient`` and ``body`` are of a message that the transport can send; ``secrets`` are texts
-    of its options that nobody may see. The other hooks return nothing by default, and what they
-    would prove is then not looked at.
+    of its options that must stay secret. The other methods return nothing by default; then their
+    tests check nothing.
     """
 
     recipient: str = "ada"
     body: Mapping[str, Any] = {"text": "hello"}
     secrets: Sequence[str] = ()
     options: Mapping[str, Any] = {}
-    """What a check that has a parameter ``options`` is given."""
+    """The argument for a check with a parameter ``options``."""
 
     def make_transport(self) -> Transport:
-        """Return a transport whose provider takes everything."""
+        """Return a transport whose provider accepts everything."""
         raise NotImplementedError
 
     def make_failing(self) -> Iterable[Transport]:
-        """Return transports whose providers refuse, cut the line, or are not there."""
+        """Return transports whose providers refuse, cut the connection, or do not exist."""
         return ()
 
     def make_silent(self) -> tuple[Transport, float] | None:
@@ -69,7 +69,7 @@ class TransportSuite:
         return ()
 
     def keys_seen(self, transport: Transport) -> Sequence[str] | None:
-        """Return what the provider was given to tell a repeated message by, a text for each try."""
+        """Return the idempotency keys that the provider got, one a send; None without keys."""
         del transport
         return None
 
@@ -81,7 +81,10 @@ class TransportSuite:
         """A receipt is short text, or None."""
         receipt = self._used(lambda transport: transport.send(self.a_message()))
         _see(receipt is None or isinstance(receipt, str), f"{kind_of(receipt)} as receipt")
-        _see(len(receipt or "") <= _LONGEST_RECEIPT, "a receipt that will be cut")
+        _see(
+            len(receipt or "") <= _LONGEST_RECEIPT,
+            f"a receipt of more than {_LONGEST_RECEIPT} characters",
+        )
 
     def test_many_threads_share_it(self) -> None:
         """One instance is called by all senders of a channel at once."""
@@ -97,10 +100,10 @@ class TransportSuite:
                 return [each for some in pool.map(send, range(_THREADS)) for each in some]
 
         receipts = self._used(send_at_once)
-        _see(len(receipts) == _THREADS * _EACH, "messages that were not answered")
+        _see(len(receipts) == _THREADS * _EACH, "messages without an answer")
 
     def test_a_repeated_message_can_be_told_by_its_key(self) -> None:
-        """Each try gives the provider the same key, and no other message has it."""
+        """Each attempt sends the same key, and no other message has it."""
 
         def send_again(transport: Transport) -> Sequence[str] | None:
             first = self.a_message()
@@ -112,12 +115,12 @@ class TransportSuite:
         keys = self._used(send_again)
         if keys is None:
             return
-        _see(len(keys) == len("123"), f"{len(keys)} keys for three hand-overs")
-        _see(keys[0] == keys[1], "another key on the second try")
+        _see(len(keys) == len("123"), f"{len(keys)} keys for three sends")
+        _see(keys[0] == keys[1], "another key at the second attempt")
         _see(keys[0] != keys[2], "the same key for another message")
 
     def test_a_failure_has_a_name_and_tells_no_secret(self) -> None:
-        """Only DeliveryErrors are raised, and their texts quote neither body nor secrets."""
+        """The transport raises only DeliveryErrors, whose texts quote neither body nor secrets."""
         for transport in self.make_failing():
             error = _raised(transport.send, self.a_message())
             _close(transport)
@@ -127,7 +130,7 @@ class TransportSuite:
             self._see_no_secret(f"{error!s} {error!r}", kind)
 
     def test_a_silent_provider_is_left_in_time(self) -> None:
-        """A hand-over ends by the timeout, whatever the provider does."""
+        """A send ends within the timeout, whatever the provider does."""
         made = self.make_silent()
         if made is None:
             return
@@ -152,13 +155,13 @@ class TransportSuite:
         _see(first == second, "another destination for the same recipient")
 
     def test_what_can_be_sent_is_accepted(self) -> None:
-        """The check lets through what the transport sends."""
+        """The check accepts messages that the transport can send."""
         check = self._check()
         if check is not None:
             check(self.recipient, self.body)
 
     def test_what_can_never_be_sent_is_refused_when_it_is_submitted(self) -> None:
-        """The check names the field that it refuses, and quotes nothing."""
+        """The check names the field that it refuses, and quotes no value."""
         cases, check = list(self.unsendable()), self._check()
         if check is None:
             _see(not cases, "there is no check")
@@ -170,24 +173,24 @@ class TransportSuite:
             _see(isinstance(error, InvalidValue), f"{kind} instead of an InvalidDraft")
             field = getattr(error, "field", "")
             _see(field.split(".")[0] in ("recipient", "body"), f"the field {field!r}")
-            _see(bool(getattr(error, "accepted", "")), "not said what would be accepted")
+            _see(bool(getattr(error, "accepted", "")), "an error without accepted values")
 
     def test_it_can_be_closed_twice(self) -> None:
-        """A worker that ends closes its transports, perhaps more than once."""
+        """A worker closes its transports at its end, perhaps more than once."""
         transport = self.make_transport()
         transport.send(self.a_message())
         _close(transport)
         _close(transport)
 
     def test_it_shows_no_secret(self) -> None:
-        """Neither its repr nor that of what it holds may reach a log with a secret in it."""
+        """Neither its repr nor that of its attributes contains a secret."""
         transport = self.make_transport()
         self._see_no_secret(f"{transport!r} {transport!s}", "its repr")
         _close(transport)
 
     @classmethod
     def run(cls) -> None:
-        """Run all tests. Raises what the first one that fails raises."""
+        """Run all tests. Raises the error of the first one that fails."""
         for name in dir(cls):
             if name.startswith("test_"):
                 getattr(cls(), name)()
@@ -215,7 +218,7 @@ class TransportSuite:
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts of a body that are long enough to be known again."""
+    """Return the texts of a body that are long enough to recognise."""
     if isinstance(value, str):
         return [value] if len(value) >= len("hello") else []
     if isinstance(value, Mapping):
@@ -228,7 +231,7 @@ def _texts(value: object) -> list[str]:
 def _raised(act: Callable[..., object], *given: object) -> BaseException | None:
     try:
         act(*given)
-    except Exception as error:  # noqa: BLE001 - it is looked at
+    except Exception as error:  # noqa: BLE001 - the tests examine it
         return error
     return None
 

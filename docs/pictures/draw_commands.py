@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import UUID
 
-from dispatcher.cli import demo, show, timeline
+from dispatcher.cli import demo, output, timeline
 from dispatcher.cli.status import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill
 from dispatcher.message import Status
@@ -109,7 +109,7 @@ def timeline_svg(house: House) -> str:
         "ada", channel="sms", zone="Europe/Berlin", start=start, length=28 * _HOUR
     )
 
-    def say(console: show.Terminal) -> None:
+    def say(console: output.Terminal) -> None:
         for line in timeline.picture(found, width=WIDTH):
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
@@ -119,19 +119,19 @@ def timeline_svg(house: House) -> str:
 def demo_svg() -> str:
     """Play the demo, which takes half a minute, and draw it."""
 
-    def play(console: show.Terminal) -> None:
-        before, show.out = show.out, console
+    def play(console: output.Terminal) -> None:
+        before, output.out = output.out, console
         try:
             demo.demo()
         finally:
-            show.out = before
+            output.out = before
 
     return drawn("dispatcher demo", play)
 
 
-def drawn(title: str, say: Callable[[show.Terminal], object]) -> str:
+def drawn(title: str, say: Callable[[output.Terminal], object]) -> str:
     """Return what is said as a picture, the same for the same words, without fonts from afar."""
-    console = show.Terminal(
+    console = output.Terminal(
         record=True, width=WIDTH, file=StringIO(), color_system="truecolor", highlight=False
     )
     say(console)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dispatcher.operations.doctor import of_redis
+from dispatcher.operations.doctor import redis_checks
 from dispatcher.operations.doctor.finding import Level
 from tests.unit.test_doctor_checks import SOUND
 
@@ -53,4 +53,4 @@ def test_the_doctor_knows_no_vulnerability_of_the_redis_servers() -> None:
         name, _, version = service["image"].partition(":")
         if name == "redis":
             facts = replace(SOUND, version=version, valkey="", is_private=False)
-            assert of_redis.vulnerabilities(facts).level is Level.OK, version
+            assert redis_checks.vulnerabilities(facts).level is Level.OK, version

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from dispatcher.operations.doctor import Level, of_clocks, of_redis, of_store
-from dispatcher.operations.doctor.doctor import Examined
+from dispatcher.operations.doctor import Level, clock_checks, redis_checks, store_checks
+from dispatcher.operations.doctor.clock_checks import OF_STORE, Offset, measure
+from dispatcher.operations.doctor.doctor import Examination
 from dispatcher.operations.doctor.finding import Finding
-from dispatcher.operations.doctor.of_clocks import OF_STORE, Offset, measure
-from dispatcher.operations.doctor.of_store import StoreFacts
+from dispatcher.operations.doctor.store_checks import StoreFacts
 from dispatcher.reservation import ClusterFacts, RedisFacts
 from dispatcher.store import Durability, SchemaStanding
 from dispatcher.store.engines.mariadb import MariaDBEngine
@@ -40,7 +40,7 @@ SECOND, MS = timedelta(seconds=1), timedelta(milliseconds=1)
     ],
 )
 def test_old_servers_stop_the_worker(version: str, level: Level) -> None:
-    found = of_redis.version(replace(SOUND, version=version))
+    found = redis_checks.version(replace(SOUND, version=version))
     assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
 
 
@@ -63,33 +63,33 @@ def test_a_server_with_known_holes_is_warned_of_where_others_reach_it(
     version: str, valkey: str, level: Level
 ) -> None:
     facts = replace(SOUND, version=version, valkey=valkey)
-    assert of_redis.vulnerabilities(facts).level is level
-    assert of_redis.vulnerabilities(replace(facts, is_private=True)).level is Level.OK
+    assert redis_checks.vulnerabilities(facts).level is level
+    assert redis_checks.vulnerabilities(replace(facts, is_private=True)).level is Level.OK
 
 
 def test_a_disk_that_takes_no_writes() -> None:
-    found = of_redis.writes(replace(SOUND, failed_writes=("log",)))
+    found = redis_checks.writes(replace(SOUND, failed_writes=("log",)))
     assert found.level is Level.ERROR
     assert "the last log could not be written" in found.found
     assert not found.stops_worker
 
 
 def test_a_server_that_does_not_tell_of_snapshots() -> None:
-    found = of_redis.persistence(replace(SOUND, has_log=False, has_snapshots=None))
+    found = redis_checks.persistence(replace(SOUND, has_log=False, has_snapshots=None))
     assert found.level is Level.WARNING
     assert "does not tell" in found.found
 
 
 @pytest.mark.parametrize("nodes", [0, 2, 3])
 def test_a_cluster_of_several_nodes_stops_the_worker(nodes: int) -> None:
-    found = of_redis.cluster(replace(SOUND, cluster=ClusterFacts(serves=True, nodes=nodes)))
+    found = redis_checks.cluster(replace(SOUND, cluster=ClusterFacts(serves=True, nodes=nodes)))
     assert found.stops_worker
 
 
 def test_tables_of_another_program_stop_the_worker() -> None:
     obstacle = Obstacle("it has dispatcher_messages", "set another table_prefix")
     standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
-    found = of_store.migrations(StoreFacts(standing, None, Durability({}, (), "")))
+    found = store_checks.migrations(StoreFacts(standing, None, Durability({}, (), "")))
     assert (found.level, found.stops_worker) == (Level.ERROR, True)
     assert (found.found, found.remedy) == (
         "the database cannot be migrated: it has dispatcher_messages", "set another table_prefix",
@@ -101,10 +101,10 @@ def test_a_postgres_that_is_durable() -> None:
     durable = {"fsync": "on", "synchronous_commit": "on"}
     judge = PostgreSQLEngine.durable.judge
     facts = StoreFacts(standing, (), judge(durable))
-    assert of_store.durability(facts).level is Level.OK
+    assert store_checks.durability(facts).level is Level.OK
     for name in durable:
         asleep = facts._replace(durability=judge(durable | {name: "off"}))
-        assert of_store.durability(asleep).level is Level.WARNING
+        assert store_checks.durability(asleep).level is Level.WARNING
 
 
 def test_a_mariadb_that_is_durable() -> None:
@@ -112,7 +112,7 @@ def test_a_mariadb_that_is_durable() -> None:
     name = "innodb_flush_log_at_trx_commit"
     for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
         facts = StoreFacts(standing, (), MariaDBEngine.durable.judge({name: value}))
-        assert of_store.durability(facts).level is level
+        assert store_checks.durability(facts).level is level
 
 
 class Line:
@@ -184,7 +184,7 @@ def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Leve
 
 def test_a_slow_line_is_not_a_wrong_clock() -> None:
     line = Line(0 * MS, 3 * SECOND, 3 * SECOND)
-    found = of_clocks.OF_REDIS(measure(line.ask, line.clock))
+    found = clock_checks.OF_REDIS(measure(line.ask, line.clock))
     assert found.level is Level.WARNING
     assert "took too long to tell" in found.found
     assert line.clock.now() > NOON
@@ -200,7 +200,7 @@ def test_a_slow_line_is_not_a_wrong_clock() -> None:
     ],
 )
 def test_the_worst_finding_counts(levels: list[Level], worst: Level) -> None:
-    examined = Examined(tuple(Finding(check="x", level=each, found="") for each in levels))
+    examined = Examination(tuple(Finding(check="x", level=each, found="") for each in levels))
     assert examined.level is worst
     assert sum(examined.counts.values()) == len(levels)
     assert set(examined.counts) == set(Level)

@@ -107,7 +107,7 @@ def test_every_kind_of_check_has_a_row() -> None:
     table = rows(OPERATING, "| checks | look at | stops `dispatcher worker` |")
     said = {kind for row in table for kind in re.findall(r"`(\w+)\.\*`", row[0])}
     folder = Path(finding.__file__).parent
-    sources = "".join(each.read_text() for each in folder.glob("of_*.py"))
+    sources = "".join(each.read_text() for each in folder.glob("*_checks.py"))
     assert said == set(re.findall(r"\"([a-z]+)\.[a-z]+\"", sources))
 
 

@@ -233,9 +233,9 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
     ("made", "says"),
     [
         ({"make": Answers}, "an int as receipt"),
-        ({"make": Talks}, "a receipt that will be cut"),
+        ({"make": Talks}, "a receipt of more than 500 characters"),
         ({"make": ForOneThread}, "used by two threads"),
-        ({"make": NewKey}, "another key on the second try"),
+        ({"make": NewKey}, "another key at the second attempt"),
         ({"make": OneKey}, "the same key for another message"),
         ({"fails": Nameless}, "ConnectionError was raised, which is no DeliveryError"),
         ({"fails": TellsBody}, "TemporaryFailure shows ['hello']"),

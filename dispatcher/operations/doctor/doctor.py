@@ -13,15 +13,15 @@ from dispatcher.broker.survey import BrokerFacts, BrokerSurvey
 from dispatcher.errors import InvalidSettings, StoreUnavailable, Unavailable
 from dispatcher.file_modes import open_to_others
 from dispatcher.operations.doctor import (
-    of_broker,
-    of_clocks,
-    of_redis,
-    of_settings,
-    of_store,
-    of_work,
+    broker_checks,
+    clock_checks,
+    redis_checks,
+    settings_checks,
+    store_checks,
+    work_checks,
 )
 from dispatcher.operations.doctor.finding import Check, Finding, Level
-from dispatcher.operations.doctor.of_store import StoreFacts
+from dispatcher.operations.doctor.store_checks import StoreFacts
 from dispatcher.reservation import RedisFacts, RedisSurvey
 from dispatcher.settings import Settings, config_file
 from dispatcher.store import Late, StoreSurvey
@@ -56,7 +56,7 @@ Answer: TypeAlias = F | Unavailable | _NotAsked
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class Examination:
     """The findings of all checks."""
 
     findings: tuple[Finding, ...]
@@ -96,21 +96,21 @@ class Doctor:
         self._broker = broker
         self._templates = templates
 
-    def examine(self) -> Examined:
+    def examine(self) -> Examination:
         """Run every check."""
         redis, store = _asked(self._redis.server), _asked(self._store_facts)
         found = [
-            *_of("redis", redis, of_redis.CHECKS),
-            _finding(of_redis.complete, _asked(self._redis.readiness, after=redis)),
-            _finding(of_redis.foreign, _asked(self._redis.foreign, after=redis)),
-            *_of("store", store, of_store.CHECKS),
-            _finding(of_store.writes, _asked(self._refused_write, after=_with_schema(store))),
-            *self._of_broker(redis),
-            *self._of_clocks(redis, store),
-            *self._of_work(redis, store),
-            *self._of_settings(),
+            *_server_findings("redis", redis, redis_checks.CHECKS),
+            _finding(redis_checks.complete, _asked(self._redis.readiness, after=redis)),
+            _finding(redis_checks.foreign, _asked(self._redis.foreign, after=redis)),
+            *_server_findings("store", store, store_checks.CHECKS),
+            _finding(store_checks.writes, _asked(self._refused_write, after=_with_schema(store))),
+            *self._broker_findings(redis),
+            *self._clock_findings(redis, store),
+            *self._work_findings(redis, store),
+            *self._settings_findings(),
         ]
-        return Examined(tuple(found))
+        return Examination(tuple(found))
 
     def before_start(self) -> tuple[Finding, ...]:
         """Return the findings with which a worker must not start: those that no waiting corrects.
@@ -119,41 +119,49 @@ class Doctor:
         """
         redis, store = _asked(self._redis.server), _asked(self._store_facts)
         found = [
-            *_of("redis", redis, of_redis.CHECKS),
-            *_of("store", store, of_store.CHECKS),
-            *_of("broker", _asked(self._broker.server), (of_broker.queues(self._settings),)),
-            *self._of_clocks(redis, store),
+            *_server_findings("redis", redis, redis_checks.CHECKS),
+            *_server_findings("store", store, store_checks.CHECKS),
+            *_server_findings(
+                "broker", _asked(self._broker.server), (broker_checks.queues(self._settings),)
+            ),
+            *self._clock_findings(redis, store),
         ]
         return tuple(each for each in found if each.stops_worker)
 
-    def _of_broker(self, redis: Answer[RedisFacts]) -> list[Finding]:
+    def _broker_findings(self, redis: Answer[RedisFacts]) -> list[Finding]:
         broker, app = _asked(self._broker.server), _asked(self._broker.app)
 
-        pair: Answer[of_broker.Servers] = _NotAsked("one of the two does not answer")
+        pair: Answer[broker_checks.Servers] = _NotAsked("one of the two does not answer")
         if isinstance(broker, BrokerFacts) and isinstance(redis, RedisFacts):
-            pair = of_broker.Servers(broker, redis)
-        of_app = (of_broker.serializer, of_broker.redelivery(self._settings), of_broker.attached)
+            pair = broker_checks.Servers(broker, redis)
+        app_checks = (
+            broker_checks.serializer,
+            broker_checks.redelivery(self._settings),
+            broker_checks.attached,
+        )
         return [
-            *_of("broker", broker, (of_broker.queues(self._settings),)),
-            _finding(of_broker.separate, pair),
-            *_of("app", app, of_app),
+            *_server_findings("broker", broker, (broker_checks.queues(self._settings),)),
+            _finding(broker_checks.separate, pair),
+            *_server_findings("app", app, app_checks),
         ]
 
-    def _of_clocks(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
-        def offset(ask: Callable[[], datetime]) -> Callable[[], of_clocks.Offset]:
-            return lambda: of_clocks.measure(ask, self._clock)
+    def _clock_findings(
+        self, redis: Answer[RedisFacts], store: Answer[StoreFacts]
+    ) -> list[Finding]:
+        def offset(ask: Callable[[], datetime]) -> Callable[[], clock_checks.Offset]:
+            return lambda: clock_checks.measure(ask, self._clock)
 
         return [
-            _finding(of_clocks.OF_STORE, _asked(offset(self._store.now), after=store)),
-            _finding(of_clocks.OF_REDIS, _asked(offset(self._redis.now), after=redis)),
+            _finding(clock_checks.OF_STORE, _asked(offset(self._store.now), after=store)),
+            _finding(clock_checks.OF_REDIS, _asked(offset(self._redis.now), after=redis)),
         ]
 
-    def _of_work(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
+    def _work_findings(self, redis: Answer[RedisFacts], store: Answer[StoreFacts]) -> list[Finding]:
         given, ask = self._settings, self._store
         patience = _SWEEPS * given.sweep_interval
         store = _with_schema(store)
 
-        def processes() -> of_work.ProcessFacts:
+        def processes() -> work_checks.ProcessFacts:
             signs = self._signs.read()
             late = (
                 ask.not_enqueued(older_than=patience) if isinstance(store, StoreFacts) else Late()
@@ -162,48 +170,50 @@ class Doctor:
             workers, beats = (
                 sum(each.is_alive for each in signs[kind]) for kind in (Kind.WORKER, Kind.BEAT)
             )
-            return of_work.ProcessFacts(workers, beats, late)
+            return work_checks.ProcessFacts(workers, beats, late)
 
         def overdue() -> Late:
             return ask.overdue(older_than=given.enqueue_grace + patience, grace=given.enqueue_grace)
 
-        def untold() -> of_work.UntoldFacts:
+        def untold() -> work_checks.UntoldFacts:
             # Without a status_channel nothing posts any of them, however young it is.
             older_than = patience if given.status_channel else timedelta(0)
-            return of_work.UntoldFacts(ask.untold(older_than=older_than), given.status_channel)
+            return work_checks.UntoldFacts(ask.untold(older_than=older_than), given.status_channel)
 
         def orphans() -> int:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)
 
         return [
-            _finding(of_work.processes, _asked(processes, after=redis)),
+            _finding(work_checks.processes, _asked(processes, after=redis)),
             _finding(
-                of_work.sweep, _asked(lambda: ask.not_enqueued(older_than=patience), after=store)
+                work_checks.sweep,
+                _asked(lambda: ask.not_enqueued(older_than=patience), after=store),
             ),
-            _finding(of_work.overdue, _asked(overdue, after=store)),
+            _finding(work_checks.overdue, _asked(overdue, after=store)),
             _finding(
-                of_work.waiting, _asked(lambda: ask.waiting(older_than=_LONG_WAIT), after=store)
+                work_checks.waiting, _asked(lambda: ask.waiting(older_than=_LONG_WAIT), after=store)
             ),
             _finding(
-                of_work.claims, _asked(lambda: ask.not_rescued(older_than=patience), after=store)
+                work_checks.claims,
+                _asked(lambda: ask.not_rescued(older_than=patience), after=store),
             ),
-            _finding(of_work.orphans, _asked(orphans, after=redis)),
+            _finding(work_checks.orphans, _asked(orphans, after=redis)),
             _finding(
-                of_work.channels,
+                work_checks.channels,
                 _asked(lambda: ask.strange_channels(given.channels), after=store),
             ),
-            _finding(of_work.untold, _asked(untold, after=store)),
+            _finding(work_checks.untold, _asked(untold, after=store)),
         ]
 
-    def _of_settings(self) -> list[Finding]:
+    def _settings_findings(self) -> list[Finding]:
         probed = probe_all(self._settings)
         return [
-            _finding(of_settings.transports, probed),
-            _finding(of_settings.servers, probed),
-            _finding(of_settings.files, self._open_files()),
-            _finding(of_settings.hooks, self._hooks()),
-            _finding(of_settings.templates, self._templates.judged()),
-            _finding(of_settings.recipients, self._settings.spellings.problems()),
+            _finding(settings_checks.transports, probed),
+            _finding(settings_checks.servers, probed),
+            _finding(settings_checks.files, self._open_files()),
+            _finding(settings_checks.hooks, self._hooks()),
+            _finding(settings_checks.templates, self._templates.judged()),
+            _finding(settings_checks.recipients, self._settings.spellings.problems()),
         ]
 
     def _open_files(self) -> tuple[Path, ...]:
@@ -218,14 +228,14 @@ class Doctor:
             return error.reason
         return None
 
-    def _hooks(self) -> of_settings.HooksFacts:
+    def _hooks(self) -> settings_checks.HooksFacts:
         setting = self._settings.hooks
         try:
             if setting:
                 hooks.find(setting)
         except InvalidSettings as error:
-            return of_settings.HooksFacts(setting, error)
-        return of_settings.HooksFacts(setting, None)
+            return settings_checks.HooksFacts(setting, error)
+        return settings_checks.HooksFacts(setting, None)
 
     def _store_facts(self) -> StoreFacts:
         standing = self._store.standing()
@@ -253,16 +263,16 @@ def _asked(ask: Callable[[], F], *, after: object = None) -> Answer[F]:
         return error
 
 
-def _of(room: str, answer: Answer[F], checks: Sequence[Check[F]]) -> list[Finding]:
+def _server_findings(server: str, answer: Answer[F], checks: Sequence[Check[F]]) -> list[Finding]:
     """Return whether a server answered, and the findings of the checks on its answer."""
     if not isinstance(answer, Unavailable):
-        heard = Finding(check=f"{room}.answers", level=Level.OK, found="it answers")
-        return [heard, *(_finding(each, answer) for each in checks)]
+        answered = Finding(check=f"{server}.answers", level=Level.OK, found="it answers")
+        return [answered, *(_finding(each, answer) for each in checks)]
     silent = Finding(
-        check=f"{room}.answers",
+        check=f"{server}.answers",
         level=Level.ERROR,
         found=answer.reason,
-        remedy=answer.remedy or _REMEDIES[room],
+        remedy=answer.remedy or _REMEDIES[server],
     )
     return [silent, *(_finding(each, _NotAsked(answer.reason)) for each in checks)]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dispatcher import cli
-from dispatcher.cli import show
+from dispatcher.cli import output
 from dispatcher.times.clock import SystemClock
 from tests.support.house import House, house_on
 from tests.support.servers import RedisServer
@@ -68,7 +68,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def call(*arguments: str, columns: int = 200) -> Ran:
         monkeypatch.setattr(sys, "argv", ["dispatcher", *arguments])
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(show.out, "_width", columns)  # where COLUMNS was set before the import
+        monkeypatch.setattr(
+            output.out, "_width", columns
+        )  # where COLUMNS was set before the import
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from dispatcher import Message, PermanentFailure, Status
 from dispatcher.cli import app
-from dispatcher.cli.show import iso
+from dispatcher.cli.output import iso
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 

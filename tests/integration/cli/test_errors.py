@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.cli.show import iso
+from dispatcher.cli.output import iso
 from dispatcher.message import new_id
 from tests.integration.cli.conftest import Run, run_process
 from tests.support.house import House

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher import Message, client
-from dispatcher.cli.show import iso
+from dispatcher.cli.output import iso
 from tests.integration.cli.conftest import Run
 from tests.integration.cli.test_commands import STORY_FIELDS
 from tests.support.house import House

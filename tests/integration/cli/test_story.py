@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import Message, PermanentFailure, TemporaryFailure
-from dispatcher.cli.show import iso
+from dispatcher.cli.output import iso
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 

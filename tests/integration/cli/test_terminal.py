@@ -8,7 +8,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from dispatcher.cli.show import Terminal
+from dispatcher.cli.output import Terminal
 from tests.integration.cli.conftest import Run
 from tests.support.house import House
 

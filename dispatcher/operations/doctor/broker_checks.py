@@ -50,8 +50,8 @@ def queues(settings: Settings) -> Check[BrokerFacts]:
         other = "classic" if settings.queue_type == "quorum" else "quorum"
         return error(
             f"there but not as queue_type = {settings.queue_type!r} makes them: {named}",
-            "stop the workers and delete these queues (rabbitmqctl delete_queue …): what was in "
-            f"them is enqueued again; or set queue_type = {other!r}",
+            "stop the workers and delete these queues (rabbitmqctl delete_queue …): the tasks in "
+            f"them are enqueued again; or set queue_type = {other!r}",
             stops_worker=True,
         )
 

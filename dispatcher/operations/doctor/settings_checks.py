@@ -61,7 +61,7 @@ def hooks(facts: HooksFacts) -> Verdict:
     """Find hooks that cannot be loaded."""
     if facts.error is not None:
         return error(
-            f"{facts.error.problem}; every submit and every worker says so, and does nothing else",
+            f"{facts.error.problem}; every submit and every worker fails",
             f"make it importable for submitting programs and workers, or correct hooks: "
             f"{facts.error.accepted}",
         )
