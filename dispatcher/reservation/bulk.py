@@ -2,8 +2,8 @@
 
 Each step books the next leg of every open message in one round trip, as if the messages before it
 kept their present reservations. Where one of those moves, the messages behind it that share a scope
-are booked again. So a batch has the result of its messages one by one. On a single server a message
-has one leg, and a batch one step.
+are booked again. So a batch has the result of its messages one by one. Where every message has one
+leg, as on a single server, one step decides them all.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _Found = Answer | NoPlace | TwinUnderWay
 _MOST_STEPS = 32
 """After so many steps the messages that are still open are booked one by one."""
 _AT_ONCE = timedelta(0)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Bulk:
@@ -61,13 +62,23 @@ class Bulk:
     ) -> list[Booked | DispatcherError]:
         """Return for each message when it is booked, or why it is not, in order.
 
-        ``ahead`` is how much longer than usual the store may take to confirm a single message.
+        ``ahead`` is how much longer than usual the store may take to confirm them.
         Raises ReservationsUnavailable: then some may be booked, and the caller withdraws all.
         """
-        if len(requests) == 1:
+        legs = [self._windows.legs(each.terms) for each in requests]
+        found: Sequence[_Found]
+        if all(len(each) == 1 for each in legs):  # the scripts decide in order
+            found = self._shards.book(
+                [
+                    LegRequest(leg, each.message_id, each.asked_ms, each.latest_ms, each.submit)
+                    for each, [leg] in zip(requests, legs, strict=True)
+                ],
+                pending_ahead_ms=ahead // _MILLISECOND,
+            )
+        elif len(requests) == 1:
             found = [self._alone(requests[0], ahead)]
         else:
-            found = _Batch(requests, self._windows).booked()
+            found = _Batch(requests, legs, self._windows).booked()
         return [
             each if isinstance(each, int) else self._answer(request, each)
             for request, each in zip(requests, found, strict=True)
@@ -212,12 +223,14 @@ class _Batch:
     released, those behind it are booked again. A message is booked leg by leg.
     """
 
-    def __init__(self, requests: Sequence[Request], windows: Windows) -> None:
+    def __init__(
+        self, requests: Sequence[Request], legs: Sequence[Sequence[Leg]], windows: Windows
+    ) -> None:
         self._windows = windows
         self._shards = windows.shards
         self._open = [
-            _Open(number, each, [_OpenLeg(leg) for leg in windows.legs(each.terms)])
-            for number, each in enumerate(requests)
+            _Open(number, request, [_OpenLeg(leg) for leg in its])
+            for number, (request, its) in enumerate(zip(requests, legs, strict=True))
         ]
         self._found: dict[int, _Found] = {}
 

@@ -17,7 +17,6 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import ShardKeys
 from dispatcher.redis.scripts import Call, replies_of, source
 from dispatcher.reservation.arguments import ENDLESS, Arguments, encoded
 from dispatcher.reservation.booking import (
@@ -74,9 +73,9 @@ class Shards:
         All shards are asked in one round trip, as long as each judgement ends in one call.
         """
         answers: dict[int, Answer] = {}
-        waiting: dict[ShardKeys, list[int]] = defaultdict(list)
+        waiting: dict[int, list[int]] = defaultdict(list)
         for number, request in enumerate(asked):
-            waiting[request.leg.keys].append(number)
+            waiting[request.leg.keys.shard].append(number)
         while waiting:
             batches = [numbers[:_MOST_AT_ONCE] for numbers in waiting.values()]
             calls = [
@@ -93,10 +92,10 @@ class Shards:
                         if isinstance(reply, int)
                         else self._searched(asked[number], reply, pending_ahead_ms)
                     )
-                keys = asked[batch[0]].leg.keys
-                del waiting[keys][: len(replies)]
-                if not waiting[keys]:
-                    del waiting[keys]
+                shard = asked[batch[0]].leg.keys.shard
+                del waiting[shard][: len(replies)]
+                if not waiting[shard]:
+                    del waiting[shard]
         return [answers[number] for number in range(len(asked))]
 
     def hold(self, asked: Sequence[LegRequest]) -> list[Place | Blocked]:

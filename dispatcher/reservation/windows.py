@@ -287,10 +287,10 @@ class Windows:
         near: dict[int, LegRequest] = {}
         far: set[Scope] = set()
         for number, wish in enumerate(wishes):
-            terms = wish.request.terms
+            message_id, terms, asked_ms, latest_ms, _ = wish.request
             legs = self.legs(terms)
             if len(legs) == 1 and far.isdisjoint(terms.scopes):
-                near[number] = _leg_request(wish, legs[0])
+                near[number] = _leg_request(wish, legs[0], Place(message_id, asked_ms), latest_ms)
             else:
                 far.update(terms.scopes)
         answers = self.shards.hold([*near.values()]) if near else []
@@ -369,9 +369,7 @@ class Windows:
 
     def _in_leg(self, wish: _Wish, leg: Leg, place: Place, latest_ms: int) -> Place | Blocked:
         """Book one leg at the time of ``place``, under its message id, or at the next slot."""
-        asked = _leg_request(wish, leg)._replace(
-            message_id=place.message_id, asked_ms=place.at_ms, latest_ms=latest_ms
-        )
+        asked = _leg_request(wish, leg, place, latest_ms)
         if wish.hold:
             return self.shards.hold([asked])[0]
         [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
@@ -416,12 +414,11 @@ def _request(
     return Request(message_id, terms, asked_ms, latest_ms, submit)
 
 
-def _leg_request(wish: _Wish, leg: Leg) -> LegRequest:
-    message_id, terms, asked_ms, latest_ms, submit = wish.request
-    is_first = leg.scopes[0] == terms.scopes[0]
-    return LegRequest(
-        leg, message_id, asked_ms, latest_ms, submit if is_first else None, wish.hold, wish.beside
-    )
+def _leg_request(wish: _Wish, leg: Leg, place: Place, latest_ms: int) -> LegRequest:
+    terms, submit = wish.request.terms, wish.request.submit
+    if leg.scopes[0] != terms.scopes[0]:
+        submit = None  # only the first leg knows of duplicates
+    return LegRequest(leg, place.message_id, place.at_ms, latest_ms, submit, wish.hold, wish.beside)
 
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:
