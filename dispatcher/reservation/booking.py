@@ -12,6 +12,9 @@ from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.terms import AnyQuota, Terms
 from dispatcher.scope import Scope
 
+EVERYONE = "*"
+"""The token that stands for all submits with a key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:

@@ -27,6 +27,7 @@ from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.arguments import ENDLESS
 from dispatcher.reservation.booking import (
+    EVERYONE,
     Blocked,
     Booking,
     Leg,
@@ -154,10 +155,15 @@ class Windows:
         """Return the first time at or after ``after`` that fits. Books nothing."""
         return from_ms(self._next_slot(self.legs(terms), to_ms(after)))
 
-    def release(self, message_id: UUID, terms: Terms) -> None:
-        """Release a reservation; harmless when there is none."""
+    def release(self, message_id: UUID, terms: Terms, *, key: str | None = None) -> None:
+        """Release a reservation; harmless when there is none.
+
+        With its idempotency ``key`` no other submit relies on it any more, and the key is free.
+        """
+        submit = None if key is None else Submit(key, "", EVERYONE)
         for leg in self.legs(terms):
-            self.shards.release(leg, message_id, None)
+            self.shards.release(leg, message_id, submit)
+            submit = None
 
     def withdraw(self, booking: Booking) -> bool:
         """Release what a submit booked that stored nothing; return whether its time is free.

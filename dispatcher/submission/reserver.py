@@ -69,7 +69,8 @@ class Reserver:
         """Free the reservation of a message that is stored no more, or never will be."""
         message_id = entry.place.message_id
         try:
-            self._windows.release(message_id, entry.valid.terms)
+            key = entry.valid.idempotency_key
+            self._windows.release(message_id, entry.valid.terms, key=key)
         except ReservationsUnavailable as error:
             log.warning(
                 "the reservation of message %s, which is not stored, was not given back; "

@@ -101,13 +101,20 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
         send_window=draft.send_window,
     )
     scopes = dict(draft.scopes) if draft.scopes else {}
-    quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
+    quiet_hours = None
+    if draft.quiet_hours is not None or draft.send_window is not None:
+        quiet_hours = own_hours(draft.quiet_hours, draft.send_window)
     send_at, asked = _send_time(draft, now, settings.max_horizon)
-    expires_at = _expiry(draft)
+    expires_at = None
+    if draft.expires_at is not None:
+        expires_at = _other_time(draft, draft.expires_at, "expires_at")
     farthest = now + settings.max_horizon
-    expire_after = _expire_after(draft, settings.channels[channel], farthest)
-    on_unknown = _on_unknown(draft, settings.channels[channel])
-    status_url = _status_url(draft, settings)
+    of_channel = settings.channels[channel]
+    expire_after = None
+    if draft.expire_after is not None or of_channel.expire_after is not None:
+        expire_after = _expire_after(draft, of_channel, farthest)
+    on_unknown = of_channel.on_unknown if draft.on_unknown is None else _on_unknown(draft)
+    status_url = None if draft.status_url is None else _status_url(draft, settings)
     digest = None
     if key is not None:
         # A template may be another one by the time a submit is repeated, so what was said counts.
@@ -179,7 +186,8 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         given = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
     if draft.send_in is not None:
-        _check_fold(draft)
+        if draft.fold is not None:
+            _check_fold(draft)
         send_at = send_time.after(draft.send_in, now=now)
         asked: object = draft.send_in // _MILLISECOND
         name = "send_in"
@@ -188,12 +196,6 @@ def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[dateti
         asked, name = send_at, "send_at"
     send_time.check_not_too_far(send_at, now=now, farthest=farthest, field=name)
     return send_at, asked
-
-
-def _expiry(draft: Draft) -> datetime | None:
-    if draft.expires_at is None:
-        return None
-    return _other_time(draft, draft.expires_at, "expires_at")
 
 
 def _expire_after(draft: Draft, channel: Channel, farthest: datetime) -> timedelta | None:
@@ -209,17 +211,13 @@ def _expire_after(draft: Draft, channel: Channel, farthest: datetime) -> timedel
     return None if length is None else send_time.length_until_expiry(length, farthest=farthest)
 
 
-def _on_unknown(draft: Draft, channel: Channel) -> OnUnknown:
-    if draft.on_unknown is None:
-        return channel.on_unknown
+def _on_unknown(draft: Draft) -> OnUnknown:
     if not isinstance(draft.on_unknown, str) or draft.on_unknown not in get_args(OnUnknown):
         raise InvalidDraft("on_unknown", quoted(draft.on_unknown), "'retry' or 'hold'")
     return draft.on_unknown
 
 
 def _status_url(draft: Draft, settings: Settings) -> str | None:
-    if draft.status_url is None:
-        return None
     if not settings.status_channel:
         problem = "given, and no channel carries what is told"
         raise InvalidDraft("status_url", problem, "none, or a setting status_channel")
@@ -247,7 +245,7 @@ def _other_time(draft: Draft, value: datetime | str, name: str) -> datetime:
 
 def _check_fold(draft: Draft) -> None:
     """Refuse a fold where no local time is given that it could belong to."""
-    if draft.fold is not None and draft.expires_at is None and draft.latest is None:
+    if draft.expires_at is None and draft.latest is None:
         raise InvalidSendTime("fold", "given with send_in", "a fold for local times")
 
 

@@ -17,7 +17,7 @@ from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Blocked, Moving, Place, Rules, Submit, Windows
-from dispatcher.reservation.booking import Leg, LegRequest
+from dispatcher.reservation.booking import EVERYONE, Leg, LegRequest
 from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
@@ -47,14 +47,13 @@ class MemoryShards:
         windows = self._windows(leg)
         twins = self._twins(leg, submit)
         if twins is not None and submit is not None:
-            has_place = any(twins.id.bytes in each for each in windows.values())
-            if twins.id != message_id and not has_place:  # given up: its id is never stored
+            if twins.fingerprint != submit.fingerprint:
+                return IdempotencyConflict(submit.key, twins.id)
+            if twins.id == message_id or any(twins.id.bytes in each for each in windows.values()):
+                message_id = twins.id
+            else:  # given up: its id is never stored
                 del self._server.holds.twins[leg.keys.twins(submit.key)]
                 twins = None
-            elif twins.fingerprint != submit.fingerprint:
-                return IdempotencyConflict(submit.key, twins.id)
-            else:
-                message_id = twins.id
         own = message_id.bytes
         places = [window[own] for window in windows.values() if own in window]
         missing = {scope: each for scope, each in windows.items() if own not in each}
@@ -82,6 +81,11 @@ class MemoryShards:
         windows, own = self._windows(leg), message_id.bytes
         if submit is not None:
             twins = self._twins(leg, submit)
+            if submit.token == EVERYONE:
+                if twins is not None and twins.id == message_id:
+                    del self._server.holds.twins[leg.keys.twins(submit.key)]
+                self._remove(leg, own)
+                return True
             if twins is None or submit.token not in twins.by:
                 return all(own not in window for window in windows.values())
             twins.by.remove(submit.token)

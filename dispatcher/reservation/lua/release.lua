@@ -3,14 +3,20 @@
 -- KEYS  1 pending ZSET
 --       2 twins HASH (only for the submit of a message with an idempotency key)
 --       then window ZSETs
--- ARGV  1 message id, 16 bytes   2 token of the submit that gives up ('': there is no twins HASH)
+-- ARGV  1 message id, 16 bytes   2 token of the submit that gives up ('': there is no twins HASH;
+--       '*': all give up, because the message is not stored any more)
 -- Reply 1 when it is released or was not there, 0 when another submit still relies on it
 --
 -- Idempotent. With a twins HASH only the last submit under way releases the reservation; when
 -- the HASH has expired nobody can tell, so it stays, and reconcile decides from the store.
 
 local first = 2
-if ARGV[2] ~= '' then
+if ARGV[2] == '*' then
+  first = 3
+  if redis.call('HGET', KEYS[2], 'id') == ARGV[1] then
+    redis.call('DEL', KEYS[2])
+  end
+elseif ARGV[2] ~= '' then
   first = 3
   local held = redis.call('HDEL', KEYS[2], 'by:' .. ARGV[2]) == 1
   local others = redis.call('HLEN', KEYS[2]) - 2  -- beside id and fingerprint

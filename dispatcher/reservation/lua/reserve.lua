@@ -65,17 +65,17 @@ while ARGV[position] do
     twins = KEYS[key]
     key = key + 1
     local first = redis.call('HMGET', twins, 'id', 'fingerprint')
-    if first[1] then
+    if first[1] and first[2] ~= fingerprint then
+      reply = {'conflict', first[1]}
+    elseif first[1] then
       local has_reservation = first[1] == id
       for index = key, key + many - 1 do
         has_reservation = has_reservation or redis.call('ZSCORE', KEYS[index], first[1])
       end
-      if not has_reservation then
-        redis.call('DEL', twins)  -- given up or taken back: its id is never stored
-      elseif first[2] ~= fingerprint then
-        reply = {'conflict', first[1]}
-      else
+      if has_reservation then
         id = first[1]
+      else
+        redis.call('DEL', twins)  -- given up: its id is never stored
       end
     end
   end

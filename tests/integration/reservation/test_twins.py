@@ -134,3 +134,15 @@ def test_many_at_once_share_one_booking(redis_server: RedisServer, opened: Opene
             assert len(real.members("ann")) == 1
             real.windows.withdraw(booking)
         assert real.members("ann") == {}
+
+
+def test_a_key_is_free_for_other_content_once_its_message_is_released(opened: Opened) -> None:
+    """Though a twin still counts as under way: what it relied on is not stored any more."""
+    real = opened()
+    first, _ = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
+    real.windows.release(first.message_id, first.terms, key="key")
+    assert real.members("ann") == {}
+    other = book(real, Submit("key", "other"))
+    real.windows.release(first.message_id, first.terms, key="key")  # a late copy
+    assert list(real.members("ann")) == [other.message_id]
+    assert real.client.exists(real.keys("ann").twins("key"))
