@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,7 +62,11 @@ def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[Request]:
     return found
 
 
-def alone(real: Reserving, request: Request) -> Booked | DispatcherError:
+Names = dict[UUID, UUID]
+"""The ids that messages without a key have got on their way, and those that they began with."""
+
+
+def alone(real: Reserving, request: Request, names: Names) -> Booked | DispatcherError:
     """Book one message as submit does."""
     try:
         booking = real.windows.reserve(
@@ -73,37 +78,60 @@ def alone(real: Reserving, request: Request) -> Booked | DispatcherError:
         )
     except (NoPlace, IdempotencyConflict) as refused:
         return refused
-    at_ms = to_ms(booking.send_at)
-    return at_ms if booking.message_id == request.message_id else Place(booking.message_id, at_ms)
+    return ours(request, Place(booking.message_id, to_ms(booking.send_at)), names)
 
 
-def seen(found: Booked | DispatcherError) -> Any:
+def ours(
+    request: Request, found: Booked | DispatcherError, names: Names
+) -> Booked | DispatcherError:
+    """Return when it is booked, or the place of its twin."""
+    if not isinstance(found, Place):
+        return found
+    if request.submit is None:
+        names[found.message_id] = request.message_id
+    is_ours = names.get(found.message_id, found.message_id) == request.message_id
+    return found.at_ms if is_ours else found
+
+
+def seen(found: Booked | DispatcherError, names: Names) -> Any:
     """Return a verdict without the next slot: a batch tells one that is free beside all of it."""
     if isinstance(found, QuotaExceeded):
-        return found.quota, found.scope, found.send_at, found.conflicting
+        return (
+            found.quota,
+            found.scope,
+            found.send_at,
+            {names.get(each, each) for each in found.conflicting},
+        )
     return type(found) if isinstance(found, DispatcherError) else found
 
 
-def windows(real: Reserving) -> dict[bytes, list[Any]]:
+def windows(real: Reserving, names: Names) -> dict[bytes, list[Any]]:
     """Return every window and every pending, by its name without the namespace."""
-    start, found = len(real.namespace) + 1, {}
+    start = len(real.namespace) + 1
+    found: dict[bytes, list[Any]] = {}
+
+    def named(member: bytes) -> bytes:
+        id_ = UUID(bytes=member[:16])
+        return names.get(id_, id_).bytes + member[16:]
+
     for name in real.client.scan_iter(match=f"{{{real.namespace}:*"):
         if b":window" in name:
-            found[name[start:]] = cast(
-                "list[Any]", real.client.zrange(name, 0, -1, withscores=True)
-            )
+            entries = cast("list[Any]", real.client.zrange(name, 0, -1, withscores=True))
+            found[name[start:]] = sorted((named(member), at) for member, at in entries)
         elif name.endswith(b":pending"):
             members = cast("list[bytes]", real.client.zrange(name, 0, -1))
             found[name[start:]] = sorted(
-                each.replace(real.namespace.encode(), b"") for each in members
+                named(each).replace(real.namespace.encode(), b"") for each in members
             )
     return found
 
 
-def booked_before(real: Reserving, taken: Sequence[Request], twins: Sequence[Request]) -> None:
+def booked_before(
+    real: Reserving, taken: Sequence[Request], twins: Sequence[Request], names: Names
+) -> None:
     """Let others stand in the way, and twins of some drafts be under way."""
     for each in (*taken, *twins):
-        alone(real, each)
+        alone(real, each, names)
 
 
 def compare(
@@ -133,14 +161,16 @@ def compare(
             server.url, chosen[PLAIN], further=further, namespace=space, shards=shards
         ) as real:
             real.open()
-            booked_before(real, taken, twins)
+            names: Names = {}
+            booked_before(real, taken, twins, names)
             if bulk:
                 found = Bulk(real.windows).reserve(batch)
+                found = [ours(each, it, names) for each, it in zip(batch, found, strict=True)]
             else:
-                found = [alone(real, each) for each in batch]
-            sides.append(([seen(each) for each in found], windows(real)))
-            names = list(real.client.scan_iter(match=f"{{{space}:*"))
-            real.client.unlink(*names)
+                found = [alone(real, each, names) for each in batch]
+            sides.append(([seen(each, names) for each in found], windows(real, names)))
+            left = list(real.client.scan_iter(match=f"{{{space}:*"))
+            real.client.unlink(*left)
     assert sides[0] == sides[1]
 
 
