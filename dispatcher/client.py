@@ -226,7 +226,7 @@ class Dispatcher:
             return batches.submit_all(list(every), progress=progress)
         total = len(drafts) if isinstance(drafts, Sized) else None
         if isinstance(drafts, Sequence):
-            return list(batches.submit_each(every, total=total, progress=progress, ahead=True))
+            return list(batches.submit_each(every, total=total, progress=progress))
         return Unread(batches.submit_each(every, total=total, progress=progress))
 
     def plan(

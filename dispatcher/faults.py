@@ -32,7 +32,6 @@ VARIABLE = "DISPATCHER_FAULTS"
 POINTS = frozenset(
     {
         "submit.before_reserve",
-        "submit.after_post",
         "submit.after_reserve",
         "submit.after_commit",
         "submit.after_enqueue",

@@ -7,7 +7,7 @@ settles what the store did not confirm, ``fence`` closes those of a server that 
 """
 
 from dispatcher.reservation.booking import Blocked, Booking, Moving, Place, Request, Submit
-from dispatcher.reservation.bulk import Booked, Bulk, UnderWay
+from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.plan import Answered, Copies
@@ -55,7 +55,6 @@ __all__ = [
     "Timeline",
     "Timelines",
     "Unconfirmed",
-    "UnderWay",
     "Upkeep",
     "Windows",
     "longest_ms",

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
 
 from dispatcher.errors import (
     DispatcherError,
@@ -27,13 +26,6 @@ from dispatcher.times.send_time import from_ms
 
 Booked = int | Place
 """When a message is booked, in ms since 1970; or the reservation of a duplicate submit."""
-
-
-class UnderWay(NamedTuple):
-    """Messages that are to be booked."""
-
-    requests: Sequence[Request]
-    ahead: timedelta
 
 
 _Found = Answer | NoPlace | TwinUnderWay
@@ -83,17 +75,6 @@ class Bulk:
             each if isinstance(each, int) else self._answer(request, each)
             for request, each in zip(requests, found, strict=True)
         ]
-
-    def post(self, requests: Sequence[Request], *, ahead: timedelta = _AT_ONCE) -> UnderWay:
-        """Return what :meth:`collect` books."""
-        return UnderWay(requests, ahead)
-
-    def abandon(self, under_way: UnderWay) -> None:
-        """Do nothing: some of the messages may be booked, and the caller withdraws all."""
-
-    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
-        """Return what :meth:`reserve` returns. Raises like it."""
-        return self.reserve(under_way.requests, ahead=under_way.ahead)
 
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Release whatever is booked for these messages, but not what duplicates rely on."""

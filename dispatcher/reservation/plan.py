@@ -17,7 +17,7 @@ from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
 from dispatcher.redis.scripts import source
 from dispatcher.reservation.booking import Request
-from dispatcher.reservation.bulk import Booked, Bulk, UnderWay
+from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.shards import CLOSED
 from dispatcher.reservation.terms import Rules
 from dispatcher.reservation.windows import Windows
@@ -79,38 +79,27 @@ class Copies(AbstractContextManager["Copies"]):
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._bulk = Bulk(self._windows)
         self._copy = client.register_script(source("reservation/copy_window"))
-        self._posted: list[_Copy] = []
         self._touched: set[PlanKeys] = set()
         self._twins: list[str] = []
         self._has_answered = False
         self._renewed = clock.monotonic()
 
-    def reserve(self, requests: Sequence[Request]) -> list[Booked | DispatcherError]:
+    def reserve(
+        self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)
+    ) -> list[Booked | DispatcherError]:
         """Return for each request when it would be booked, or why it would not be, in order.
 
         Later requests, also of later calls, see the bookings of earlier ones.
         """
-        return self.collect(self.post(requests))
-
-    def post(self, requests: Sequence[Request], *, ahead: timedelta = timedelta(0)) -> UnderWay:
-        """Copy the windows that the requests need."""
         del ahead  # the store confirms none of these
-        self._posted = self._needed(requests)
+        copies = self._needed(requests)
         with translated(ReservationsUnavailable):
-            self._copy_windows(self._posted)
+            self._copy_windows(copies)
             self._copy_twins(requests)
-        return self._bulk.post(requests)
-
-    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
-        """Return what :meth:`reserve` returns, once it is known."""
-        found = self._bulk.collect(under_way)
+        found = self._bulk.reserve(requests)
         with translated(ReservationsUnavailable):
-            self._renew(self._posted)
+            self._renew(copies)
         return found
-
-    def abandon(self, under_way: UnderWay) -> None:
-        """Collect no answers."""
-        self._bulk.abandon(under_way)
 
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Give nothing back: what is booked in the copies ends with them."""

@@ -15,7 +15,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
-from dispatcher.reservation import Place, Request, Submit, UnderWay
+from dispatcher.reservation import Place, Request, Submit
 from dispatcher.store import Addition
 from dispatcher.submission.schedule import ValidDraft
 from dispatcher.times.send_time import to_ms
@@ -72,8 +72,8 @@ class Entry:
 class Batch:
     """Drafts that go through the pipeline together.
 
-    ``atomic`` accepts all or none. ``waiting`` are the entries that ask for a reservation,
-    ``booked`` those that have one, ``stored`` those whose message is stored under its id.
+    ``atomic`` accepts all or none. ``booked`` are the entries that have a reservation, ``stored``
+    those whose message is stored under its id.
     ``started`` is when the reservations were asked for, on the monotonic clock. ``has_twins`` tells
     that another submit has reserved under one of the idempotency keys.
     """
@@ -81,8 +81,6 @@ class Batch:
     entries: list[Entry]
     atomic: bool = False
     started: float = 0.0
-    waiting: list[Entry] = field(default_factory=list)
-    under_way: UnderWay | None = None
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
     has_twins: bool = False
@@ -96,9 +94,11 @@ class Batch:
         """Return the entries that need a reservation."""
         return [each for each in self.entries if each.result is None and each.same_as is None]
 
-    def settle(self, found: Sequence[int | Place | DispatcherError]) -> None:
-        """Note what came of the requests, in the order of the waiting entries."""
-        for entry, each in zip(self.waiting, found, strict=True):
+    def settle(
+        self, entries: Sequence[Entry], found: Sequence[int | Place | DispatcherError]
+    ) -> None:
+        """Note what came of the requests of these entries, in order."""
+        for entry, each in zip(entries, found, strict=True):
             request = entry.request
             if isinstance(each, DispatcherError):
                 entry.result = each
@@ -144,20 +144,6 @@ class Batch:
             if entry.result is None:
                 entry.result = BatchRefused(number)
             entry.same_as = None
-
-    def is_independent_of(self, before: Batch) -> bool:
-        """Whether this can be reserved before that one is stored.
-
-        Not where they share an idempotency key, and not where that one has to reserve once more.
-        """
-        keys = set()
-        for entry in before.entries:
-            if entry.same_as is not None:
-                return False
-            key = _key(entry)
-            if key is not None:
-                keys.add(key)
-        return not keys or keys.isdisjoint(map(_key, self.entries))
 
 
 def batches(drafts: Iterable[Draft]) -> Iterator[Batch]:
@@ -275,12 +261,6 @@ class Tally:
             so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
             self.tell(Progress(*so_far))
         return results
-
-
-def _key(entry: Entry) -> str | None:
-    """Return the idempotency key of an entry that may not be validated yet."""
-    key: object = entry.draft.idempotency_key if isinstance(entry.draft, Draft) else None
-    return key if isinstance(key, str) else None
 
 
 def _result(entry: Entry) -> Result:

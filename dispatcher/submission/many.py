@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
-from typing import ParamSpec, TypeVar
 
-from dispatcher.errors import DispatcherError
 from dispatcher.message import Draft, Plan, Rejection
 from dispatcher.submission.batch import Batch, OnProgress, Result, Tally, batch_of, batches
 from dispatcher.submission.sinks import DryRun, OwnTransaction, Sink
@@ -18,30 +14,6 @@ from dispatcher.telemetry.journal import Journal
 from dispatcher.telemetry.tracing import Answers, Tracing
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-P = ParamSpec("P")
-
-
-def uncollected(work: Callable[P, T]) -> Callable[P, T]:
-    """Let ``work`` run while the collector of cycles is off, and turn it on again if it was on.
-
-    It would look again and again through many short-lived objects, and free none. All threads
-    share it, so a call that ends while another is under way turns it on for both: that costs time
-    and nothing else. Where a program has turned it off, it stays off.
-    """
-
-    @wraps(work)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            return work(*args, **kwargs)
-        finally:
-            if was_on:
-                gc.enable()
-
-    return run
 
 
 class Batches:
@@ -63,21 +35,15 @@ class Batches:
         self._tracing = tracing
 
     def submit_each(
-        self,
-        drafts: Iterable[Draft],
-        *,
-        total: int | None,
-        progress: OnProgress | None,
-        ahead: bool = False,
+        self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
     ) -> Iterator[Result]:
         """Yield what came of each draft, in order, a batch at a time.
 
-        With ``ahead``, for callers who read without a pause, a batch is reserved while the one
-        before it is stored. Raises ReservationsUnavailable and StoreUnavailable: what was yielded
-        is accepted or refused, of the batch under way some may be stored. Run again with the same
-        idempotency keys, it ends as if run once.
+        Raises ReservationsUnavailable and StoreUnavailable: what was yielded is accepted or
+        refused, of the batch under way some may be stored. Run again with the same idempotency
+        keys, it ends as if run once.
         """
-        return self._traced(self._each(drafts, Tally(total, progress), ahead=ahead))
+        return self._traced(self._each(drafts, Tally(total, progress)))
 
     def submit_all(self, drafts: Sequence[Draft], *, progress: OnProgress | None) -> list[Result]:
         """Accept all drafts or none. Raises like :meth:`submit_each`; then none is accepted."""
@@ -96,7 +62,6 @@ class Batches:
         with dry_run.places:
             for batch in batches(drafts):
                 self._run(batch, dry_run)
-                self._run_renewed(batch, dry_run)
                 results = tally.add(batch.entries)
                 rejections += [each for each in results if isinstance(each, Rejection)]
         return Plan(
@@ -111,66 +76,21 @@ class Batches:
     def _traced(self, answers: Answers) -> Answers:
         return answers if self._tracing is None else self._tracing.submitting_many(answers)
 
-    def _each(self, drafts: Iterable[Draft], tally: Tally, *, ahead: bool) -> Answers:
-        before: Batch | None = None
-        begun: Batch | None = None
-        try:
-            for batch in batches(drafts):
-                if before is not None and not batch.is_independent_of(before):
-                    done, before = before, None
-                    yield from self._finished(done, tally)
-                self._begin(batch)
-                begun = batch
-                if before is not None:
-                    done, before = before, None
-                    yield from self._finished(done, tally)
-                begun = None
-                self._reserve(batch)
-                before = batch
-                if not ahead:
-                    done, before = before, None
-                    yield from self._finished(done, tally)
-        except BaseException:
-            if begun is not None:
-                self._submitter.abandon(begun, self._own)
-            if before is not None:
-                try:
-                    self._finished(before, tally)
-                except DispatcherError as error:
-                    log.warning("a batch that was reserved is not stored as a whole: %s", error)
-            raise
-        if before is not None:
-            yield from self._finished(before, tally)
+    def _each(self, drafts: Iterable[Draft], tally: Tally) -> Answers:
+        for batch in batches(drafts):
+            self._run(batch, self._own)
+            yield from self._told(tally.add(batch.entries))
 
     def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
         batch = batch_of(drafts, atomic=True)
         self._run(batch, self._own)
         yield from self._told(Tally(len(batch.entries), progress).add(batch.entries))
 
-    @uncollected
     def _run(self, batch: Batch, sink: Sink) -> None:
-        self._submitter.begin(batch, sink)
-        self._submitter.reserve(batch, sink)
-        self._submitter.finish(batch, sink)
-
-    @uncollected
-    def _begin(self, batch: Batch) -> None:
-        self._submitter.begin(batch, self._own)
-
-    @uncollected
-    def _reserve(self, batch: Batch) -> None:
-        self._submitter.reserve(batch, self._own)
-
-    @uncollected
-    def _finished(self, batch: Batch, tally: Tally) -> list[Result]:
-        """Finish a batch, and with it the entries that are judged again because of a refusal."""
-        self._submitter.finish(batch, self._own)
-        self._run_renewed(batch, self._own)
-        return self._told(tally.add(batch.entries))
-
-    def _run_renewed(self, batch: Batch, sink: Sink) -> None:
+        """Run a batch, and again the entries that are judged anew because of a refusal."""
+        self._submitter.run(batch, sink)
         while again := batch.renewed():
-            self._run(Batch(again), sink)
+            self._submitter.run(Batch(again), sink)
 
     def _told(self, results: list[Result]) -> list[Result]:
         for each in results:

@@ -16,7 +16,7 @@ from dispatcher.errors import (
     TwinUnderWay,
 )
 from dispatcher.message import Message
-from dispatcher.reservation import Booked, Bulk, Request, Reserved, UnderWay, Upkeep, Windows
+from dispatcher.reservation import Booked, Bulk, Request, Reserved, Upkeep, Windows
 from dispatcher.store import Messages
 from dispatcher.submission.batch import Entry
 from dispatcher.times.clock import Clock
@@ -40,17 +40,11 @@ class Reserver:
         self._upkeep = upkeep
         self._messages = messages
 
-    def post(self, requests: Sequence[Request], *, ahead: timedelta) -> UnderWay:
-        """Send what reserves; see :meth:`Bulk.post`."""
-        return self._bulk.post(requests, ahead=ahead)
-
-    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
-        """Return what came of each request; see :meth:`Bulk.collect`."""
-        return self._bulk.collect(under_way)
-
-    def abandon(self, under_way: UnderWay) -> None:
-        """Collect no answers; the caller withdraws all requests."""
-        self._bulk.abandon(under_way)
+    def reserve(
+        self, requests: Sequence[Request], *, ahead: timedelta
+    ) -> list[Booked | DispatcherError]:
+        """Return what came of each request; see :meth:`Bulk.reserve`."""
+        return self._bulk.reserve(requests, ahead=ahead)
 
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Give back what was reserved for messages that are not stored, now or by reconcile.

@@ -17,7 +17,7 @@ from dispatcher.errors import (
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
-from dispatcher.reservation import Answered, Booked, Copies, Request, UnderWay
+from dispatcher.reservation import Answered, Booked, Copies, Request
 from dispatcher.settings import Settings
 from dispatcher.store import (
     BulkMessages,
@@ -42,16 +42,10 @@ _NOT_AHEAD = timedelta(0)
 class Places(Protocol):
     """Where a batch is reserved: in the windows (:class:`Reserver`), or in copies of them."""
 
-    def post(self, requests: Sequence[Request], *, ahead: timedelta) -> UnderWay:
-        """Send what reserves, and do not wait."""
-        ...
-
-    def collect(self, under_way: UnderWay) -> list[Booked | DispatcherError]:
+    def reserve(
+        self, requests: Sequence[Request], *, ahead: timedelta
+    ) -> list[Booked | DispatcherError]:
         """Return what came of each request, in order. Raises ReservationsUnavailable."""
-        ...
-
-    def abandon(self, under_way: UnderWay) -> None:
-        """Collect no answers; the caller withdraws all requests."""
         ...
 
     def withdraw(self, requests: Sequence[Request]) -> None:

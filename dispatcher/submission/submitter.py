@@ -10,12 +10,10 @@ from dispatcher.errors import (
     IdempotencyConflict,
     InvalidDraft,
     NoPlace,
-    ReservationsUnavailable,
     Suppressed,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Draft, Message
-from dispatcher.reservation import Request
 from dispatcher.settings import Settings
 from dispatcher.store import Addition, GivenUp
 from dispatcher.submission.batch import Batch, Entry, compose, recalled, requests_of
@@ -77,54 +75,21 @@ class Submitter:
 
     def _submit(self, draft: Draft, sink: Sink) -> Message:
         entry = Entry(0, draft)
-        batch = Batch([entry])
-        self.begin(batch, sink)
-        self.reserve(batch, sink)
-        self.finish(batch, sink)
+        self.run(Batch([entry]), sink)
         return entry.answer()
 
-    def begin(self, batch: Batch, sink: Sink) -> None:
-        """Validate the drafts, recall known ones, and send what reserves the others.
+    def run(self, batch: Batch, sink: Sink) -> None:
+        """Take a batch through every step; each entry is decided then.
 
-        Raises ReservationsUnavailable and StoreUnavailable; then nothing is reserved.
+        Raises ReservationsUnavailable: then nothing is reserved; and StoreUnavailable and
+        OutcomeUnknown as the sink does.
         """
         now = self._clock.now()
-        for entry in batch.entries:
-            try:
-                entry.valid = self.validated(entry.draft, now=now)
-            except InvalidDraft as error:
-                entry.result = error
+        self._validate(batch, now)
         self._recall(batch, sink, now)
-        if not sink.refuses_suppressed(batch):
-            self._refuse_suppressed(batch.undecided(), sink)
-        if not (batch.atomic and batch.is_refused):
-            self._post(batch, batch.undecided(), sink)
-
-    def reserve(self, batch: Batch, sink: Sink) -> None:
-        """Wait for the reservations. Raises like :meth:`begin`."""
-        self._collect(batch, sink)
-        if batch.atomic:
-            batch.refuse_conflicts()
-            if batch.is_refused:
-                if batch.booked:
-                    sink.places.withdraw(requests_of(batch.booked))
-                    batch.booked.clear()
-                batch.refuse_all()
-
-    def finish(self, batch: Batch, sink: Sink) -> None:
-        """Store what is reserved, confirm and enqueue it; every entry is decided then."""
-        self._compose(batch.booked)
-        sink.store(batch)
-        given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
-        if given_up:
-            self._store_elsewhere(batch, given_up, sink)
+        self._reserve(batch, sink)
+        self._store(batch, sink)
         sink.confirm(batch)
-
-    def abandon(self, batch: Batch, sink: Sink) -> None:
-        """Withdraw what is perhaps reserved for a batch that will not be stored."""
-        if batch.under_way is not None:
-            sink.places.abandon(batch.under_way)
-            sink.places.withdraw(_asked(batch.waiting))
 
     def validated(self, draft: Draft, *, now: datetime) -> ValidDraft:
         """Judge every field of ``draft``, as the transports that carry it and its status do, too.
@@ -141,6 +106,13 @@ class Submitter:
             except InvalidDraft as refused:
                 raise InvalidDraft("status_url", refused.problem, refused.accepted) from None
         return valid
+
+    def _validate(self, batch: Batch, now: datetime) -> None:
+        for entry in batch.entries:
+            try:
+                entry.valid = self.validated(entry.draft, now=now)
+            except InvalidDraft as error:
+                entry.result = error
 
     def _recall(self, batch: Batch, sink: Sink, now: datetime) -> None:
         """Answer what was submitted before; judge the times of the others.
@@ -176,33 +148,37 @@ class Submitter:
                 if each in found:
                     entry.result = Suppressed(entry.valid.channel)
 
-    def _post(self, batch: Batch, entries: Sequence[Entry], sink: Sink) -> None:
-        """Send what reserves these entries."""
+    def _reserve(self, batch: Batch, sink: Sink) -> None:
+        """Reserve for every entry that is undecided; of an atomic batch for all or none."""
+        if not sink.refuses_suppressed(batch):
+            self._refuse_suppressed(batch.undecided(), sink)
+        if not batch.atomic:
+            self._book(batch, batch.undecided(), sink)
+            return
+        if not batch.is_refused:
+            self._book(batch, batch.undecided(), sink)
+        batch.refuse_conflicts()
+        if batch.is_refused:
+            if batch.booked:
+                sink.places.withdraw(requests_of(batch.booked))
+                batch.booked.clear()
+            batch.refuse_all()
+
+    def _book(self, batch: Batch, entries: Sequence[Entry], sink: Sink) -> None:
+        """Reserve for these entries; each is refused, or has a reservation, or has been stored."""
         batch.started = self._clock.monotonic()
         fault("submit.before_reserve")
         if not entries:
             return
-        batch.waiting = [*entries]
         requests = [each.ask() for each in entries]
         try:
-            batch.under_way = sink.places.post(requests, ahead=sink.ahead)
-        except ReservationsUnavailable:
+            found = sink.places.reserve(requests, ahead=sink.ahead)
+        except BaseException:
             sink.places.withdraw(requests)  # only the reply may have been lost
             raise
-
-    def _collect(self, batch: Batch, sink: Sink) -> None:
-        """Wait for the reservations; an entry is refused, or has one, or has been stored."""
-        if batch.under_way is None:
-            return
-        try:
-            fault("submit.after_post")
-            found = sink.places.collect(batch.under_way)
-        except BaseException:
-            self.abandon(batch, sink)
-            raise
-        batch.settle(found)
-        if len(batch.booked) < len(batch.waiting):
-            self._explain([e for e in batch.waiting if isinstance(e.result, NoPlace)], batch, sink)
+        batch.settle(entries, found)
+        if len(batch.booked) < len(entries):
+            self._explain([e for e in entries if isinstance(e.result, NoPlace)], batch, sink)
         fault("submit.after_reserve")
 
     def _explain(self, refused: Sequence[Entry], batch: Batch, sink: Sink) -> None:
@@ -219,20 +195,24 @@ class Submitter:
             left = [each for each in refused if isinstance(each.result, NoPlace)]
             self._refuse_suppressed(left, sink)
 
-    def _store_elsewhere(self, batch: Batch, given_up: Sequence[Entry], sink: Sink) -> None:
-        """Reserve and store once more what has lost its reservation before it was stored.
+    def _store(self, batch: Batch, sink: Sink) -> None:
+        """Store what is reserved.
 
-        That happens where this process stood still between the two.
+        Reserve and store once more what has lost its reservation before it was stored: this
+        process stood still between the two.
         """
-        again = Batch([*given_up])
-        for entry in given_up:
-            entry.result = None
-        self._post(again, given_up, sink)
-        self._collect(again, sink)
-        self._compose(again.booked)
-        sink.store(again)
-        lost = set(given_up)
-        batch.stored = [each for each in batch.stored if each not in lost] + again.stored
+        self._compose(batch.booked)
+        sink.store(batch)
+        given_up = [each for each in batch.booked if isinstance(each.result, GivenUp)]
+        if given_up:
+            again = Batch([*given_up])
+            for entry in given_up:
+                entry.result = None
+            self._book(again, given_up, sink)
+            self._compose(again.booked)
+            sink.store(again)
+            lost = set(given_up)
+            batch.stored = [each for each in batch.stored if each not in lost] + again.stored
 
     def _compose(self, booked: Sequence[Entry]) -> None:
         """Make the messages that are to be stored."""
@@ -256,7 +236,3 @@ class Submitter:
             entry.addition = Addition(
                 message, enqueue_at, valid.fingerprint, valid.body_json, valid.status_url
             )
-
-
-def _asked(entries: Iterable[Entry]) -> list[Request]:
-    return [each.request for each in entries if each.request is not None]

@@ -107,7 +107,7 @@ class Caller:
         drafts = [self._draft(keyed) for _ in range(self._rng.randrange(2, 8))]
         every = self._asking(drafts)
         begun = self._process.monotonic()
-        way = self._rng.choice(["each", "ahead", "all or none"])
+        way = self._rng.choice(["each", "all or none"])
         self._tell("asks: submit many", f"{len(drafts)}, {way}")
         results: list[Message | Rejection] = []
         otherwise = "unknown"
@@ -116,9 +116,7 @@ class Caller:
             if way == "all or none":
                 results = batches.submit_all(drafts, progress=None)
             else:
-                for result in batches.submit_each(
-                    drafts, total=None, progress=None, ahead=way == "ahead"
-                ):
+                for result in batches.submit_each(drafts, total=None, progress=None):
                     results.append(result)
         except DispatcherError as error:
             is_certain = way == "all or none" and not isinstance(error, OutcomeUnknown)

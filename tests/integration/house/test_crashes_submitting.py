@@ -92,7 +92,6 @@ WAYS: tuple[tuple[str, Callable[..., None], int, bool], ...] = (
     ("joined.after_add", joins, 0, False),
     ("joined.after_commit", joins, 1, False),
     ("submit.after_enqueue", joins, 1, True),
-    ("submit.after_post", submits_many, 0, False),
     ("submit.after_reserve", submits_many, 0, False),
     ("submit.after_commit", submits_many, 3, False),
     ("submit.after_enqueue", submits_many, 3, True),

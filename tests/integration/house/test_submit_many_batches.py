@@ -1,4 +1,4 @@
-"""A batch of many is booked while the one before it is stored: nobody may notice."""
+"""Many drafts go in batches of 1,000: what fails in one leaves the others whole."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_progress_that_raises_frees_the_batch_under_way(house: House) -> None:
 
 def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> None:
     answers = house.parts.batches.submit_each(
-        [draft(f"to {n}") for n in range(2 * BATCH + 50)], total=None, progress=None, ahead=True
+        [draft(f"to {n}") for n in range(2 * BATCH + 50)], total=None, progress=None
     )
     next(answers)
     cast("Any", answers).close()
@@ -152,10 +152,10 @@ def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> 
     assert not lines_in_use(house)
 
 
-def test_who_stops_while_places_are_awaited_leaves_none(house: House) -> None:
+def test_an_interrupt_while_a_batch_is_reserved_leaves_no_reservation(house: House) -> None:
     reserver = vars(house.parts.reserver)
     stop = nth(2, raising(KeyboardInterrupt()))
-    reserver["_bulk"] = Between(reserver["_bulk"], before={"collect": stop})
+    reserver["_bulk"] = Between(reserver["_bulk"], before={"reserve": stop})
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
     assert len(house.rows()) == BATCH
