@@ -77,21 +77,21 @@ class Story:
         return self.scene.base + step.offset
 
     def book(self, step: Step, room: int = 0) -> None:
-        wish, asked, message_id = self.wish(step), self.asked(step), new_id()
+        wish, asked = self.wish(step), self.asked(step)
         slot = self.ledger.slot(wish, asked)
         latest = from_ms(asked + room) if room else None
         try:
             found = self.real.windows.reserve(
-                message_id, terms=wish.terms, send_at=from_ms(asked), latest=latest
+                new_id(), terms=wish.terms, send_at=from_ms(asked), latest=latest
             )
         except NoPlace as refused:
             assert slot > asked + room
             self.ledger.check(wish, asked, refused)
         else:
-            assert (found.message_id, to_ms(found.send_at)) == (message_id, slot)
+            assert to_ms(found.send_at) == slot
             assert slot <= asked + room
-            self.ledger.book(wish.scopes, message_id, slot)
-            self.of[message_id] = wish
+            self.ledger.book(wish.scopes, found.message_id, slot)
+            self.of[found.message_id] = wish
 
     def shift(self, step: Step) -> None:
         self.book(step, step.room)
