@@ -42,14 +42,15 @@ test-all: $(READY) ## Run all tests, each on every database: about 8 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-fast: $(READY) ## Run the tests that need no server
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -m "not server" --ignore tests/acceptance --ignore tests/simulation
 
 test-slow: $(READY) ## Run all tests with half of the processor: no result may depend on speed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line may have a secret
 	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \
-		tests/unit tests/integration -k "not postgresql and not mariadb"
+		--ignore tests/acceptance --ignore tests/property --ignore tests/simulation \
+		-k "not postgresql and not mariadb"
 
 soak: $(READY) ## Break real servers and processes by SEED for MINUTES, and check the promises
 	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES)

@@ -17,6 +17,7 @@ from tests.support import canaries
 from tests.support.compiled import compile_once
 from tests.support.far import FarDatabase
 from tests.support.figures import pytest_terminal_summary, report
+from tests.support.house_fixtures import build, house, slow
 from tests.support.mariadb import MariaDBServer
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import own_queue, rabbitmq
@@ -25,14 +26,22 @@ from tests.support.servers import PostgresServer, RedisServer
 from tests.support.sharing import pytest_xdist_make_scheduler
 
 __all__ = [
+    "build",
+    "house",
     "own_queue",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
     "rabbitmq",
     "report",
+    "slow",
 ]
 
-_ON_EVERY_DATABASE = "tests/integration/store/"
+_ON_EVERY_DATABASE = "tests/store/"
+_SERVERS = {
+    "redis_session", "own_redis", "postgres", "mariadb", "rabbitmq", "database_url",
+    "empty_database_url", "far",
+}  # fmt: skip
+"""The fixtures that start a server."""
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +148,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Without ``--all`` a test of the store runs on every database, any other one on PostgreSQL where
     it can, and those marked ``long`` do not run.
     """
+    for item in items:
+        if not _SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
     left_out = {item for item in items if _is_on("mariadb", item) and not _asks_for_mariadb(item)}
     if not config.getoption("all"):
         left_out |= {item for item in items if item.get_closest_marker("long") is not None}

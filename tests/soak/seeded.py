@@ -209,7 +209,7 @@ BUGS = (
             Change(file="limiters/lua/settle_permits.lua", old="redis.call('ZADD'",
                    new="at and 0 or redis.call('ZADD'"),
         ],
-        test="tests/integration/house/test_delivery_limits.py",
+        test="tests/delivery/test_delivery_limits.py",
     ),
     Bug(
         name="quota judged on one side",
@@ -300,7 +300,7 @@ BUGS = (
             "local known = redis.call('ZSCORE', window, id)",
             "local known = false",
         ),
-        test="tests/integration/reservation/test_faults.py",
+        test="tests/reservation/test_faults.py",
     ),
     Bug(
         name="token not checked in the record",
@@ -309,7 +309,7 @@ BUGS = (
             'messages.c.id == given("id"), messages.c.claim_token == given("token")',
             'messages.c.id == given("id"), given("token") == given("token")',
         ),
-        test="tests/integration/store/test_claims.py",
+        test="tests/store/test_claims.py",
     ),
     Bug(
         name="a late success forgotten once another has claimed",
@@ -318,7 +318,7 @@ BUGS = (
             'messages.c.claim_token >= given("token")',
             'messages.c.claim_token == given("token")',
         ),
-        test="tests/integration/store/test_claims.py",
+        test="tests/store/test_claims.py",
     ),
     Bug(
         name="the rest of the claim not checked before the send",
@@ -327,6 +327,6 @@ BUGS = (
             "is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout",
             "is_ours = bool(claim)",
         ),
-        test="tests/integration/house/test_delivery.py",
+        test="tests/delivery/test_delivery.py",
     ),
 )  # fmt: skip

@@ -1,9 +1,8 @@
 """How the tests are shared among the processes of a run with ``--dist loadfile``.
 
 Files are begun in the order in which they are collected: those of ``tests/acceptance``, where a
-test takes seconds, come first, and the quick ones of ``tests/unit`` last, so that no process waits
-long for another's last file. (By xdist's own order files with many tests come first; here these
-are the quick ones.)
+test takes seconds, come first, so that no process waits long for another's last file. (By xdist's
+own order files with many tests come first; here these are the quick ones.)
 
 What starts whole environments has deadlines to keep. So the files that do count as one, and so do
 those that type commands: beside other tests there is at most one of each at a time.

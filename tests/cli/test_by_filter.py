@@ -1,0 +1,281 @@
+"""Changes to all messages that match: counted, asked for, done in batches, told by reason."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    Dispatcher,
+    Message,
+    PermanentFailure,
+    ReservationsUnavailable,
+    Status,
+    StoreUnavailable,
+    Unavailable,
+)
+from dispatcher.cli import changes
+from tests.cli.conftest import Run
+from tests.support.house import House
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def many(house: House, monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """Give seven messages on two channels; a batch is of two."""
+    monkeypatch.setattr(changes, "_BATCH", 2)
+    return [
+        house.submit(f"r{n}", channel=("memory", "file")[n % 2], send_in=(n + 1) * HOUR)
+        for n in range(7)
+    ]
+
+
+def statuses(house: House, some: list[Message]) -> list[str]:
+    return [house.again(each).status.value for each in some]
+
+
+def test_what_matches_is_cancelled_and_its_quota_given_back(
+    house: House, run: Run, many: list[Message]
+) -> None:
+    ran = run("cancel", "--channel", "memory", "--yes")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "cancel: 4 of 4 messages done\n"
+    assert statuses(house, many) == ["cancelled", "scheduled"] * 3 + ["cancelled"]
+    assert set(house.all_members()) == {"r1", "r3", "r5"}
+    again = run("cancel", "--channel", "memory", "--yes", "--json")
+    assert again.data == {
+        "matched": 0, "done": 0, "refused": {}, "refusals": [], "complete": True,
+    }  # fmt: skip
+
+
+def test_without_yes_it_asks_and_tells_how_many(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO("n\n"))
+    refused = run("cancel", "--recipient", "r0")
+    assert refused.code == 1
+    assert "cancel 1 message?" in refused.err
+    assert house.again(many[0]).status is Status.SCHEDULED
+    monkeypatch.setattr("sys.stdin", StringIO("y\n"))
+    assert run("cancel", "--recipient", "r0", "--json").data["done"] == 1
+    monkeypatch.setattr("sys.stdin", StringIO(""))
+    unasked = run("cancel", "--all")
+    assert unasked.code == 2, "nobody is there to answer"
+    assert "\nerror: --yes: " in unasked.err
+    assert house.again(many[1]).status is Status.SCHEDULED
+    assert run("cancel", "--all", "--yes").out == "cancel: 6 of 6 messages done\n"
+
+
+def test_filters_by_scope_prefix_and_date(
+    run: Run, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_SCOPES__TENANT__QUOTAS", "99/day")
+    house.parts.redis.flushall()
+    with Dispatcher() as dispatcher:
+        dispatcher.rebuild_windows()
+        for n, at in enumerate(("2030-01-07T23:30", "2030-01-08T00:30", "2030-01-08T23:30")):
+            dispatcher.submit(
+                channel="memory", recipient=f"r{n}", body={}, send_at=at, zone="Europe/Berlin",
+                scopes={"tenant": ("acme", "ajax")[n % 2]}, idempotency_key=f"winter:{n}",
+            )  # fmt: skip
+        house.submit("ben", idempotency_key="summer:1", send_at="2030-06-01T00:00Z")
+    day = ("--from", "2030-01-08", "--to", "2030-01-09", "--zone", "Europe/Berlin")
+    for filters, recipients in (
+        (("--count", "tenant=acme"), ["r2", "r0"]),
+        (("--count", "recipient.memory=r1"), ["r1"]),
+        (("--count", "channel.memory=memory", "--key-prefix", "winter:"), ["r2", "r1", "r0"]),
+        (("--key-prefix", "winter:", *day), ["r2", "r1"]),
+        (("--from", "2030-01-08"), ["ben", "r2"]),
+    ):
+        found = run("list", *filters, "--json").lines
+        assert [each["recipient"] for each in found] == recipients, filters
+    assert run("cancel", *day, "--count", "tenant=acme", "--yes", "--json").data["done"] == 1
+
+
+def test_times_choose_by_the_promise(house: House, run: Run, many: list[Message]) -> None:
+    until = many[2].send_at.isoformat()
+    assert run("cancel", "--to", until, "--yes", "--json").data["done"] == 2
+    assert statuses(house, many)[:3] == ["cancelled", "cancelled", "scheduled"]
+
+
+def test_reasons_are_told_and_the_first_gives_the_exit_code(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are taken between the look and the change."""
+    select = Dispatcher.select
+
+    def taken_meanwhile(self: Dispatcher, **asked: Any) -> Any:
+        found = list(select(self, **asked))
+        house.change(found[:3], status="sent", finished_at=house.database_time())
+        return iter(found)
+
+    monkeypatch.setattr(Dispatcher, "select", taken_meanwhile)
+    ran = run("cancel", "--all", "--yes")
+    assert ran.code == 5
+    assert ran.out.splitlines() == [
+        "cancel: 4 of 7 messages done", "  not done 3: already sent",
+    ]  # fmt: skip
+    assert statuses(house, many).count("cancelled") == 4
+
+
+def test_an_outage_on_the_way_tells_how_to_go_on(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel_many = Dispatcher.cancel_many
+    left = [2]
+
+    def failing(self: Dispatcher, ids: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise StoreUnavailable("the database cannot be reached")
+        return cancel_many(self, ids)
+
+    monkeypatch.setattr(Dispatcher, "cancel_many", failing)
+    ran = run("cancel", "--all", "--yes", "--json")
+    assert ran.code == 6
+    assert "Run it again" in ran.err
+    assert (ran.data["done"], ran.data["complete"]) == (4, False)
+    left[0] = 99
+    assert run("cancel", "--all", "--yes", "--json").data["matched"] == 3
+    assert statuses(house, many) == ["cancelled"] * 7
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, ReservationsUnavailable])
+def test_what_was_moved_is_not_moved_twice_after_an_outage(
+    house: House,
+    run: Run,
+    many: list[Message],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Unavailable],
+) -> None:
+    """What was moved is scheduled still, so the same command would move it once more."""
+    reschedule_many = Dispatcher.reschedule_many
+    left = [2]
+
+    def failing(self: Dispatcher, ids: Any, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            return [error("it cannot be reached")] * len(ids)
+        return reschedule_many(self, ids, **more)
+
+    monkeypatch.setattr(Dispatcher, "reschedule_many", failing)
+    later = ("reschedule", "--all", "--later", "30 minutes", "--yes")
+    ran = run(*later)
+    assert ran.code == 6
+    first, last = many[4].id, many[5].id
+    on, behind = (f"go on with --made-after {many[number].id}" for number in (3, 5))
+    if error is StoreUnavailable:
+        said = f"Look at {first}: if they, up to {last}, were changed, {behind}, else {on}."
+    else:
+        said = f"What was changed matches still, so do not change it twice: {on}."
+    assert ran.err.rstrip().endswith(said)
+    assert ran.out.startswith("reschedule: 4 of 7 messages done")
+    left[0] = 99
+    rest = run(*later, "--made-after", str(many[3].id))
+    assert rest.out == "reschedule: 3 of 3 messages done\n"
+    assert [house.again(each).send_at - each.send_at for each in many] == [HOUR / 2] * 7
+
+
+def test_before_anything_was_moved_the_command_is_run_again(
+    house: House, run: Run, many: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Dispatcher, ids: Any, **more: Any) -> Any:
+        return [StoreUnavailable("the database cannot be reached")] * len(ids)
+
+    monkeypatch.setattr(Dispatcher, "reschedule_many", failing)
+    ran = run("reschedule", "--all", "--later", "30 minutes", "--yes")
+    assert ran.err.rstrip().endswith(f"--made-after {many[1].id}, else run it again.")
+
+
+def test_reschedule_moves_all_by_a_length(house: House, run: Run, many: list[Message]) -> None:
+    ran = run("reschedule", "--channel", "file", "--later", "30 minutes", "--yes")
+    assert (ran.code, ran.out) == (0, "reschedule: 3 of 3 messages done\n")
+    moved = [house.again(each).send_at - each.send_at for each in many]
+    assert moved == [0 * HOUR, HOUR / 2] * 3 + [0 * HOUR]
+    far = run("reschedule", "--all", "--later", "3000 days", "--yes")
+    assert far.code == 2
+    assert "not done 7: InvalidSendTime" in far.out
+    one = run("reschedule", str(many[0].id), "--later", "1 hour")
+    assert one.out.startswith(f"{many[0].id} is scheduled for ")
+
+
+def test_a_zone_that_reads_the_filters_moves_no_message_to_it(house: House, run: Run) -> None:
+    """Recipients in other zones had the quiet hours of Berlin from then on."""
+    zones = ["Europe/London", "America/New_York", None]
+    messages = [
+        house.submit(f"r{n}", zone=zone, send_at="2030-01-07T12:00:00+00:00")
+        for n, zone in enumerate(zones)
+    ]
+    span = ("--from", "2030-01-07T13:00", "--to", "2030-01-07T13:01")
+    command = ("reschedule", *span, "--yes", "--json")
+    by_zone = run(*command, "--zone", "Europe/Berlin", "--later", "1 hour")
+    assert by_zone.data["done"] == 3
+    again = [house.again(each) for each in messages]
+    assert [each.zone for each in again] == zones
+    assert {each.send_at.hour for each in again} == {13}
+    span = ("--from", "2030-01-07T14:00", "--to", "2030-01-07T14:01")
+    own = run(
+        "reschedule",
+        *span,
+        "--filter-zone",
+        "Europe/Berlin",
+        "--channel",
+        "memory",
+        "--json",
+        "--send-at",
+        "2030-01-08T09:00",
+        "--yes",
+    )
+    assert own.data["done"] == 2, "one has no zone by which the time could be read"
+    assert [house.again(each).send_at.hour for each in messages[:2]] == [9, 14]
+
+
+def test_another_zone_for_messages_is_named_before_it_is_confirmed(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = house.submit(zone="Europe/London", send_at="2030-01-07T12:00:00+00:00")
+    command = ("reschedule", "--all", "--set-zone", "Europe/Berlin", "--later", "1 hour")
+    monkeypatch.setattr("sys.stdin", StringIO("n\n"))
+    asked = run(*command)
+    assert "reschedule 1 message and set the zone to Europe/Berlin?" in asked.err
+    assert house.again(message) == message
+    assert run(*command, "--yes").code == 0
+    assert house.again(message).zone == "Europe/Berlin"
+    wrong = run(*command, "--set-zone", "Mars")
+    assert (wrong.code, wrong.out) == (2, "")
+
+
+def test_release_drop_and_retry_take_filters(house: House, run: Run) -> None:
+    messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
+    house.parts.delivery.parts.claims.claim([each.id for each in messages])
+    house.end_claims(*messages)
+    house.parts.sweep.rescue()
+    assert run("release", "--recipient", "ada", "--yes").out == "release: 1 of 1 message done\n"
+    assert run("drop", "--all", "--yes").out == "drop: 2 of 2 messages done\n"
+    assert statuses(house, messages) == ["scheduled", "failed", "failed"]
+    refused = run("retry", "--recipient", "ben", "--yes")
+    assert refused.code == 2
+    assert "not done 1: InvalidValue" in refused.out
+    assert run("retry", "--all", "--perhaps-sent", "--yes", "--json").data["done"] == 2
+    assert statuses(house, messages) == ["scheduled"] * 3
+
+
+def test_retry_by_id(house: House, run: Run) -> None:
+    def refuse(_: Message) -> None:
+        raise PermanentFailure("no such number")
+
+    house.memory.before = refuse
+    message = house.submit()
+    house.deliver(message)
+    ran = run("retry", str(message.id))
+    assert (ran.code, ran.out) == (0, f"{message.id} is scheduled\n")
+    assert run("retry", str(message.id)).code == 5
+
+
+def test_several_ids_are_cancelled_at_once(house: House, run: Run, many: list[Message]) -> None:
+    ran = run("cancel", *(str(each.id) for each in many[:2]), "--json")
+    assert [each["status"] for each in ran.data] == ["cancelled"] * 2

@@ -1,0 +1,322 @@
+"""Every command that tells or changes something: what it does, prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dispatcher import Message, PermanentFailure, Status
+from dispatcher.cli import app
+from dispatcher.cli.output import iso
+from tests.cli.conftest import Run
+from tests.support.house import House
+
+MESSAGE_FIELDS = {
+    "id", "status", "channel", "recipient", "scope", "body", "send_at", "next_attempt_at",
+    "expires_at", "attempt_count", "max_attempts", "idempotency_key", "created_at",
+    "finished_at", "last_error", "scopes", "zone", "quiet_hours", "on_unknown", "expire_after",
+    "asked_at", "trace", "enqueued_at",
+}  # fmt: skip
+STORY_FIELDS = {"attempts", "reservations", "status_host", "told", "next"}
+ATTEMPT_FIELDS = {"token", "started_at", "finished_at", "outcome", "error", "receipt"}
+COMMANDS = [
+    "demo", "up", "worker", "beat", "migrate", "submit", "show", "list", "reschedule", "update",
+    "cancel", "next-slot", "import", "timeline", "windows", "doctor", "held", "release", "drop",
+    "retry", "export", "status", "top", "version", "suppress", "unsuppress", "suppressed",
+]  # fmt: skip
+TO = ("--channel", "memory", "--recipient", "ada")
+SOON = ("--send-in", "10 minutes")
+
+
+def submit(run: Run, *more: str) -> dict[str, Any]:
+    ran = run("submit", *TO, "--text", "hello", *(more or SOON), "--json")
+    assert (ran.code, ran.err) == (0, "")
+    data: dict[str, Any] = ran.data
+    return data
+
+
+def test_help_lists_every_command_and_the_exit_codes() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "Exit codes" in shown.output
+    for command in COMMANDS:
+        assert command in shown.output
+        helped = CliRunner().invoke(app, [command, "--help"])
+        assert helped.exit_code == 0
+        assert CliRunner().invoke(app, [command, "-h"]).output == helped.output
+        assert f"$ dispatcher {command}" in helped.output or command == "windows"
+
+
+def test_submit_as_json_has_every_field(house: House, run: Run) -> None:
+    data = submit(run)
+    assert set(data) == MESSAGE_FIELDS
+    assert (data["status"], data["channel"], data["recipient"]) == ("scheduled", "memory", "ada")
+    assert (data["body"], data["scope"]) == ({"text": "hello"}, "ada")
+    stored = house.dispatcher.get(data["id"])
+    assert iso(stored.send_at) == data["send_at"]
+    assert iso(stored.created_at) == data["created_at"]
+
+
+def test_submit_for_people_says_id_status_and_time(house: House, run: Run) -> None:
+    ran = run("submit", *TO, "--text", "hello", *SOON)
+    [stored] = [*house.dispatcher.select()]
+    assert ran.code == 0
+    assert ran.out.split() == [
+        str(stored.id), "is", "scheduled", "for", iso(stored.send_at),
+    ]  # fmt: skip
+
+
+def test_submit_says_the_time_by_the_clocks_of_its_zone_and_what_was_asked_for(
+    house: House, run: Run
+) -> None:
+    at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--on-conflict", "shift")
+    first, second = (run("submit", *TO, "--text", each, *at).out for each in ("one", "two"))
+    assert first.endswith(" is scheduled for 2028-07-03T09:00:00.000+05:30\n")
+    assert " is scheduled for 2028-07-03T09:01:00.000+05:30;" in second
+    assert second.endswith("; asked for was 2028-07-03T09:00:00.000+05:30\n")
+
+
+@pytest.mark.parametrize("quiet", ["none", "08:00-10:00"])
+def test_a_refusal_and_a_slot_are_said_by_the_clocks_of_the_zone_that_was_given(
+    house: House, run: Run, quiet: str
+) -> None:
+    at = ("--send-at", "2028-07-03T09:00", "--zone", "Asia/Kolkata", "--quiet-hours", quiet)
+    minute = "09:01" if quiet == "none" else "10:00"
+    local = f"2028-07-03T{minute}:00.000+05:30"
+    run("submit", *TO, "--text", "one", *at)
+    refused = run("submit", *TO, "--text", "two", *at)
+    assert refused.code == 3
+    assert refused.err.endswith(f"; by the clocks of Asia/Kolkata that is {local}\n")
+    moved = submit(run, "--send-in", "1 day")["id"]
+    refused = run("reschedule", moved, *at[:4])
+    assert refused.code == (3 if quiet == "none" else 0)
+    assert quiet != "none" or f"that is {local}" in refused.err
+    slot = ("next-slot", "--recipient", "ada", "--after", *at[1:])
+    assert quiet != "none" or run(*slot).out == f"{local}\n"
+    instant = datetime.fromisoformat(run(*slot, "--json").data["next_slot"])
+    assert quiet != "none" or instant == datetime.fromisoformat(local)
+    plain = run("submit", *TO, "--text", "two", "--send-at", "2028-07-03T03:30Z")
+    assert "by the clocks" not in plain.err
+
+
+def test_submit_takes_every_option(house: House, run: Run) -> None:
+    options = [
+        *("submit", *TO, "--body", '{"a": [1, null]}', "--send-at", "2028-10-29T02:30"),
+        *("--zone", "Europe/Berlin", "--fold", "1", "--scope", "family", "--key", "k"),
+        *("--expires-at", "2028-10-30T00:00Z", "--on-conflict", "shift"),
+        *("--latest", "2028-10-29T12:00Z", "--json"),
+    ]
+    first, again = run(*options).data, run(*options).data
+    assert first == again
+    stored = house.dispatcher.get(first["id"])
+    assert stored.send_at == datetime(2028, 10, 29, 1, 30, tzinfo=UTC)
+    assert stored.expires_at == datetime(2028, 10, 30, tzinfo=UTC)
+    assert (stored.scope, stored.idempotency_key, stored.body) == ("family", "k", {"a": [1, None]})
+
+
+def test_show_tells_everything_its_attempts_included(house: House, run: Run) -> None:
+    data = submit(run, "--send-in", "0")
+
+    def fail(_: Message) -> None:
+        raise PermanentFailure("no such [red]number")
+
+    house.memory.before = fail
+    house.deliver(house.dispatcher.get(data["id"]))
+    shown = run("show", data["id"], "--json").data
+    assert set(shown) == MESSAGE_FIELDS | STORY_FIELDS
+    assert shown["status"] == "failed"
+    [attempt] = shown["attempts"]
+    assert set(attempt) == ATTEMPT_FIELDS
+    assert (attempt["token"], attempt["outcome"]) == (1, "permanent")
+    people = run("show", data["id"])
+    assert people.code == 0
+    for part in (data["id"], "hello", "failed", "permanent", "no such"):
+        assert part in people.out
+
+
+@pytest.mark.parametrize("text", ["[red]x", "[/]", "a[bold]b[/bold]"])
+def test_show_and_list_print_text_as_it_is(house: House, run: Run, text: str) -> None:
+    message = house.submit(text, body={"text": text}, send_in=timedelta(minutes=10))
+    for ran in (run("show", str(message.id)), run("list")):
+        assert ran.code == 0
+        assert text in ran.out
+
+
+@pytest.mark.parametrize("outcome", ["sent", "failed"])
+def test_what_strangers_wrote_is_shown_and_obeyed_by_no_terminal(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    evil = "\x1b]0;renamed\x07\x1b[2J\r\n\x9b31m\u202ekcatta"
+
+    def answer(*_: object) -> str:
+        if outcome == "failed":
+            raise PermanentFailure(evil)
+        return evil
+
+    monkeypatch.setattr(type(house.memory), "send", answer)
+    message = house.submit(body={"text": evil})
+    house.deliver(message)
+    data = json.loads(run("show", str(message.id), "--json").out)
+    [attempt] = data["attempts"]
+    assert evil in (attempt["receipt"] or attempt["error"])
+    assert data["body"] == {"text": evil}
+    commands = (("show", str(message.id)), ("show", str(message.id), "--json"),
+                ("list", "--json"), ("export", "--bodies"))  # fmt: skip
+    for command in commands:
+        out = run(*command).out
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out), command
+        assert "renamed" in out
+    assert r"\u001b]0;renamed\u0007" in run("show", str(message.id)).out.split("what happened")[1]
+
+
+def test_list_filters_and_limits(house: House, run: Run) -> None:
+    first = submit(run)
+    second = house.submit("ben", channel="file", send_in=timedelta(minutes=10))
+    house.dispatcher.cancel(second.id)
+    assert [each["id"] for each in run("list", "--json").lines] == [str(second.id), first["id"]]
+    assert [each["id"] for each in run("list", "--limit", "1", "--json").lines] == [str(second.id)]
+    for filters in (["--status", "scheduled"], ["--recipient", "ada"], ["--channel", "memory"]):
+        [only] = run("list", *filters, "--json").lines
+        assert only["id"] == first["id"]
+        assert set(only) == MESSAGE_FIELDS
+    table = run("list")
+    assert first["id"] in table.out
+    assert "hello" not in table.out, "a list shows no bodies"
+    assert run("list", "--recipient", "nobody", "--json").lines == []
+    assert run("list", "--recipient", "nobody").out == "no messages\n"
+
+
+def test_cancel_frees_the_place(house: House, run: Run) -> None:
+    data = submit(run)
+    assert set(house.members()) != set()
+    cancelled = run("cancel", data["id"], "--json").data
+    assert set(cancelled) == MESSAGE_FIELDS
+    assert (cancelled["id"], cancelled["status"]) == (data["id"], "cancelled")
+    assert house.members() == {}
+    assert run("cancel", data["id"]).out == f"{data['id']} is cancelled\n"
+    assert house.dispatcher.get(data["id"]).status is Status.CANCELLED
+
+
+def test_next_slot_tells_and_books_nothing(house: House, run: Run) -> None:
+    data = submit(run)
+    expected = datetime.fromisoformat(data["send_at"]) + timedelta(minutes=1)
+    shown = run("next-slot", "--recipient", "ada", "--after", data["send_at"], "--json")
+    assert shown.data == {"next_slot": iso(expected)}
+    assert (
+        run("next-slot", "--scope", "ada", "--after", data["send_at"]).out == f"{iso(expected)}\n"
+    )
+    assert len(house.members()) == 1
+    assert run("next-slot", "--recipient", "ada").code == 0
+
+
+def test_a_page_of_a_list_tells_how_to_read_on(house: House, run: Run) -> None:
+    ids = [str(house.submit(f"r{n}", send_in=timedelta(minutes=10)).id) for n in range(3)]
+    first = run("list", "--limit", "2")
+    assert f"there are more: --after {ids[1]}" in first.out
+    rest = run("list", "--limit", "2", "--after", ids[1])
+    assert ids[0] in rest.out
+    assert "there are more" not in rest.out
+
+
+def test_list_takes_every_filter(house: House, run: Run) -> None:
+    message = house.submit("ada", scope="family", idempotency_key="k", send_in=timedelta(hours=1))
+    house.submit("ben", channel="file", send_in=timedelta(hours=3))
+    later = (message.send_at + timedelta(hours=1)).isoformat()
+    for filters in (
+        ("--scope", "family"), ("--key", "k"), ("--to", later), ("--status", "scheduled",
+        "--channel", "memory"), ("--from", "2020-01-01T00:00", "--zone", "UTC", "--to", later),
+    ):  # fmt: skip
+        assert [each["id"] for each in run("list", *filters, "--json").lines] == [str(message.id)]
+    assert run("list", "--overdue", "--json").lines == []
+    [other] = run("list", "--made-after", str(message.id), "--json").lines
+    assert other["recipient"] == "ben"
+    assert run("list", "--made-after", other["id"], "--json").lines == []
+
+
+def test_a_shell_completes_commands_and_channels(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(words: str) -> str:
+        monkeypatch.setenv("_DISPATCHER_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        return CliRunner().invoke(app, [], prog_name="dispatcher").output
+
+    assert "reschedule" in completed("dispatcher re")
+    assert completed("dispatcher list --channel m").strip() == "memory"
+    monkeypatch.setenv("DISPATCHER_CONFIG", "/nowhere.toml")
+    assert completed("dispatcher list --channel m").strip() == ""
+
+
+def test_colours_are_for_terminals_that_want_them(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(**wish: str) -> str:
+        code = "from dispatcher.cli import main; import sys; sys.argv[1:] = ['list']; main()"
+        plain = {name: each for name, each in os.environ.items() if name != "NO_COLOR"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=plain | wish, capture_output=True, check=True
+        )
+        return done.stdout.decode()
+
+    house.submit()
+    assert "\x1b[36mscheduled" in shown(FORCE_COLOR="1", TERM="xterm")
+    assert "\x1b[36m" not in shown(FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    assert "\x1b" not in shown()
+
+
+def test_version_is_the_installed_one(run: Run) -> None:
+    assert run("version").out == f"{version('dispatcher')}\n"
+    assert run("version", "--json").data == {"version": version("dispatcher")}
+
+
+def test_migrate_builds_the_tables_and_is_safe_to_repeat(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{tmp_path}/new.db")
+    for _ in range(2):
+        ran = run("migrate")
+        assert (ran.code, ran.err) == (0, "")
+        assert "revision" in ran.out
+    assert run("list", "--json").lines == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (["CREATE TABLE dispatcher_messages (x)"], "set another table_prefix"),
+        (
+            [
+                "CREATE TABLE dispatcher_alembic_version (version_num)",
+                "INSERT INTO dispatcher_alembic_version VALUES ('9999')",
+            ],
+            "at revision 9999, which this version does not know",
+        ),
+    ],
+    ids=["a table of another program", "a later version"],
+)
+def test_migrate_says_in_a_line_what_is_in_its_way(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: list[str], said: str
+) -> None:
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{tmp_path}/taken.db")
+    with closing(sqlite3.connect(tmp_path / "taken.db")) as connection, connection:
+        for each in statements:
+            connection.execute(each)
+    ran = run("migrate")
+    assert ran.code != 0
+    assert ran.out == ""
+    [line] = ran.err.splitlines()
+    assert line.startswith("error: store unavailable: it ")
+    assert said in line

@@ -1,0 +1,254 @@
+"""When a command cannot do what is asked: one sentence, the right exit code, no secrets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.cli.output import iso
+from dispatcher.message import new_id
+from tests.cli.conftest import Run, run_process
+from tests.support.house import House
+
+TO = ("--channel", "memory", "--recipient", "ada", "--text", "hello")
+AT = ("--send-at", "2028-01-01T11:11:11Z")
+SECRET = "hunter2"  # noqa: S105 - looked for where it must not be
+
+
+def submitted(house: House, **asked: Any) -> str:
+    return str(house.submit(send_at="2028-01-01T11:11:11Z", **asked).id)
+
+
+def sent(house: House) -> str:
+    message = house.submit("ben")
+    house.deliver(message)
+    return str(message.id)
+
+
+Case = tuple[int, str, Callable[[House], list[str]]]
+
+CASES: dict[str, Case] = {
+    "unknown channel": (2, "there is no channel 'fax'", lambda _: [
+        "submit", "--channel", "fax", "--recipient", "ada", "--text", "x", *AT]),
+    "bad recipient": (2, "--recipient: ", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "", "--text", "x", *AT]),
+    "no body": (2, "neither or both of --text and --body", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", *AT]),
+    "body no JSON": (2, "--body: is no JSON", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", "--body", "{", *AT]),
+    "body no object": (2, "--body: a list", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", "--body", "[]", *AT]),
+    "body far too deep": (2, "--body: ", lambda _: [
+        "submit", "--channel", "memory", "--recipient", "ada", "--body", "[" * 50_000, *AT]),
+    "no time": (2, "--send-at: neither of --send-at and --send-in", lambda _: ["submit", *TO]),
+    "past": (2, "is past", lambda _: ["submit", *TO, "--send-at", "1999-01-01T00:00Z"]),
+    "local without zone": (2, "neither an offset nor a zone", lambda _: [
+        "submit", *TO, "--send-at", "2028-01-01T11:11"]),
+    "time for a terminal": (2, "accepted: a time with an offset (2026-12-24T08:30+01:00), or", (
+        lambda _: ["submit", *TO, "--send-at", "2028-01-01T11:11"])),
+    "local time": (2, "a local time (2026-12-24T08:30) together with --zone\n", lambda _: [
+        "submit", *TO, "--send-at", "2028-01-01T11:11"]),
+    "time or date": (2, "together with --zone, or a date (2026-12-24)\n", lambda _: [
+        "list", "--from", "tomorrow"]),
+    "unreadable length": (2, "--send-in: cannot read 'soon'", lambda _: [
+        "submit", *TO, "--send-in", "soon"]),
+    "unreadable expiry": (2, "--expire-after: cannot read '-1 hour'", lambda _: [
+        "submit", *TO, *AT, "--expire-after", "-1 hour"]),
+    "unreadable move": (2, "--later: cannot read 'soon'", lambda _: [
+        "reschedule", "--all", "--later", "soon"]),
+    "unreadable since": (2, "--since: cannot read 'x'", lambda _: ["status", "--since", "x"]),
+    "unreadable every": (2, "--every: cannot read 'x'", lambda _: ["status", "--every", "x"]),
+    "unreadable within": (2, "--within: cannot read 'x'", lambda _: ["top", "--within", "x"]),
+    "bad id": (2, "is no message id", lambda _: ["show", "4711"]),
+    "next slot of nobody": (2, "neither recipient nor scope", lambda _: ["next-slot"]),
+    "list too many": (2, "--limit: ", lambda _: ["list", "--limit", "0"]),
+    "list behind nothing": (2, "--after: ", lambda _: ["list", "--after", "4711"]),
+    "list no time": (2, "--from: ", lambda _: ["list", "--from", "tomorrow"]),
+    "list no date": (2, "--to: there is no date 2026-02-30", lambda _: [
+        "list", "--to", "2026-02-30"]),
+    "list backwards": (2, "--to: is not later than --from", lambda _: [
+        "list", "--from", "2026-02-02", "--to", "2026-02-01"]),
+    "list no key": (2, "--key: 0 characters", lambda _: ["list", "--key", ""]),
+    "list no prefix": (2, "--key-prefix: 0 characters", lambda _: ["list", "--key-prefix", ""]),
+    "list of no scope": (2, "--count: cannot read 'tenant'", lambda _: [
+        "list", "--count", "tenant"]),
+    "list of an unknown kind": (2, "--count: there is no kind 'tenant'", lambda _: [
+        "list", "--count", "tenant=acme"]),
+    "text too long": (2, "--text: ", lambda _: [
+        "submit", *TO[:4], "--text", "x" * 70_000, *AT]),
+    "move of one to the past": (2, "--send-at: 1999-01-01T00:00:00+00:00 is past", lambda house: [
+        "reschedule", submitted(house), "--send-at", "1999-01-01T00:00Z"]),
+    "latest without a shift": (2, "--latest: given without --on-conflict", lambda _: [
+        "submit", *TO, *AT, "--latest", "2028-01-02T00:00Z"]),
+    "change nothing": (2, "no message is named", lambda _: ["cancel", "--yes"]),
+    "change by both": (2, "given together with a filter", lambda _: [
+        "drop", str(new_id()), "--channel", "memory"]),
+    "change of another status": (2, "--status: no message that is sent", lambda _: [
+        "cancel", "--status", "sent"]),
+    "later and a time": (2, "--send-at: none or several of the times", lambda _: [
+        "reschedule", str(new_id()), "--later", "1 hour", "--send-in", "5"]),
+    "retry nothing": (4, "there is no message", lambda _: ["retry", str(new_id())]),
+    "retry what was sent": (5, "is already sent", lambda house: ["retry", sent(house)]),
+    "quota": (3, "the next free slot is 2028-01-01T11:12:11+00:00", lambda house: (
+        [submitted(house), "submit", *TO, "--send-at", "2028-01-01T11:11:12Z"][1:])),
+    "show nothing": (4, "there is no message", lambda _: ["show", str(new_id())]),
+    "cancel nothing": (4, "there is no message", lambda _: ["cancel", str(new_id())]),
+    "too late": (5, "is already sent", lambda house: ["cancel", sent(house)]),
+    "key in use": (5, "which has other content", lambda house: (
+        [submitted(house, idempotency_key="k"), "submit", *TO, *AT, "--key", "k"][1:])),
+    "redis empty": (6, "reservations unavailable", lambda house: (
+        [str(house.redis.flushall()), "submit", *TO, *AT][1:])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_an_error_is_one_sentence_with_its_exit_code(house: House, run: Run, case: Case) -> None:
+    code, says, prepare = case
+    arguments = prepare(house)
+    before = house.snapshot()
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert house.snapshot() == before
+
+
+def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) -> None:
+    wanted = ("submit", "--channel", "memory", "--recipient", "ada", "--text", "hello")
+    at = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
+    booked = run(*wanted, "--send-at", at.isoformat(), "--json")
+    refused = run(*wanted, "--send-at", at.isoformat(), "--json")
+    assert refused.code == 3
+    assert refused.data == {
+        "error": "QuotaExceeded",
+        "text": refused.err.removeprefix("error: ").strip(),
+        "quota": "1/minute",
+        "scope": "ada",
+        "send_at": iso(at),
+        "conflicting": [booked.data["id"]],
+        "next_slot": iso(at + timedelta(minutes=1)),
+    }
+    strange = run("show", str(new_id()), "--json")
+    assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fly"], ["submit"], ["show"], ["list", "--status", "lost"],
+     ["submit", *TO, *AT, "--fold", "x"],
+     ["submit", *TO, *AT, "--on-conflict", "replace"]],
+    ids=str,
+)  # fmt: skip
+def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: list[str]) -> None:
+    before = house.snapshot()
+    ran = run(*arguments)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert house.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "says"),
+    [
+        ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "`dispatcher migrate`"),
+        ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
+        ("DATABASE_URL", f"postgresql+psycopg2://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
+        (
+            "REDIS_URL",
+            f"redis://:{SECRET}@127.0.0.1:1/0",
+            6,
+            "Redis at 127.0.0.1:1 cannot be reached",
+        ),
+        ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
+        ("HORIZON", "2 hours", 2, "horizon: "),
+        ("HORIZON", "soon", 2, "horizon: "),
+        ("QUOTAS", "1/fortnight", 2, "quotas"),
+        ("SHARDS", "0", 2, "shards: "),
+    ],
+)
+def test_a_wrong_configuration_is_said_without_its_secrets(  # noqa: PLR0917 - one table, one test
+    house: House,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.setenv(f"DISPATCHER_{name}", value)
+    ran = run("submit", *TO, *AT)
+    assert ran.code == code
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+    assert SECRET not in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [("postgresql://ada@host/x", "postgres"), ("mariadb://ada@host/x", "mysql")],
+)
+def test_a_missing_driver_is_named_with_the_extra_that_brings_it(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, url: str, extra: str
+) -> None:
+    for driver in ("psycopg", "pymysql"):
+        monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", url)
+    ran = run("list")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith(f"an installed driver: pip install 'dispatcher[{extra}]'\n")
+
+
+@pytest.mark.parametrize("folder", ["a file/below", "a file"])
+def test_a_folder_that_cannot_be_made_is_named(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("DISPATCHER_DATA_DIR", str(tmp_path / folder))
+    ran = run("up")
+    assert (ran.code, ran.out) == (6, "")
+    assert ran.err.startswith(f"error: embedded environment unavailable: {tmp_path / folder} ")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_worker_whose_channel_cannot_work_does_not_start(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_CHANNELS", '{"sms": {"transport": "no_such_module:send"}}')
+    ran = run("worker")
+    assert ran.code == 2
+    assert "channels.sms.transport: cannot load" in ran.err
+
+
+def test_as_a_process_it_ends_the_same_way(house: House, tmp_path: Path) -> None:
+    accepted = run_process("submit", *TO, *AT, "--json", cwd=tmp_path)
+    assert (accepted.code, accepted.err) == (0, "")
+    assert accepted.data["status"] == "scheduled"
+    refused = run_process("submit", *TO, *AT, cwd=tmp_path)
+    assert (refused.code, refused.out) == (3, "")
+    assert refused.err.startswith("error: 2028-01-01T11:11:11+00:00 does not fit the quota")
+    assert refused.err.count("\n") == 1
+    bad = run_process("submit", *TO, "--send-at", "\u202e2028", cwd=tmp_path)
+    assert bad.code == 2
+    assert "Traceback" not in bad.err
+    assert len(house.rows()) == 1
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+@pytest.mark.parametrize("url", ["pigeon://ada:{}@host", "redis://:{}@127.0.0.1/0?loft=7"])
+def test_a_broker_that_cannot_be_read_is_said_before_the_start(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, url: str, command: str
+) -> None:
+    monkeypatch.setenv("DISPATCHER_BROKER_URL", url.format(SECRET))
+    ran = run(command)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: broker_url: cannot be read; accepted: redis://…")
+    assert ran.err.count("\n") == 1
+    assert SECRET not in ran.err

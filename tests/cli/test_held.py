@@ -1,0 +1,97 @@
+"""Commands for those who decide about unknown outcomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatcher import Message, Status
+from dispatcher.message import new_id
+from tests.cli.conftest import Run
+from tests.support.house import House
+
+
+@pytest.fixture
+def held(house: House) -> list[Message]:
+    """Give three messages that are held."""
+    messages = [house.submit(name, on_unknown="hold") for name in ("ada", "ben", "cyd")]
+    house.parts.delivery.parts.claims.claim([each.id for each in messages])
+    house.end_claims(*messages)
+    assert house.parts.sweep.rescue() == 3
+    return [house.again(each) for each in messages]
+
+
+def test_what_is_held_is_listed_oldest_first(run: Run, held: list[Message]) -> None:
+    ran = run("held", "--json")
+    assert [each["id"] for each in ran.lines] == [str(each.id) for each in held]
+    assert {each["status"] for each in ran.lines} == {"held"}
+    listed = run("list", "--status", "held", "--json").lines
+    assert [*reversed(ran.lines)] == listed, "a line each, as list prints them"
+    shown = run("held", "--limit", "2")
+    assert shown.code == 0
+    assert [str(each.id) in shown.out for each in held] == [True, True, False]
+    assert "1 of 10" in shown.out
+    assert [each["id"] for each in run("list", "--status", "held", "--json").lines] == [
+        str(each.id) for each in reversed(held)
+    ]
+
+
+def test_nothing_held_is_said_so(house: House, run: Run) -> None:
+    ran = run("held")
+    assert (ran.code, ran.out) == (0, "no messages are held\n")
+    assert run("held", "--json").out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("release", Status.SCHEDULED), ("drop", Status.FAILED)]
+)
+def test_several_are_decided_at_once(
+    house: House, run: Run, held: list[Message], command: str, status: Status
+) -> None:
+    ran = run(command, str(held[0].id), str(held[1].id))
+    assert ran.code == 0
+    assert ran.out.splitlines() == [f"{each.id} is {status}" for each in held[:2]]
+    last = run(command, str(held[2].id), "--json")
+    assert (last.data["id"], last.data["status"]) == (str(held[2].id), status)
+    assert [house.again(each).status for each in held] == [status] * 3
+
+
+@pytest.mark.parametrize("command", ["release", "drop"])
+def test_one_that_is_refused_does_not_stop_the_others(
+    house: House, run: Run, held: list[Message], command: str
+) -> None:
+    other = house.submit("dan")
+    ids = [str(each.id) for each in held]
+    ran = run(command, ids[0], str(other.id), str(new_id()), "nonsense", ids[1], "--json")
+    assert ran.code == 5, "that of the first refusal"
+    assert "already scheduled" in ran.err
+    assert "there is no message" in ran.err
+    assert "no message id" in ran.err
+    assert [each["id"] for each in ran.data] == ids[:2]
+    assert run(command, str(new_id())).code == 4
+    assert run(command, "nonsense").code == 2
+    assert run(command, ids[0]).code == 5
+
+
+def test_a_store_that_is_away_ends_it_with_what_was_decided(
+    run: Run, held: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", "sqlite:////nowhere/store.db")
+    ran = run("release", str(held[0].id), str(held[1].id), "--json")
+    assert (ran.code, ran.data) == (6, [])
+    assert "store unavailable" in ran.err
+
+
+def test_submit_and_reschedule_take_the_options(house: House, run: Run) -> None:
+    to = ("--channel", "memory", "--recipient", "ada", "--text", "hello", "--send-in", "1 hour")
+    data = run("submit", *to, "--on-unknown", "hold", "--expire-after", "10 minutes", "--json").data
+    assert (data["on_unknown"], data["expire_after"]) == ("hold", 600.0)
+    moved = run(
+        "reschedule", data["id"], "--send-in", "2 hours", "--expire-after", "5 minutes", "--json"
+    ).data
+    assert moved["expire_after"] == 300.0
+    assert "on_unknown" in run("show", data["id"]).out
+    refused = run("submit", *to, "--on-unknown", "drop")
+    assert refused.code == 2
+    both = run("submit", *to, "--expire-after", "1 hour", "--expires-at", "2100-01-01T00:00Z")
+    assert both.code == 2
+    assert "--expire-after" in both.err

@@ -1,0 +1,411 @@
+"""``dispatcher import``: files of rows, what is refused of them, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import Dispatcher, Draft, Progress, StoreUnavailable
+from dispatcher.cli import imports
+from dispatcher.cli.files import Source
+from dispatcher.cli.rows import COLUMNS
+from tests.cli.conftest import Ran, Run
+from tests.support.house import House
+
+AT = "2028-01-01T11:11:11Z"
+ROW = {"channel": "memory", "recipient": "ada", "text": "hello", "send_at": AT}
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return ROW | more
+
+
+def people(many: int, **more: Any) -> list[dict[str, Any]]:
+    return [row(recipient=f"person {number}", **more) for number in range(many)]
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for each in rows for name in each))
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    for each in rows:
+        writer.writerow(
+            {
+                name: json.dumps(value) if isinstance(value, dict) else value
+                for name, value in each.items()
+            }
+        )
+    return text.getvalue()
+
+
+def as_jsonl(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(each) + "\n" for each in rows)
+
+
+def refused_rows(path: str = "rows.rejected.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def run_import(run: Run, text: str | bytes, *options: str, name: str = "rows.csv") -> Ran:
+    Path(name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return run("import", name, *options)
+
+
+EVERY = {
+    "body": {"a": [1, "ü"]}, "send_at": "2028-10-29T02:30", "zone": "Europe/Berlin", "fold": "1",
+    "scope": "family", "idempotency_key": "k", "expires_at": "2028-10-30T00:00Z",
+    "on_conflict": "shift", "latest": "2028-10-29T12:00Z", "quiet_hours": "03:00-04:00",
+    "scopes": {}, "channel": "memory", "recipient": "ada", "on_unknown": "hold",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "write"), [("rows.csv", as_csv), ("rows.jsonl", as_jsonl)])
+def test_every_column_is_taken(house: House, run: Run, name: str, write: Any) -> None:
+    later = {"channel": "memory", "recipient": "ben", "text": "hi", "send_in": "10 minutes",
+             "expire_after": "1 hour"}  # fmt: skip
+    third = row(recipient="cleo", send_window="11:00-12:00")
+    elsewhere = {"template", "data", "status_url"}  # test_templates.py, test_status_url.py
+    assert {*EVERY, *later, *third} | elsewhere == set(COLUMNS)
+    ran = run_import(run, write([EVERY, later, third]), "--json", name=name)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.data == {
+        "accepted": 3, "known": 0, "shifted": 0, "refused": 0, "reasons": {},
+        "rejected_file": None, "complete": True,
+    }  # fmt: skip
+    [ada] = [*house.dispatcher.select(recipient="ada")]
+    assert (ada.body, ada.scope, ada.idempotency_key) == ({"a": [1, "ü"]}, "family", "k")
+    assert ada.send_at.isoformat() == "2028-10-29T01:30:00+00:00"
+    assert ada.quiet_hours is not None
+    [ben] = [*house.dispatcher.select(recipient="ben")]
+    assert ben.body == {"text": "hi"}
+    assert not Path("rows.rejected.jsonl").exists()
+
+
+def test_people_see_counts_and_reasons(house: House, run: Run) -> None:
+    rows = [
+        row(idempotency_key="k"), row(idempotency_key="k"), row(), row(),
+        row(on_conflict="shift"), row(recipient="ben", quiet_hours="11:00-12:00"),
+    ]  # fmt: skip
+    ran = run_import(run, as_csv(rows))
+    assert (ran.code, ran.err) == (3, "")
+    assert "3 accepted (1 known before, 1 shifted), 3 refused" in ran.out
+    counted = [line.split() for line in ran.out.splitlines()]
+    assert ["QuotaExceeded", "1/minute", "2"] in counted
+    assert ["QuietHours", "1"] in counted
+    assert "the refused rows are in rows.rejected.jsonl" in ran.out
+    assert len(house.rows()) == 2
+
+
+def test_refused_rows_are_written_with_their_lines_and_can_be_imported_again(
+    house: House, run: Run
+) -> None:
+    text = (
+        "recipient,text,send_at,fold,send_in\n"
+        f"ada,hello,{AT},,\n"
+        f'ben,"two\nlines",{AT},,\n'
+        "\n"
+        f"cleo,x,{AT},2,\n"
+        f"cleo,x,{AT}\n"
+        "cleo,x,,,soon\n"
+        f'cleo,"x"y,{AT},,\n'
+        f"ada,again,{AT},,\n"
+        f"dora,hello,{AT},,\n"
+    )
+    ran = run_import(run, text, "--channel", "memory", "--json")
+    assert ran.code == 2
+    assert (ran.data["accepted"], ran.data["refused"]) == (3, 5)
+    assert ran.data["reasons"] == {"InvalidDraft": 4, "QuotaExceeded 1/minute": 1}
+    assert next(iter(house.dispatcher.select(recipient="ben"))).body == {"text": "two\nlines"}
+    found = refused_rows()
+    assert [(each["line"], each["error"].split(":")[0]) for each in found] == [
+        (6, "fold"), (7, "row"), (8, "send_in"), (9, "row"), (10, "2028-01-01T11"),
+    ]  # fmt: skip
+    assert found[4]["next_slot"] == "2028-01-01T11:12:11.000Z"
+    assert found[4]["row"] == {"recipient": "ada", "text": "again", "send_at": AT}
+    assert found[1]["row"] == ["cleo", "x", AT]
+    assert found[3]["row"] == f'cleo,"x"y,{AT},,\n'
+
+    found[0]["row"]["fold"] = 0
+    found[4]["row"]["send_at"] = found[4]["next_slot"]
+    mended = as_jsonl([found[0], found[4], found[1]])
+    ran = run_import(run, mended, "--channel", "memory", "--json", name="mended.jsonl")
+    assert (ran.data["accepted"], ran.data["refused"]) == (2, 1)
+    assert [each["row"] for each in refused_rows("mended.rejected.jsonl")] == [found[1]["row"]]
+
+
+def test_bad_rows_of_jsonl_do_not_stop_the_rest(house: House, run: Run) -> None:
+    rows = ["{", "[1]", '"x"', "[" * 50_000, '{"a": 1', json.dumps(row()), "", "1" * 5_000]
+    bad: tuple[dict[str, Any], ...] = (
+        {"colour": "red"}, {"text": 5}, {"body": {}}, {"fold": []}, {"send_in": True},
+        {"recipient": None}, {"recipient": ""}, {"scopes": "{"}, {"send_window": 5}, {"zone": 1},
+        {"text": "\ud800"},
+    )  # fmt: skip
+    rows += [json.dumps(row(**each)) for each in bad]
+    rows.append(json.dumps(row(recipient="zoe")))
+    ran = run_import(run, "\n".join(rows), "--json", name="rows.jsonl")
+    assert ran.code == 2
+    assert (ran.data["accepted"], ran.data["refused"]) == (2, 17)
+    lines = [each["line"] for each in refused_rows()]
+    assert sorted(lines) == [1, 2, 3, 4, 5, 8, *range(9, 20)]
+    assert {each[2] for each in house.rows()} == {"ada", "zoe"}
+
+
+def test_an_open_quote_costs_no_row_after_it_for_good(house: House, run: Run) -> None:
+    text = f'channel,recipient,text,send_at\nmemory,ada,"open,{AT}\nmemory,ben,x,{AT}\n'
+    ran = run_import(run, text, "--json")
+    assert (ran.code, ran.data["accepted"]) == (2, 0)
+    [refused] = refused_rows()
+    assert "lines 2 to 3" in refused["error"]
+    assert refused["row"] == text.split("\n", 1)[1]
+
+
+UNUSABLE: dict[str, tuple[bytes, str, list[str]]] = {
+    "unknown column": (b"channel,colour\n", "there is no column 'colour'", []),
+    "known columns": (b"channel,colour\n", ", recipient, body, template, data, send_at,", []),
+    "column of an option": (b"channel,colour\n", ", expires_at, on_conflict, latest,", []),
+    "unknown field": (json.dumps(row(colour=1)).encode(), "there is no column 'colour'",
+                      ["--format", "jsonl"]),
+    "column twice": (b"text,text\n", "there are two named 'text'", []),
+    "no recipient": (b"channel,text,send_at\n", "recipient is missing", []),
+    "no time": (b"channel,text,recipient\n", "send_at or send_in is missing", []),
+    "no channel": (b"recipient,text,send_at\n", "--channel", []),
+    "semicolons": (b"channel;recipient;text\n", "no column 'channel;recipient;text'", []),
+    "empty": (b"", "rows.csv: is empty", []),
+    "only a mark": (b"\xef\xbb\xbf", "is empty", []),
+    "UTF-16": ("channel".encode("utf-16"), "written in UTF-16", []),
+    "Latin-1": (f"channel,recipient,text,send_at\nmemory,ada,x,{AT}\nmemory,ben,\xfc,{AT}"
+                .encode("latin-1"), "line 3 is no UTF-8", []),
+    "cut off": ("channel,recipient,text,send_at\nmemory,ü".encode()[:-1], "line 2 is no UTF-8", []),
+    "plan and atomic": (b"", "given with --plan", ["--plan", "--atomic"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_a_file_that_cannot_be_used_is_one_sentence(
+    house: House, run: Run, case: tuple[bytes, str, list[str]]
+) -> None:
+    data, says, options = case
+    before = house.snapshot()
+    ran = run_import(run, data, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert says in ran.err
+    assert house.snapshot() == before
+    assert not Path("rows.rejected.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("missing.csv", "no such file"), ("missing.txt", "no such file"),
+     ("folder.csv", "is a directory"), ("rows.txt", "--format"),
+     ("-", "--format")],
+)  # fmt: skip
+def test_a_name_that_cannot_be_used_is_one_sentence(run: Run, name: str, says: str) -> None:
+    Path("folder.csv").mkdir(exist_ok=True)
+    Path("rows.txt").write_text("channel", encoding="utf-8")
+    try:
+        ran = run("import", name)
+    finally:
+        Path("folder.csv").rmdir()
+        Path("rows.txt").unlink()
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(house: House, run: Run) -> None:
+    assert run_import(run, b"\xef\xbb\xbf" + as_csv([row()]).encode()).code == 0
+    assert run_import(run, b"\xef\xbb\xbf" + as_jsonl([row()]).encode(), name="x.jsonl").code == 3
+
+
+def test_it_overwrites_nothing(house: House, run: Run) -> None:
+    Path("rows.rejected.jsonl").write_text("{}\n", encoding="utf-8")
+    before = house.snapshot()
+    ran = run_import(run, as_csv([row(), row()]))
+    assert ran.code == 2
+    assert "rows.rejected.jsonl: exists" in ran.err
+    assert house.snapshot() == before
+    Path("empty").touch()
+    assert run_import(run, as_csv([row(), row()]), "--rejected", "empty").code == 3
+    assert len(refused_rows("empty")) == 1
+    assert run_import(run, as_csv([row()]), "--rejected", "no/folder").code == 2
+    assert run_import(run, as_csv([row()]), "--rejected", "rows.csv").code == 2
+
+
+def test_plan_says_what_would_come_and_changes_nothing(house: House, run: Run) -> None:
+    house.submit("ada", send_at=AT)
+    text = as_csv([row(), row(fold="x"), row(recipient="ben"), row(on_conflict="shift")])
+    before = house.snapshot()
+    ran = run_import(run, text, "--plan", "--json")
+    assert ran.code == 2
+    [bad, refused] = sorted(ran.data.pop("rejections"), key=lambda each: each["reason"])
+    assert (bad["line"], bad["reason"]) == (3, "InvalidDraft")
+    assert (refused["line"], refused["next_slot"]) == (2, "2028-01-01T11:12:11.000Z")
+    assert ran.data == {
+        "accepted": 2, "known": 0, "shifted": 1, "refused": 2, "rejected_file": None,
+        "reasons": {"InvalidDraft": 1, "QuotaExceeded 1/minute": 1}, "complete": True,
+        "first_send_at": "2028-01-01T11:11:11.000Z", "last_send_at": "2028-01-01T11:12:11.000Z",
+    } | {"rejections": ran.data["rejections"]}  # fmt: skip
+    shown = run_import(run, text, "--plan", "--rejected", "refused.jsonl")
+    assert "2 would be accepted" in shown.out
+    assert "nothing was booked" in shown.out
+    assert "line 2: " in shown.out
+    assert [each["line"] for each in refused_rows("refused.jsonl")] == [3, 2]
+    assert house.snapshot() == before
+    assert not Path("rows.rejected.jsonl").exists()
+    assert run_import(run, as_csv([row()]), "--plan").code == 3
+    assert run_import(run, as_csv([row()]), "--plan", "--on-conflict", "shift").code == 0
+
+
+def test_atomic_accepts_all_or_none(house: House, run: Run) -> None:
+    before = house.snapshot()
+    ran = run_import(run, as_csv([row(), row(recipient="ben"), row()]), "--atomic", "--json")
+    assert (ran.code, ran.data["accepted"], ran.data["refused"]) == (3, 0, 3)
+    assert [each["reason"] for each in refused_rows()] == [
+        "BatchRefused", "BatchRefused", "QuotaExceeded 1/minute",
+    ]  # fmt: skip
+    assert "because line 4 was refused" in refused_rows()[0]["error"]
+    ran = run_import(run, as_csv([row(), row(fold="x")]), "--atomic", "--rejected", "b", "--json")
+    assert (ran.code, ran.data["accepted"], ran.data["refused"]) == (2, 0, 2)
+    assert {each["line"] for each in refused_rows("b")} == {2, 3}
+    assert len(house.rows()) == 0
+    assert house.snapshot().messages == before.messages
+    assert (
+        run_import(run, as_csv([row(), row(recipient="ben")]), "--atomic", "--rejected", "c").code
+        == 0
+    )
+    assert len(house.rows()) == 2
+
+
+def test_standard_input_is_read_and_a_row_that_is_no_utf_8_refused(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    given(as_jsonl([row()]).encode() + b'{"text": "\xff"}\n' + as_jsonl(people(3)).encode())
+    ran = run("import", "-", "--format", "jsonl", "--json")
+    assert (ran.code, ran.err) == (2, "")
+    assert (ran.data["accepted"], ran.data["refused"]) == (4, 1)
+    [refused] = refused_rows("stdin.rejected.jsonl")
+    assert (refused["line"], refused["error"].split(";")[0]) == (2, "row: is no UTF-8")
+    given(as_csv([row(recipient="zoe"), row(text="X")]).encode().replace(b"X", b"\xff"))
+    ran = run("import", "-", "--format", "csv", "--json", "--rejected", "b")
+    assert (ran.code, ran.data["accepted"], refused_rows("b")[0]["line"]) == (2, 1, 3)
+    given(b"")
+    assert (
+        "standard input: is empty" in run("import", "-", "--format", "csv", "--rejected", "c").err
+    )
+
+
+def test_a_field_may_be_as_long_as_a_body(house: House, run: Run) -> None:
+    body = {"text": "ü" * 30_000}
+    text = as_csv([{"channel": "memory", "recipient": "ada", "send_at": AT, "body": body}])
+    csv.field_size_limit(100_000)
+    assert len(text) > 100_000
+    assert run_import(run, text).code == 0
+    assert next(iter(house.dispatcher.select())).body == body
+
+
+@pytest.mark.parametrize("why", ["unavailable", "terminated"])
+def test_it_says_how_to_go_on_and_a_second_run_ends_as_if_run_once(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    rows = people(2_500)
+    for number, each in enumerate(rows):
+        each["idempotency_key"] = f"key {number}" if number != 7 else ""
+    show = imports.ImportJob._show
+
+    def stop(self: imports.ImportJob, counted: Progress) -> None:
+        if counted.done > 1_000:
+            if why == "terminated":
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise StoreUnavailable("gone")
+        show(self, counted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(imports.ImportJob, "_show", stop)
+        ran = run_import(run, as_csv(rows), "--json")
+    assert ran.code == (6 if why == "unavailable" else 130)
+    assert "The rows up to line 1001 were answered" in ran.err
+    assert "of the rows up to line 2001 some may be accepted" in ran.err
+    assert "1 accepted rows have none" in ran.err
+    assert (ran.data["accepted"], ran.data["complete"]) == (1_000, False)
+    del rows[7]
+    again = run_import(run, as_csv(rows), "--json")
+    assert (again.code, again.data["accepted"], again.data["known"]) == (0, 2_499, 1_999)
+    assert len(house.rows()) == 2_500
+
+
+def test_one_that_was_interrupted_is_run_again_as_it_was_typed(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that it had refused were in the file that the next run was to make."""
+    text = as_csv([row(idempotency_key="a"), row(fold="x"), row(recipient="ben")])
+    show = imports.ImportJob._show
+
+    def stop(self: imports.ImportJob, counted: Progress) -> None:
+        show(self, counted)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(imports.ImportJob, "_show", stop)
+        ran = run_import(run, text, "--json")
+    assert (ran.code, ran.data["rejected_file"]) == (130, "rows.rejected.jsonl.part")
+    assert len(refused_rows("rows.rejected.jsonl.part")) == 1
+    assert not Path("rows.rejected.jsonl").exists()
+    again = run_import(run, text, "--json")
+    assert (again.code, again.data["rejected_file"]) == (2, "rows.rejected.jsonl")
+    assert not Path("rows.rejected.jsonl.part").exists()
+    assert "row" in refused_rows()[0]
+
+
+def test_it_holds_a_batch_and_not_the_file(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[int] = []
+    lines = Source.lines
+
+    def counted(self: Source) -> Iterator[str]:
+        for number, line in enumerate(lines(self)):
+            ahead.append(number - len(house.rows()) if number % 500 == 0 else 0)
+            yield line
+
+    monkeypatch.setattr(Source, "lines", counted)
+    assert run_import(run, as_csv(people(2_500))).code == 0
+    assert len(ahead) == 2_501
+    assert max(ahead) <= 1_500
+
+
+def test_redis_being_gone_ends_with_6(house: House, run: Run) -> None:
+    house.redis.flushall()
+    ran = run_import(run, as_csv([row()]))
+    assert ran.code == 6
+    assert "reservations unavailable" in ran.err
+    assert "Run it again" in ran.err
+    assert run_import(run, as_csv([row()]), "--plan").code == 6
+
+
+def test_the_bar_is_drawn_on_a_terminal_only(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_import(run, as_csv([row()])).err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    ran = run_import(run, as_csv([row(), row(recipient="ben")]), "--rejected", "b")
+    assert "1 accepted, 1 refused" in ran.err
+
+
+def test_a_row_is_a_draft() -> None:
+    assert set(COLUMNS) == {*Draft.__slots__, "text"}
+    assert callable(Dispatcher.plan)

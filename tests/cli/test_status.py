@@ -1,0 +1,225 @@
+"""The house at a glance: true numbers, what is late in red, no harm when something is away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import closing, suppress
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import Message, Settings
+from dispatcher.app import App
+from dispatcher.cli.status import sparkline
+from dispatcher.telemetry.liveness import LOST_AFTER, Kind
+from tests.cli.conftest import Run
+from tests.support.house import House
+from tests.support.waiting import wait_until
+
+HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
+
+
+@pytest.fixture
+def some(house: House) -> list[Message]:
+    """Give messages that wait, are overdue, and were cancelled."""
+    found = [
+        house.submit("ada", send_in=10 * MINUTE),
+        house.submit("ada", send_in=12 * MINUTE),
+        house.submit("ben", channel="file", send_in=2 * HOUR),
+        house.submit("cyd", send_in=SECOND),
+        house.submit("dan", send_in=HOUR / 2),
+    ]
+    house.dispatcher.cancel(found[4].id)
+    long_ago = house.database_time() - 3 * MINUTE
+    house.change([found[3]], next_attempt_at=long_ago, enqueue_at=long_ago)
+    return found
+
+
+def test_status_as_json_tells_everything(run: Run, some: list[Message]) -> None:
+    ran = run("status", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    data = ran.data
+    assert data["counts"]["memory"]["scheduled"] == 3
+    assert data["counts"]["memory"]["cancelled"] == 1
+    assert data["counts"]["file"]["scheduled"] == 1
+    assert data["counts_complete"] is True
+    assert data["overdue"]["messages"] == 1
+    assert data["overdue"]["oldest"] == str(some[3].id)
+    assert 170 < data["overdue"]["longest"] < 300
+    assert (sum(data["load"]["minutes"]), len(data["load"]["minutes"])) == (2, 60)
+    assert (data["held"], data["limits"], data["silence"]) == (0, [], None)
+    assert (data["workers"], data["beats"], data["duties"]) == ([], [], {})
+
+
+def test_status_for_people_says_what_is_wrong(run: Run, some: list[Message]) -> None:
+    out = run("status").out
+    assert "1, the oldest for 3 minutes" in out
+    assert f"dispatcher show {some[3].id}" in out
+    assert "no worker is alive" in out
+    assert "no beat is alive" in out
+    assert "enqueue_due never" in out
+    assert "2 due, at most 1 a minute" in out
+    assert "\x1b" not in out, "no colours where it is piped"
+
+
+def test_status_of_an_empty_house(house: House, run: Run) -> None:
+    out = run("status").out
+    assert "no messages" in out
+    assert "overdue  none" in out
+    assert "held     none" in out
+
+
+def test_who_is_at_work_and_what_the_sweep_did(house: House, run: Run) -> None:
+    signs = house.parts.signs
+    signs.note(Kind.WORKER, {"celery@one 7": 0 * SECOND, "celery@two 8": LOST_AFTER + MINUTE})
+    signs.note(Kind.BEAT, {"beat@one 9": 0 * SECOND})
+    signs.note(Kind.DUTY, {"rescue": 0 * SECOND, "reconcile": 2 * HOUR})
+    out = run("status").out
+    assert "1 alive  celery@one 7" in out
+    assert "celery@two 8 was last seen 70 s ago" in out
+    assert "1 alive  beat@one 9" in out
+    assert "reconcile 2 hours ago" in out
+    workers = run("status", "--json").data["workers"]
+    assert [each["alive"] for each in workers] == [True, False]
+
+
+def test_the_fill_of_limits_is_looked_at_and_changes_nothing(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {"memory": {"transport": "memory", "limits": ["10/minute"], "concurrency": 3}}
+    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(channels))
+    message = house.submit(send_in=HOUR)
+    before = house.snapshot()
+    assert [run(*each).code for each in (["status"], ["top"], ["show", str(message.id)])] == [0] * 3
+    assert house.snapshot() == before, "though its settings reach further than Redis is complete"
+    with closing(App(Settings.load())) as parts:
+        parts.reconciler.reconcile(settle=timedelta(0))
+    before = house.snapshot()
+    [found] = run("status", "--json").data["limits"]
+    assert found == {
+        "channel": "memory",
+        "limits": [
+            {"limit": "10/minute", "used": 0, "most": 10},
+            {"limit": "concurrency 3", "used": 0, "most": 3},
+        ],
+        "waiting": 0,
+        "closed_until": None,
+    }
+    assert "0/10" in run("status").out
+    assert house.snapshot() == before
+
+
+def test_without_redis_the_rest_is_told(
+    house: House, run: Run, some: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1")
+    data = run("status", "--json").data
+    assert data["counts"]["memory"]["scheduled"] == 3
+    assert (data["workers"], data["limits"]) == (None, None)
+    assert "cannot be reached" in data["silence"]
+    assert "because Redis does not answer" in run("status").out
+    top = run("top", "--json").data
+    assert "cannot be reached" in top["silence"]
+    assert [each["name"] for each in top["tops"]] == ["ada", "ben", "cyd"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--every", "0.01"), ("--since", "0"), ("--since", "soon"), ("--since", "1000 days")],
+)
+def test_bad_lengths_are_refused(house: House, run: Run, arguments: tuple[str, ...]) -> None:
+    ran = run("status", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert "accepted" in ran.err
+
+
+def test_watching_goes_on_and_ends_in_good_order(house: House) -> None:
+    command = [sys.executable, "-m", "dispatcher", "status", "--watch", "--every", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        first, second = (json.loads(child.stdout.readline()) for _ in range(2))
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+        assert child.stderr.read() == b""
+    assert first["now"] < second["now"]
+
+
+def test_watching_in_a_terminal_ends_with_ctrl_c(house: House) -> None:
+    near, far = pty.openpty()
+    os.set_blocking(near, False)
+    command = [sys.executable, "-m", "dispatcher", "status", "--watch", "--every", "0.1"]
+    seen = b""
+
+    def shown() -> bytes:
+        nonlocal seen
+        with suppress(BlockingIOError):
+            while some := os.read(near, 65_536):
+                seen += some
+        return seen
+
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    with subprocess.Popen(command, stdin=far, stdout=far, stderr=far, env=env) as child:
+        try:
+            wait_until(lambda: b"next 60 minutes" in shown())
+            child.send_signal(signal.SIGINT)
+            wait_until(lambda: shown() and child.poll() is not None)
+        finally:
+            child.kill()
+    assert child.returncode == 0
+    assert b"Traceback" not in shown()
+    os.close(far)
+    os.close(near)
+
+
+def test_top_ranks_by_messages_and_tells_the_fullest_quota(
+    house: House, run: Run, some: list[Message]
+) -> None:
+    for number in range(3):
+        house.submit("ada", send_in=(14 + 2 * number) * MINUTE)
+    found = run("top", "--json").data
+    ada = found["tops"][0]
+    assert [each["name"] for each in found["tops"]] == ["ada", "ben", "cyd"]
+    assert (ada["messages"], ada["fullest"]["quota"]) == (5, "5/hour")
+    assert (ada["fullest"]["booked"], ada["fullest"]["most"]) == (5, 5)
+    out = run("top", "--limit", "1").out
+    assert "5/5 per hour" in out
+    assert "ben" not in out
+    by_channel = run("top", "--of", "channel", "--json").data["tops"]
+    assert [(each["name"], each["messages"]) for each in by_channel] == [("memory", 6), ("file", 1)]
+    assert by_channel[0]["fullest"] is None, "no quota counts a channel here"
+    near = run("top", "--of", "recipient", "--within", "1 minute", "--json").data["tops"]
+    assert [each["name"] for each in near] == ["cyd"]
+    assert run("top", "--within", "1", "--of", "channel").code == 0
+
+
+def test_top_by_fill_puts_the_fullest_first(house: House, run: Run) -> None:
+    for number in range(4):
+        house.submit("ada", send_in=(10 + 20 * number) * MINUTE)
+    for number in range(3):
+        house.submit("ben", send_in=(10 + 2 * number) * MINUTE)
+    by_messages = run("top", "--json").data["tops"]
+    assert [each["name"] for each in by_messages] == ["ada", "ben"]
+    for each in by_messages:
+        assert each["fullest"]["booked"] == 3
+    house.submit("ben", channel="file", send_in=18 * MINUTE)
+    by_fill = run("top", "--by", "fill", "--json").data["tops"]
+    assert [each["name"] for each in by_fill] == ["ben", "ada"]
+
+
+def test_nothing_due_is_said_so(house: House, run: Run) -> None:
+    assert "nothing is due within 1 day" in run("top").out
+    assert run("top", "--limit", "0").code == 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "line"),
+    [([], ""), ([0, 0], "··"), ([1, 8], "▁█"), ([0, 1, 2, 4, 8], "·▁▂▄█"), ([7], "█")],
+)
+def test_a_sparkline_is_as_high_as_its_numbers(numbers: list[int], line: str) -> None:
+    assert sparkline(numbers) == line

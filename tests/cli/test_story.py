@@ -1,0 +1,151 @@
+"""``dispatcher show`` tells the whole story, at each point of a message's way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import Message, PermanentFailure, TemporaryFailure
+from dispatcher.cli.output import iso
+from tests.cli.conftest import Run
+from tests.support.house import House
+
+HOUR = timedelta(hours=1)
+
+
+def told(run: Run, message: Message) -> str:
+    ran = run("show", str(message.id))
+    assert (ran.code, ran.err) == (0, "")
+    return ran.out
+
+
+def test_a_shift_tells_from_when_and_in_which_scopes_it_has_its_place(
+    house: House, run: Run
+) -> None:
+    first = house.submit(send_in=HOUR)
+    shifted = house.submit(send_at=first.send_at, on_conflict="shift")
+    out = told(run, shifted)
+    asked, booked = (f"{each:%Y-%m-%d %H:%M:%S}" for each in (first.send_at, shifted.send_at))
+    assert f"asked for  {asked}" in out
+    assert f"from {asked}" in out.split("shifted", 1)[1].splitlines()[0]
+    assert "of ada" in out
+    assert f"next: the sweep enqueues it at {booked[:-5]}" in out
+    data = run("show", str(shifted.id), "--json").data
+    assert data["asked_at"] == iso(first.send_at)
+    assert data["reservations"] == [{"scope": "ada", "at": iso(shifted.send_at)}]
+    assert data["next"]["at"] == iso(shifted.send_at - house.settings.horizon)
+
+
+@pytest.mark.parametrize("on_conflict", ["reject", "shift"])
+def test_what_was_moved_is_not_said_to_have_been_submitted_for_its_new_time(
+    house: House, run: Run, on_conflict: str
+) -> None:
+    """The store keeps the last time that was asked for, and not that of the submit."""
+    house.submit(send_in=2 * HOUR)
+    message = house.submit(send_in=HOUR)
+    at = message.send_at + HOUR + timedelta(minutes=5)
+    run("reschedule", str(message.id), "--send-at", at.isoformat(), "--on-conflict", on_conflict)
+    happened = told(run, message).split("what happened", 1)[1].splitlines()
+    [submitted] = [line for line in happened if "submitted" in line]
+    assert submitted.rstrip().endswith("submitted")
+    [asked] = [line for line in happened if "asked for" in line]
+    assert f"{at:%Y-%m-%d %H:%M:%S}" in asked
+
+
+def test_each_try_is_told_with_what_came_of_it_and_what_comes_next(house: House, run: Run) -> None:
+    def busy(_: Message) -> None:
+        raise TemporaryFailure("the provider is busy", retry_after=timedelta(0))
+
+    def refuse(_: Message) -> None:
+        raise PermanentFailure("no such [red]number")
+
+    message = house.submit()
+    assert "next: it is enqueued; it is due at" in told(run, message)
+    house.memory.before = busy
+    house.deliver(message)
+    house.redis.delete(*house.redis.keys("*permits}:log*"))
+    house.change([message], next_attempt_at=house.database_time())
+    house.memory.before = refuse
+    house.deliver(message)
+    out = told(run, message)
+    lines = [line.split(maxsplit=3)[3] for line in out.splitlines() if " UTC " in line]
+    assert "attempt 1" in out
+    assert any(line.startswith("temporary") and "is busy" in line for line in lines)
+    assert any(line.startswith("permanent") and "no such [red]number" in line for line in lines)
+    assert "next: dispatcher retry gives it further attempts" in out
+
+
+def test_when_celery_was_given_it_is_told_among_what_happened(house: House, run: Run) -> None:
+    """Submitted, enqueued by the sweep, tried: in the order of their times."""
+    far = house.submit(send_in=HOUR)
+    assert far.enqueued_at is None
+    assert "enqueued" not in told(run, far)
+    house.change([far], enqueue_at=house.database_time())
+    assert house.parts.sweep.enqueue_due() == 1
+    at = house.dispatcher.get(far.id).enqueued_at
+    assert at is not None
+    house.change([far], next_attempt_at=house.database_time())
+    house.deliver(far)
+    out = told(run, far).split("what happened", 1)[1]
+    happened = [line for line in out.splitlines() if "to Celery" in line]
+    assert len(happened) == 1
+    assert happened[0].split()[:2] == f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1_000:03}".split()
+    places = [
+        out.index(what) for what in ("submitted", "reserved", "enqueued", "attempt 1", "sent")
+    ]
+    assert places == sorted(places)
+    assert run("show", str(far.id), "--json").data["enqueued_at"] == iso(at)
+    [row] = run("export").lines
+    assert row["enqueued_at"] == iso(at)
+
+
+def test_a_try_after_which_it_was_enqueued_again_comes_before(house: House, run: Run) -> None:
+    def busy(_: Message) -> None:
+        raise TemporaryFailure("busy", retry_after=HOUR)
+
+    house.memory.before = busy
+    message = house.submit()
+    house.deliver(message)
+    house.change([message], enqueue_at=house.database_time())
+    assert house.parts.sweep.enqueue_due() == 1
+    out = told(run, message)
+    assert out.index("attempt 1") < out.index("to Celery")
+
+
+def test_who_has_it_who_decides_and_when_it_is_deleted(house: House, run: Run) -> None:
+    message = house.submit(on_unknown="hold")
+    house.parts.delivery.parts.claims.claim([message.id])
+    out = told(run, message)
+    assert "under way" in out
+    assert "a worker is sending it; without a recorded outcome it is held at" in out
+    house.end_claims(message)
+    house.parts.sweep.rescue()
+    out = told(run, message)
+    assert "unknown" in out
+    assert "next: a person decides" in out
+    other = house.submit("ben", send_in=HOUR)
+    house.dispatcher.cancel(other.id)
+    out = told(run, other)
+    assert "no reservation" not in out
+    data = run("show", str(other.id), "--json").data
+    assert data["reservations"] == [{"scope": "ben", "at": None}]
+    assert data["next"]["what"] == "it is deleted after"
+    house.deliver(house.submit("cyd"))
+    [sent] = [*house.dispatcher.select(recipient="cyd")]
+    assert told(run, sent).count("sent ") == 2, "its status, and its only try"
+
+
+def test_without_redis_the_rest_is_told(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = house.submit(send_in=HOUR)
+    monkeypatch.setenv("DISPATCHER_REDIS_URL", "redis://127.0.0.1:1")
+    assert "Redis does not answer" in told(run, message)
+    assert run("show", str(message.id), "--json").data["reservations"] is None
+
+
+def test_a_place_that_was_lost_is_told(house: House, run: Run) -> None:
+    message = house.submit(send_in=HOUR)
+    house.redis.delete(house.keys("ada").window("ada"))
+    assert "no reservation  of ada any more" in told(run, message)

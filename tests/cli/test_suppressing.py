@@ -1,0 +1,50 @@
+"""Opting out on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Run
+from tests.support.house import House
+
+TO = ("--channel", "memory", "--recipient", "ada", "--text", "hello")
+
+
+def test_who_is_suppressed_gets_nothing_until_it_is_taken_back(house: House, run: Run) -> None:
+    message = run("submit", *TO, "--send-in", "10 minutes", "--json").data
+    ran = run("suppress", "ada", "--json")
+    assert (ran.code, ran.data) == (0, {"recipient": "ada", "channel": None, "cancelled": 1})
+    assert run("show", message["id"], "--json").data["status"] == "cancelled"
+    refused = run("submit", *TO, "--send-in", "10 minutes")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: --recipient: has opted out of 'memory'")
+    assert "cancelled: 0" in run("suppress", "ada", "--channel", "memory").out
+    table = run("suppressed").out
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
+        ["ada", "all"],
+        ["ada", "memory"],
+    ]
+    assert [each["channel"] for each in run("suppressed", "ada", "--json").lines] == [
+        None,
+        "memory",
+    ]
+    assert run("suppressed", "ben", "--json").lines == []
+    assert "still gets nothing on channel memory" in run("unsuppress", "ada").out
+    assert run("unsuppress", "ada", "--channel", "memory").out == "ada is not suppressed\n"
+    assert run("submit", *TO, "--send-in", "10 minutes").code == 0
+    assert len(house.members()) == 1
+
+
+def test_a_channel_that_is_not_there_is_refused(run: Run, house: House) -> None:
+    ran = run("suppress", "ada", "--channel", "fax")
+    assert (ran.code, ran.out) == (2, "")
+    assert house.sql("SELECT * FROM dispatcher_suppressions") == []
+
+
+def test_rows_of_an_import_are_refused_alone(house: House, run: Run) -> None:
+    run("suppress", "ada")
+    lines = ["channel,recipient,text,send_in", "memory,ada,hi,600", "memory,ben,hi,600"]
+    Path("rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    ran = run("import", "rows.csv", "--json")
+    assert ran.code != 0
+    assert {*house.all_members()} == {"ben"}

@@ -1,0 +1,234 @@
+"""The picture of a timeline: what it tells, in 80 columns and without colour."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dispatcher.cli.timeline import picture
+from dispatcher.errors import InvalidDraft
+from dispatcher.message import new_id
+from dispatcher.reservation import timeline
+from dispatcher.times.send_time import as_text, to_ms
+from tests.cli.conftest import Run
+from tests.support.house import House, house_on
+
+BERLIN = "Europe/Berlin"
+DAY = datetime(2028, 3, 25, 8, tzinfo=UTC)
+"""The day before the clocks of Berlin go forward."""
+HALF_HOUR = timedelta(minutes=30)
+
+
+def lines_of(house: House, *, width: int = 80, **asked: Any) -> list[str]:
+    """Return a picture as a terminal without colour shows it."""
+    shown = StringIO()
+    console = Console(file=shown, width=width, color_system=None)
+    found = house.dispatcher.timeline(**{"scope": "ada", "start": DAY, **asked})
+    for line in picture(found, width=width):
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    return shown.getvalue().splitlines()
+
+
+def rows(lines: list[str]) -> dict[str, str]:
+    """Return what stands behind each local time of the first day."""
+    found: dict[str, str] = {}
+    for line in lines:
+        time, strip = line[7:12], line[13:]
+        if len(line) > 25 and time[2:3] == ":":
+            found.setdefault(time, strip)
+    return found
+
+
+@pytest.fixture
+def busy(house: House) -> House:
+    """Give a house in which ada is booked at 10:00 and 10:30, five times at 12, and at 15:00."""
+    for minutes in (0, 30, 120, 125, 130, 135, 140, 300):
+        house.submit(send_at=DAY + timedelta(hours=2, minutes=minutes))
+    return house
+
+
+def test_a_row_an_hour_with_marks_bars_and_what_blocks(busy: House) -> None:
+    lines = lines_of(busy)
+    shown = rows(lines)
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 80
+    strip = shown["10:00"][:12]
+    assert (strip[0], strip[6]) == ("●", "●")
+    assert strip[3] == "."
+    noon = shown["12:00"]
+    assert noon[:5] == "●●●●●"
+    assert noon[5:12] == "xxxxxxx", "5/hour is full until an hour after the first"
+    assert "5/5x" in noon
+    assert "1/1-" in noon
+    assert "7/10" in noon
+    assert shown["11:00"].split() == [
+        "....-xxxxxxx", "░░░░░░░░", "0/1-", "█░░░░░░░", "1/5-", "█░░░░░░░", "2/10",
+    ]  # fmt: skip
+    assert shown["16:00"][:12] == "." * 12
+    headings = next(line for line in lines if "1/minute" in line)
+    assert headings.split() == ["1/minute", "5/hour", "10/day"]
+
+
+def test_the_next_free_slots_follow(busy: House) -> None:
+    lines = lines_of(busy, start=DAY + timedelta(hours=2))
+    slots = lines[lines.index("next free slots") + 1 :]
+    assert slots[0] == "  Sat 25 Mar 10:01:00  free until Sat 25 Mar 10:29:00.001"
+    assert [line[13:21] for line in slots] == ["10:01:00", "10:31:00", "13:00:00", "15:01:00"]
+
+
+def test_times_are_those_of_the_zone(busy: House) -> None:
+    lines = lines_of(busy, zone=BERLIN)
+    assert f"Sat 25 Mar 2028 09:00 to Mon 27 Mar 2028 10:00  {BERLIN}" in lines[0]
+    assert rows(lines)["11:00"][0] == "●"
+    labels = [line[:12] for line in lines if line[9:10] == ":"]
+    assert labels[0] == "Sat 25 09:00"
+    night = labels.index("Sun 26 00:00")
+    assert [label[7:] for label in labels[night : night + 3]] == ["00:00", "01:00", "03:00"]
+
+
+def test_quiet_hours_and_the_quotas_of_a_channel_are_shown(house: House) -> None:
+    sms = {
+        "transport": "memory",
+        "quotas": "40/hour",
+        "recipient_quotas": "3/day in Europe/Berlin",
+        "quiet_hours": "21:00-08:00",
+    }
+    with house_on(house.server, house.url, clock=house.clock, channels={"sms": sms}) as other:
+        other.submit(channel="sms", send_at=DAY)
+        lines = lines_of(other, channel="sms", zone=BERLIN)
+    assert max(map(len, lines)) <= 80
+    assert rows(lines)["22:00"][:12] == "z" * 12
+    assert "d  3/day in Europe/Berlin of recipient.sms:ada" in lines
+    assert "e  40/hour of channel.sms" in lines
+    for count in ("1/3", "1/40", "1/10"):
+        assert count in rows(lines)["09:00"]
+
+
+def test_quotas_that_do_not_fit_are_named(house: House) -> None:
+    many = [f"{10**n}/{n} day" for n in range(1, 8)]
+    with house_on(house.server, house.url, clock=house.clock, quotas=many) as other:
+        other.submit(send_at=DAY)
+        lines = lines_of(other)
+    assert max(map(len, lines)) <= 80
+    assert "10000000/week is not shown: too narrow" in lines
+    assert any("1/10" in line for line in lines), "the fullest ones are shown"
+
+
+def test_the_command_prints_the_picture(busy: House, run: Run) -> None:
+    ran = run("timeline", "ada", "--start", DAY.isoformat(), "--zone", BERLIN, "--hours", "12")
+    assert (ran.code, ran.err) == (0, "")
+    assert "next free slots" in ran.out
+    assert ran.out.splitlines()[0].startswith("ada  Sat 25 Mar 2028 09:00")
+    assert run("timeline", "ada").code == 0
+    assert run("timeline", "ada", "--days", "30", "--channel", "memory").code == 0
+
+
+def test_as_json_it_tells_everything(busy: House, run: Run) -> None:
+    ran = run("timeline", "ada", "--start", DAY.isoformat(), "--days", "1", "--json")
+    data = ran.data
+    assert set(data) == {
+        "start", "end", "zone", "complete", "windows", "quiet", "blocked", "next_slots",
+    }  # fmt: skip
+    [window] = data["windows"]
+    assert (window["scope"], window["complete"], len(window["booked"])) == ("ada", True, 8)
+    assert {each["id"] for each in window["booked"]} == {str(each) for each in busy.members()}
+    assert [each["quota"] for each in window["quotas"]] == ["1/minute", "5/hour", "10/day"]
+    minute = window["quotas"][0]
+    first = DAY + timedelta(hours=2)
+    assert minute["blocked"][0] == {
+        "from": as_text(first - timedelta(seconds=59.999)),
+        "until": as_text(first + timedelta(minutes=1)),
+    }
+    assert max(fill["booked"] for fill in window["quotas"][1]["fills"]) == 5
+    assert data["next_slots"][0] == as_text(DAY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--hours", "3", "--days", "3"], "hours: given together with days"),
+        (["--channel", "fax"], "there is no channel 'fax'"),
+        (["--zone", "Mars"], "zone: "),
+        (["--days", "400"], "length: "),
+        (["--tenant", "acme"], "there is no option '--tenant'"),
+        (["--kind", "tenant"], "there is no option '--kind'"),
+    ],
+)
+def test_bad_input_is_one_sentence(house: House, run: Run, arguments: list[str], says: str) -> None:
+    ran = run("timeline", "ada", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_full_scope_too_long_to_read_is_drawn_full(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """15,000 of 15,000 a day looked like 1,000 of them, without a mark."""
+    monkeypatch.setattr(timeline, "MOST_READ", 100)
+    booked = {new_id().bytes: to_ms(DAY) + n * 50_000 for n in range(1_500)}
+    with house_on(house.server, house.url, clock=house.clock, quotas="1500/day") as other:
+        other.redis.zadd(other.keys("ada").window("ada"), booked)
+        shown = rows(lines_of(other))
+    assert shown["10:00"][:12] == "6" * 12
+    assert "1500/1500x" in shown["07:00"] or "1500/1500x" in shown["06:00"]
+    assert shown["07:00"][:12] == "x" * 12
+
+
+def test_a_channel_and_scopes_of_a_kind_are_looked_at_alone(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {"memory": {"transport": "memory", "quotas": "9/hour"}, "b": {"transport": "memory"}}
+    scopes = {"tenant": {"quotas": "7/hour"}}
+    with house_on(
+        house.server, house.url, clock=house.clock, channels=channels, scopes=scopes
+    ) as other:
+        alone(other)
+    monkeypatch.setenv("DISPATCHER_SCOPES", '{"tenant": {"quotas": "7/hour"}}')
+    for arguments in (["--tenant", "acme"], ["--tenant=acme"]):
+        ran = run("timeline", *arguments)
+        assert ran.out.startswith("tenant:acme")
+
+
+def alone(house: House) -> None:
+    house.submit(scopes={"tenant": "acme"}, send_at=DAY)
+    whole = house.dispatcher.timeline(channel="memory", start=DAY)
+    assert [(each.scope, len(each.booked)) for each in whole.windows] == [("channel.memory", 1)]
+    tenant = house.dispatcher.timeline(scopes={"tenant": "acme"}, start=DAY)
+    assert [(each.scope, len(each.booked)) for each in tenant.windows] == [("tenant:acme", 1)]
+    for asked in ({}, {"channel": "memory", "scopes": {"tenant": "acme"}}, {"channel": "b"}):
+        with pytest.raises(InvalidDraft):
+            house.dispatcher.timeline(**asked)
+    drawn = lines_of(house, scope=None, channel="memory")
+    assert drawn[0].startswith("channel.memory")
+    assert any("1/9" in line for line in drawn)
+
+
+def test_an_unknown_scope_says_so_and_its_empty_rows_fold(house: House, run: Run) -> None:
+    ran = run("timeline", "memory", "--start", DAY.isoformat())
+    assert "memory: nothing is booked, at any time" in ran.out
+    assert "memory is a channel: dispatcher timeline --channel memory" in ran.out
+    assert len(ran.out.splitlines()) < 12
+    assert "nothing booked until" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "SCOPE: not given"),
+        (["--channel", "memory"], "'memory' as a whole has no quotas (channels.memory.quotas)"),
+        (["--channel", "memory"], "accepted: one that has, or a recipient too"),
+        (["--tenant", "acme"], "there is no option '--tenant'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(
+    house: House, run: Run, arguments: list[str], says: str
+) -> None:
+    ran = run("timeline", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1

@@ -1,0 +1,206 @@
+"""Claim, permit, send, record: what is due goes out once, and what is not stays."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Outcome, Status
+from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.message import new_id
+from dispatcher.times.clock import SystemClock
+from tests.support.doubles import Between, at_once
+from tests.support.house import BODY, House, hour_ago
+from tests.support.house_fixtures import Build
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.every_database
+def test_what_is_due_is_sent_once_and_recorded(slow: House) -> None:
+    messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
+    before = slow.database_time()
+    assert slow.deliver(*messages) == 3
+    assert sorted(slow.sent) == sorted(message.id for message in messages)
+    for message in messages:
+        now = slow.again(message)
+        assert (now.status, now.attempt_count, now.last_error) == (Status.SENT, 1, None)
+        assert now.finished_at is not None
+        assert before <= now.finished_at <= slow.database_time()
+        [attempt] = slow.dispatcher.attempts(message.id)
+        assert (attempt.token, attempt.outcome, attempt.error) == (1, Outcome.SENT, None)
+        assert attempt.receipt is not None
+        assert attempt.receipt.startswith("memory-")
+        assert attempt.finished_at is not None
+        assert before <= attempt.started_at <= attempt.finished_at
+    assert slow.deliver(*messages) == 0, "a repeated task does nothing"
+    assert len(slow.sent) == 3
+    assert slow.places() == slow.all_members(), "what was sent keeps its place"
+
+
+def test_the_transport_sees_the_message_and_the_number_of_its_try(slow: House) -> None:
+    message = slow.submit(scope="family", expires_at=slow.clock.now() + 2 * HOUR)
+    slow.deliver(message)
+    [seen] = slow.memory.sent
+    assert (seen.id, seen.recipient, seen.scope, seen.body) == (message.id, "ada", "family", BODY)
+    assert (seen.status, seen.attempt_count, seen.send_at) == ("sending", 1, message.send_at)
+
+
+@pytest.mark.parametrize("status", ["cancelled", "sent", "failed", "expired"])
+def test_what_is_not_scheduled_any_more_is_skipped(slow: House, status: str) -> None:
+    message = slow.submit()
+    if status == "cancelled":
+        slow.dispatcher.cancel(message.id)
+    else:
+        slow.change([message], status=status, finished_at=slow.database_time())
+    before = slow.snapshot()
+    assert slow.deliver(message, new_id()) == 0
+    assert slow.sent == []
+    assert slow.snapshot() == before
+
+
+@pytest.mark.every_database
+def test_what_another_worker_holds_is_skipped(slow: House, build: Build) -> None:
+    message = slow.submit()
+    other = build(clock=hour_ago())
+    seen: list[int] = []
+    slow.memory.before = lambda _: seen.append(other.deliver(message))
+    assert slow.deliver(message) == 1
+    assert seen == [0]
+    assert other.sent == []
+
+
+def test_a_message_due_within_a_second_is_waited_for(build: Build) -> None:
+    house = build(clock=SystemClock())
+    message = house.submit(send_in=timedelta(milliseconds=300))
+    assert house.deliver(message) == 1
+    [attempt] = house.dispatcher.attempts(message.id)
+    assert attempt.started_at >= message.send_at
+    assert attempt.started_at - message.send_at < timedelta(seconds=5)
+
+
+@pytest.mark.every_database
+def test_a_message_whose_task_came_far_too_early_is_left_to_the_sweep(slow: House) -> None:
+    due = slow.submit("ben")
+    early = slow.submit(send_in=HOUR + timedelta(minutes=10))
+    slow.change([early], enqueue_at=early.send_at + slow.settings.enqueue_grace)
+    assert slow.deliver(due, early) == 1
+    assert slow.sent == [due.id]
+    assert slow.moved.sleeps == []
+    assert slow.again(early) == early
+    assert slow.columns(early, "enqueue_at", "claim_token") == (early.send_at, 0)
+    assert slow.dispatcher.attempts(early.id) == []
+
+
+@pytest.mark.every_database
+def test_a_message_past_its_expiry_is_never_sent_and_gives_its_quota_back(slow: House) -> None:
+    message = slow.submit(expires_at=slow.clock.now() + timedelta(seconds=1))
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+    now = slow.again(message)
+    assert (now.status, now.attempt_count) == (Status.EXPIRED, 0)
+    assert slow.dispatcher.attempts(message.id) == []
+    assert slow.permits() == {}
+    assert set(slow.members()) == {message.id}
+    assert slow.parts.reconciler.reconcile().released == 1
+    assert slow.members() == {}
+    slow.submit()
+
+
+def test_an_early_and_an_expired_message_do_not_hold_up_the_rest_of_their_group(
+    slow: House,
+) -> None:
+    early = slow.submit("early", send_in=2 * HOUR)
+    expired = slow.submit("expired", expires_at=slow.clock.now() + timedelta(seconds=1))
+    due = [slow.submit(f"due {n}") for n in range(5)]
+    assert slow.deliver(early, expired, *due, new_id()) == 5
+    assert set(slow.sent) == {message.id for message in due}
+
+
+def test_a_frozen_worker_does_not_send(slow: House) -> None:
+    messages = [slow.submit(name) for name in ("ada", "ben")]
+
+    def freeze() -> None:
+        slow.moved.advance(slow.settings.claim_ttl)
+
+    slow.swap("permits", Between(slow.parts.permits, after={"acquire": freeze}))
+    assert slow.deliver(*messages) == 0
+    assert slow.sent == []
+    for message in messages:
+        assert slow.again(message).status is Status.SCHEDULED
+        assert slow.again(message).attempt_count == 0
+        assert slow.dispatcher.attempts(message.id) == []
+        assert slow.permits(message.scope) == {}, "an unused permit is given back"
+
+
+def test_a_worker_that_waited_for_its_disk_past_its_claim_does_not_send(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = slow.submit()
+
+    def slowly(*_: object) -> bool:
+        slow.moved.advance(slow.settings.claim_ttl)
+        return True
+
+    monkeypatch.setattr(ClaimLog, "begin", slowly)
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+    assert slow.again(message).status is Status.SCHEDULED
+    assert slow.permits(message.scope) == {}, "an unused permit is given back"
+
+
+@pytest.mark.every_database
+def test_a_worker_that_froze_past_its_claim_does_not_undo_what_another_did(
+    slow: House, build: Build
+) -> None:
+    message = slow.submit()
+    other = build(clock=hour_ago(), quotas="100/minute")
+
+    def freeze() -> None:
+        slow.moved.advance(slow.settings.claim_ttl)
+        slow.end_claims(message)
+        assert other.parts.sweep.rescue() == 1
+        assert other.deliver(message) == 1
+
+    slow.swap("permits", Between(slow.parts.permits, after={"acquire": freeze}))
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+    assert slow.again(message).status is Status.SENT
+    outcomes = [each.outcome for each in slow.dispatcher.attempts(message.id)]
+    assert outcomes == [Outcome.UNKNOWN, Outcome.SENT]
+
+
+def test_no_hand_over_begins_when_the_rest_of_the_claim_is_too_short_for_it(slow: House) -> None:
+    messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
+    left = slow.settings.claim_ttl - slow.settings.transport_timeout
+    slow.memory.before = lambda _: slow.moved.advance(left)
+    assert slow.deliver(*messages) == 2, "the first took nearly all of it, the second is the last"
+    [put_back] = [each for each in messages if each.id not in slow.sent]
+    assert slow.again(put_back).status is Status.SCHEDULED
+    assert slow.again(put_back).attempt_count == 0
+
+
+def test_a_message_that_expires_while_its_worker_holds_it_is_not_sent(build: Build) -> None:
+    house = build(clock=hour_ago(), claim_ttl="2 hours")
+    message = house.submit(expires_at=house.clock.now() + HOUR + timedelta(minutes=30))
+    other = house.submit("ben")
+
+    def wait() -> None:
+        house.moved.advance(timedelta(minutes=31))
+
+    house.swap("permits", Between(house.parts.permits, after={"acquire": wait}))
+    assert house.deliver(message, other) == 1
+    assert house.sent == [other.id]
+    assert house.dispatcher.attempts(message.id) == []
+
+
+@pytest.mark.every_database
+def test_tasks_for_the_same_messages_in_many_threads_send_each_once(slow: House) -> None:
+    messages = [slow.submit(f"name {n}") for n in range(20)]
+    ids: list[UUID] = [message.id for message in messages]
+    counts = at_once([lambda: slow.parts.delivery.deliver(ids)] * 8)
+    assert sum(each for each in counts if isinstance(each, int)) == 20
+    assert sorted(slow.sent) == sorted(ids)
+    assert len(slow.attempt_rows()) == 20

@@ -1,0 +1,239 @@
+"""What becomes of a message when its transport fails, dies, or answers late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import Message, Outcome, PermanentFailure, Status, TemporaryFailure
+from tests.support.doubles import raising
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+
+HOUR = timedelta(hours=1)
+ROOMY = "100/minute"
+
+
+class WorkerDied(BaseException):
+    """Ends a hand-over the way the death of its process does: nothing is recorded."""
+
+
+@pytest.fixture
+def roomy(build: Build) -> House:
+    """Give a house with room for many tries of one scope, three of one message."""
+    channels = {"memory": {"transport": "memory", "max_attempts": 3}}
+    return build(clock=hour_ago(), quotas=ROOMY, channels=channels)
+
+
+def fails(house: House, *errors: BaseException) -> None:
+    act = raising(*errors)
+    house.memory.before = lambda _: act()
+
+
+def make_due(house: House, message: Message) -> None:
+    now = house.database_time() - timedelta(milliseconds=1)
+    house.change([message], next_attempt_at=now)
+
+
+def outcomes(house: House, message: Message) -> list[Outcome | None]:
+    return [attempt.outcome for attempt in house.dispatcher.attempts(message.id)]
+
+
+@pytest.mark.every_database
+def test_a_permanent_failure_ends_the_message(roomy: House) -> None:
+    message = roomy.submit()
+    fails(roomy, PermanentFailure("no such number"))
+    assert roomy.deliver(message) == 0
+    now = roomy.again(message)
+    assert (now.status, now.attempt_count) == (Status.FAILED, 1)
+    assert now.last_error == "PermanentFailure: no such number"
+    assert now.finished_at is not None
+    [attempt] = roomy.dispatcher.attempts(message.id)
+    assert (attempt.outcome, attempt.error) == (Outcome.PERMANENT, now.last_error)
+    assert roomy.places() == roomy.all_members()
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize(
+    ("error", "text", "least"),
+    [
+        (TemporaryFailure("busy"), "TemporaryFailure: busy", 0),
+        (TemporaryFailure("busy", timedelta(minutes=10)), "TemporaryFailure: busy", 600),
+        (KeyError("name"), "KeyError: 'name'", 0),
+        (ValueError("x" * 1_000), "ValueError: " + "x" * 488, 0),
+    ],
+    ids=["plain", "retry after", "unknown", "long"],
+)
+def test_a_temporary_or_unknown_failure_is_tried_again_later(
+    roomy: House, error: Exception, text: str, least: int
+) -> None:
+    message = roomy.submit()
+    fails(roomy, error)
+    before = roomy.database_time()
+    assert roomy.deliver(message) == 0
+    now = roomy.again(message)
+    assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 1, text)
+    wait = now.next_attempt_at - before
+    assert timedelta(seconds=least) <= wait < timedelta(seconds=least + 5 + 5)
+    assert now.send_at == message.send_at
+    assert outcomes(roomy, message) == [Outcome.TEMPORARY]
+    assert len(roomy.permits()) == 1, "a failed hand-over counts against the limits"
+
+    make_due(roomy, message)
+    assert roomy.deliver(message) == 1
+    assert outcomes(roomy, message) == [Outcome.TEMPORARY, Outcome.SENT]
+    assert roomy.again(message).last_error is None
+
+
+def test_tries_end_at_the_most_the_channel_allows(roomy: House) -> None:
+    message = roomy.submit()
+    fails(roomy, *[TemporaryFailure(f"busy {n}") for n in range(10)])
+    for n in range(3):
+        make_due(roomy, message)
+        assert roomy.again(message).status is Status.SCHEDULED
+        assert roomy.deliver(message) == 0
+        assert roomy.again(message).attempt_count == n + 1
+    now = roomy.again(message)
+    assert (now.status, now.last_error) == (Status.FAILED, "TemporaryFailure: busy 2")
+    assert outcomes(roomy, message) == [Outcome.TEMPORARY] * 3
+    assert roomy.deliver(message) == 0
+
+
+def test_the_wait_grows_with_each_try_up_to_the_longest(build: Build) -> None:
+    channel = {
+        "transport": "memory", "max_attempts": 100, "backoff_base": 10, "backoff_longest": 60,
+    }  # fmt: skip
+    house = build(clock=hour_ago(), quotas=ROOMY, channels={"memory": channel})
+    message = house.submit()
+    fails(house, *[TemporaryFailure("busy") for _ in range(20)])
+    for ceiling in (10, 20, 40, 60, 60):
+        make_due(house, message)
+        before = house.database_time()
+        house.deliver(message)
+        wait = house.again(message).next_attempt_at - before
+        assert timedelta(0) <= wait < timedelta(seconds=ceiling + 5)
+
+
+@pytest.mark.every_database
+def test_a_retry_past_the_expiry_ends_as_expired(roomy: House) -> None:
+    message = roomy.submit(expires_at=roomy.clock.now() + 2 * HOUR)
+    fails(roomy, TemporaryFailure("closed until tomorrow", 2 * HOUR))
+    assert roomy.deliver(message) == 0
+    now = roomy.again(message)
+    assert (now.status, now.attempt_count) == (Status.EXPIRED, 1)
+    assert now.last_error == "TemporaryFailure: closed until tomorrow"
+    assert outcomes(roomy, message) == [Outcome.TEMPORARY]
+
+
+def test_a_message_of_a_channel_this_worker_does_not_know_waits_for_another_worker(
+    roomy: House, build: Build
+) -> None:
+    message = roomy.submit()
+    other = build(clock=hour_ago(), quotas=ROOMY, channels={"file": {"transport": "file"}})
+    assert other.deliver(message) == 0
+    now = other.again(message)
+    assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
+    assert outcomes(other, message) == []
+
+
+@pytest.mark.every_database
+def test_a_worker_that_dies_leaves_sending_and_the_rescue_frees_it(roomy: House) -> None:
+    message = roomy.submit()
+    fails(roomy, WorkerDied())
+    with pytest.raises(WorkerDied):
+        roomy.deliver(message)
+    now = roomy.again(message)
+    assert (now.status, now.attempt_count) == (Status.SENDING, 1)
+    assert outcomes(roomy, message) == [None]
+    assert roomy.parts.sweep.rescue() == 0, "its claim has not run out"
+
+    roomy.end_claims(message)
+    assert roomy.parts.sweep.rescue() == 1
+    now = roomy.again(message)
+    assert (now.status, now.attempt_count) == (Status.SCHEDULED, 1)
+    assert now.last_error is not None
+    assert "unknown" in now.last_error
+    assert outcomes(roomy, message) == [Outcome.UNKNOWN]
+    assert roomy.deliver(message) == 1
+    assert outcomes(roomy, message) == [Outcome.UNKNOWN, Outcome.SENT]
+
+
+def test_a_hand_over_of_unknown_outcome_keeps_its_permit(slow: House) -> None:
+    message = slow.submit()
+    fails(slow, WorkerDied())
+    with pytest.raises(WorkerDied):
+        slow.deliver(message)
+    slow.end_claims(message)
+    slow.parts.sweep.rescue()
+    assert slow.deliver(message) == 0, "one a minute, and one may have gone out"
+    assert slow.sent == []
+    assert slow.again(message).attempt_count == 1
+
+
+@pytest.mark.parametrize("end", ["tries", "time"])
+def test_a_message_whose_tries_or_time_are_used_up_is_not_rescued_for_another(
+    roomy: House, end: str
+) -> None:
+    message = roomy.submit(expires_at=roomy.clock.now() + 2 * HOUR)
+    fails(roomy, WorkerDied())
+    with pytest.raises(WorkerDied):
+        roomy.deliver(message)
+    if end == "tries":
+        roomy.change([message], attempt_count=3)
+    else:
+        roomy.change([message], expires_at=roomy.database_time())
+    roomy.end_claims(message)
+    assert roomy.parts.sweep.rescue() == 1
+    expected = Status.FAILED if end == "tries" else Status.EXPIRED
+    assert roomy.again(message).status is expected
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("second", ["none", "sent", "failed", "held"])
+def test_a_late_success_ends_the_message_whatever_came_of_the_next_try(
+    roomy: House, build: Build, second: str
+) -> None:
+    message = roomy.submit()
+    other = build(clock=hour_ago(), quotas=ROOMY, channels=roomy.settings.channels)
+    die: dict[str, Callable[[], None]] = {
+        "failed": raising(TemporaryFailure("busy")),
+        "held": raising(WorkerDied()),
+    }
+    other.memory.before = lambda _: die.get(second, raising())()
+
+    def meanwhile(_: Message) -> None:
+        roomy.end_claims(message)
+        assert other.parts.sweep.rescue() == 1
+        if second == "held":
+            with pytest.raises(WorkerDied):
+                other.deliver(message)
+        elif second != "none":
+            other.deliver(message)
+
+    roomy.memory.before = meanwhile
+    roomy.deliver(message)
+    assert roomy.sent == [message.id]
+    assert roomy.again(message).status is Status.SENT
+    assert roomy.parts.sweep.rescue() == roomy.parts.sweep.enqueue_due() == 0
+    assert outcomes(roomy, message)[0] is Outcome.SENT, "what the first try did is known after all"
+
+
+def test_what_went_out_before_a_hand_over_ended_its_worker_is_not_sent_again(roomy: House) -> None:
+    sent, fatal = roomy.submit("ada"), roomy.submit("ben")
+
+    def die(message: Message) -> None:
+        if message.id == fatal.id:
+            raise WorkerDied
+
+    roomy.memory.before = die
+    with pytest.raises(WorkerDied):
+        roomy.deliver(sent, fatal)
+    roomy.end_claims(fatal)
+    if roomy.again(sent).status is Status.SENDING:
+        roomy.end_claims(sent)
+    roomy.parts.sweep.rescue()
+    roomy.memory.before = None
+    roomy.deliver(sent, fatal)
+    assert roomy.sent.count(sent.id) == 1

@@ -1,0 +1,247 @@
+"""Redis or the store go away while a worker delivers: nothing extra is sent, nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Message, Outcome, PermanentFailure, Status, StoreUnavailable
+from dispatcher.times.send_time import to_ms
+from tests.support.doubles import Between, once, raising
+from tests.support.far import FarDatabase
+from tests.support.house import House, hour_ago, house_on
+from tests.support.house_fixtures import Build
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+MINUTE = timedelta(minutes=1)
+RECORDS = [b"UPDATE dispatcher_messages SET status", b"UPDATE dispatcher_attempts"]
+CLAIMS = [b"UPDATE dispatcher_messages SET status", b"INSERT INTO dispatcher_attempts"]
+
+
+def was_put_back(house: House, message: Message) -> None:
+    now = house.again(message)
+    assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
+    assert house.dispatcher.attempts(message.id) == []
+    assert now.next_attempt_at > house.database_time() - timedelta(seconds=5)
+
+
+def make_due(house: House, *messages: Message) -> None:
+    house.change(messages, next_attempt_at=house.database_time() - timedelta(milliseconds=1))
+
+
+def test_without_redis_nothing_is_sent_and_no_try_is_counted(
+    build: Build, own_redis: RedisServer
+) -> None:
+    house = build(server=own_redis, clock=hour_ago())
+    messages = [house.submit("ada"), house.submit("ben")]
+    own_redis.stop()
+    assert house.deliver(*messages) == 0
+    assert house.sent == []
+    for message in messages:
+        was_put_back(house, message)
+        [enqueue_at] = house.columns(message, "enqueue_at")
+        assert enqueue_at < house.again(message).next_attempt_at, "the next sweep takes it"
+    own_redis.start()
+    make_due(house, *messages)
+    assert house.deliver(*messages) == 0, "the logs of a restarted Redis are not trusted"
+    house.open()
+    make_due(house, *messages)
+    assert house.deliver(*messages) == 2
+
+
+def test_after_a_flush_permits_are_refused_until_the_hand_overs_are_counted_again(
+    slow: House,
+) -> None:
+    first = slow.submit()
+    second = slow.submit(send_in=MINUTE)
+    other = slow.submit("ben")
+    assert slow.deliver(first) == 1
+    slow.redis.flushall()
+    assert slow.deliver(second, other) == 0
+    for message in (second, other):
+        was_put_back(slow, message)
+    slow.open()
+    [at] = slow.permits().values()
+    finished = slow.again(first).finished_at
+    assert finished is not None
+    assert abs(at - to_ms(finished)) < 1_000
+    make_due(slow, second, other)
+    assert slow.deliver(second, other) == 1
+    assert slow.sent == [first.id, other.id]
+    assert slow.again(second).next_attempt_at - slow.database_time() > timedelta(seconds=50)
+
+
+def test_after_a_flush_a_hand_over_under_way_counts_to_the_end_of_its_claim(
+    slow: House, build: Build
+) -> None:
+    first = slow.submit()
+    second = slow.submit(send_in=MINUTE)
+    other = build(clock=hour_ago(), opened=False)
+
+    def meanwhile(_: Message) -> None:
+        slow.redis.flushall()
+        other.open()
+        assert other.deliver(second) == 0
+
+    slow.memory.before = meanwhile
+    assert slow.deliver(first) == 1
+    assert other.sent == []
+    assert len(slow.permits()) == 1
+
+
+def test_a_lost_settle_leaves_the_permit_counted_at_its_latest_time(
+    slow: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = slow.submit()
+
+    def flush(_: Message) -> None:
+        slow.redis.flushall()
+
+    slow.memory.before = flush
+    with caplog.at_level(logging.WARNING):
+        assert slow.deliver(message) == 1
+    assert slow.again(message).status is Status.SENT
+    assert slow.permits() == {}
+    slow.open()
+    assert len(slow.permits()) == 1
+
+
+@pytest.fixture
+def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[House]:
+    """Give a house that reaches its database through the proxy."""
+    with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as house:
+        yield house
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_sent_while_the_store_was_down_is_recorded_when_it_is_back(
+    through: House, far: FarDatabase, fails: bool
+) -> None:
+    messages = [through.submit("ada"), through.submit("ben")]
+    if fails:
+        messages = messages[:1]
+    seen: list[UUID] = []
+
+    def break_line(message: Message) -> None:
+        seen.append(message.id)
+        far.proxy.refuse()
+        far.proxy.cut_all()
+        if fails:
+            raise PermanentFailure("no such number")
+
+    through.memory.before = break_line
+    through.moved.meanwhile = far.proxy.pass_all
+    assert through.deliver(*messages) == (0 if fails else 2)
+    assert through.moved.sleeps, "it waited for the store"
+    for message in messages:
+        assert through.again(message).status is (Status.FAILED if fails else Status.SENT)
+        outcome = Outcome.PERMANENT if fails else Outcome.SENT
+        assert [each.outcome for each in through.dispatcher.attempts(message.id)] == [outcome]
+    assert through.deliver(*messages) == 0
+    assert len(seen) == len(messages)
+
+
+@pytest.mark.parametrize(
+    ("far", "statement", "lost"),
+    [
+        ("postgresql", b"done AS", 1),  # asked again in two statements
+        *(("postgresql", each, lost) for each in RECORDS for lost in (1, 2)),
+        ("mariadb", RECORDS[0], 2),
+        ("mariadb", b"COMMIT", 1),
+    ],
+    indirect=["far"],
+)
+def test_a_lost_reply_of_the_record_records_once(
+    through: House, far: FarDatabase, statement: bytes, lost: int
+) -> None:
+    message = through.submit()
+    arm = once(lambda: far.proxy.drop_reply(statement, times=lost))
+    through.memory.before = lambda _: arm()
+    assert through.deliver(message) == 1
+    assert far.proxy.dropped == lost
+    assert through.again(message).status is Status.SENT
+    assert len(through.attempt_rows()) == 1
+    assert through.deliver(message) == 0
+    assert through.sent == [message.id]
+
+
+@pytest.mark.parametrize(
+    ("far", "statement"),
+    [
+        *(("postgresql", each) for each in (*CLAIMS, b"wanted AS")),
+        ("mariadb", CLAIMS[1]),
+        ("mariadb", b"COMMIT"),
+    ],
+    indirect=["far"],
+)
+def test_a_lost_reply_of_the_claim_claims_once(
+    through: House, far: FarDatabase, statement: bytes
+) -> None:
+    message = through.submit()
+    far.proxy.drop_reply(statement)
+    through.deliver(message)
+    assert far.proxy.dropped == 1
+    if through.again(message).status is Status.SENDING:  # the lost reply was that of a claim
+        through.end_claims(message)
+        assert through.parts.sweep.rescue() == 1
+        through.change([message], next_attempt_at=message.send_at)
+
+    def is_sent() -> bool:
+        """Deliver again until the server has ended the transaction whose client is gone."""
+        through.deliver(message)
+        return through.again(message).status is Status.SENT
+
+    wait_until(is_sent)
+    assert through.sent == [message.id]
+
+
+def test_a_store_that_stays_down_past_the_claim_leaves_the_message_to_its_rescue(
+    slow: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = slow.submit()
+    parts: Any = slow.parts.delivery.parts
+    down = {"record": raising(*[StoreUnavailable("down")] * 10_000)}
+    parts.claims = Between(parts.claims, before=down)
+    assert slow.deliver(message) == 1
+    assert slow.again(message).status is Status.SENDING
+    assert "will be rescued" in caplog.text
+    assert slow.moved.monotonic() > slow.settings.claim_ttl.total_seconds()
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 1
+    assert slow.again(message).status is Status.SCHEDULED
+
+
+def test_what_was_sent_is_recorded_though_the_store_was_away_for_longer_than_the_claim(
+    slow: House,
+) -> None:
+    message = slow.submit()
+    back = slow.settings.claim_ttl.total_seconds() + 30
+
+    def away() -> None:
+        if slow.moved.monotonic() < back:
+            raise StoreUnavailable("down")
+
+    parts: Any = slow.parts.delivery.parts
+    parts.claims = Between(parts.claims, before={"record": away})
+    assert slow.deliver(message) == 1
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 0
+    assert slow.again(message).status is Status.SENT
+
+
+def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
+    message = slow.submit()
+    parts: Any = slow.parts.delivery.parts
+    parts.claims = Between(parts.claims, before={"claim": raising(StoreUnavailable("down"))})
+    with pytest.raises(StoreUnavailable):
+        slow.deliver(message)
+    assert slow.sent == []
+    assert slow.permits() == {}
+    assert slow.deliver(message) == 1

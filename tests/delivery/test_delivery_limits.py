@@ -1,0 +1,352 @@
+"""Actual hand-overs never exceed a limit, whatever is late, grouped or shared."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Message, Status, TemporaryFailure
+from dispatcher.quota import CalendarLimit
+from dispatcher.redis.keys import PermitKeys, line_of
+from dispatcher.times.send_time import to_ms
+from tests.support.doubles import at_once
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.model import is_broken
+from tests.support.waiting import wait_until
+
+MINUTE = timedelta(minutes=1)
+
+
+def script_calls(house: House) -> int:
+    stats = house.redis.info("commandstats")
+    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+def test_two_late_messages_of_one_scope_do_not_go_out_together(slow: House) -> None:
+    first = slow.submit()
+    second = slow.submit(send_in=MINUTE)
+    before = slow.database_time()
+    assert slow.deliver(first, second) == 1
+    assert slow.sent == [first.id]
+    put_back = slow.again(second)
+    assert (put_back.status, put_back.attempt_count) == (Status.SCHEDULED, 0)
+    assert put_back.last_error is None
+    assert slow.dispatcher.attempts(second.id) == []
+    wait = put_back.next_attempt_at - before
+    assert timedelta(seconds=59) < wait < 2 * MINUTE
+    [enqueue_at] = slow.columns(second, "enqueue_at")
+    lead = put_back.next_attempt_at - enqueue_at
+    assert abs(lead - slow.settings.horizon) < timedelta(seconds=1)
+    assert len(slow.permits()) == 1
+
+
+def test_the_numbers_of_every_quota_limit_the_hand_overs(build: Build) -> None:
+    house = build(clock=hour_ago(), quotas="2/minute, 3/hour")
+    messages = [house.submit(send_in=n * MINUTE) for n in range(3)]
+    assert house.deliver(*messages) == 2
+    third = house.again(messages[2])
+    assert third.next_attempt_at - house.database_time() < MINUTE
+    # As if a minute had passed: the third goes, and then the hour is full.
+    key = PermitKeys(house.settings.namespace).scope("ada")
+    for permit, at in house.permits().items():
+        house.redis.zadd(key, {permit: at - 60_000})
+    house.change([third], next_attempt_at=third.send_at)
+    assert house.deliver(third) == 1
+    fourth = house.submit(send_at=house.clock.now() + 63 * MINUTE)
+    house.change([fourth], next_attempt_at=messages[0].send_at)
+    assert house.deliver(fourth) == 0
+    wait = house.again(fourth).next_attempt_at - house.database_time()
+    assert 58 * MINUTE < wait <= 59 * MINUTE
+
+
+def test_scopes_do_not_limit_each_other_and_a_shared_scope_does(slow: House) -> None:
+    apart = [slow.submit(name) for name in ("ada", "ben")]
+    shared = [slow.submit("cleo", scope="s"), slow.submit("dora", scope="s", send_in=MINUTE)]
+    assert slow.deliver(*apart, *shared) == 3
+    assert slow.again(shared[1]).status is Status.SCHEDULED
+
+
+def test_a_channel_has_limits_of_its_own_beside_those_of_the_scopes(build: Build) -> None:
+    channels = {
+        "memory": {"transport": "memory", "limits": ["3/hour"]},
+        "other": {"transport": "memory"},
+    }
+    house = build(clock=hour_ago(), channels=channels)
+    messages = [house.submit(f"name {n}") for n in range(5)]
+    free = [house.submit(f"other {n}", channel="other") for n in range(5)]
+    assert house.deliver(*messages, *free) == 8
+    waiting = [each for each in messages if house.again(each).status is Status.SCHEDULED]
+    assert len(waiting) == 2
+    for message in waiting:
+        wait = house.again(message).next_attempt_at - house.database_time()
+        assert 59 * MINUTE < wait <= 60 * MINUTE
+        assert house.permits(message.scope) == {}, "the scope's log keeps nothing of a refusal"
+
+
+def test_a_group_takes_and_settles_its_permits_in_one_script_each(slow: House) -> None:
+    slow.deliver(slow.submit("warm"))
+    messages = [slow.submit(f"name {n}") for n in range(50)]
+    before = script_calls(slow)
+    assert slow.deliver(*messages) == 50
+    assert script_calls(slow) - before <= 1 + 5, "one to take; to settle, one each 50 ms of work"
+
+
+def test_a_short_wait_for_a_permit_is_spent_in_hand(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.delivery.task._LONGEST_ASKING_SECONDS", 20.0)
+    house = build(clock=hour_ago(), quotas="1/20 second", claim_ttl=300)
+    first = house.submit()
+    second = house.submit(send_in=timedelta(seconds=20))
+    assert house.deliver(first) == 1
+    log = PermitKeys(house.settings.namespace).scope("ada")
+    house.moved.meanwhile = lambda: let_time_pass(house, log, by=timedelta(seconds=20))
+    assert house.deliver(second) == 1
+    assert len(house.moved.sleeps) == 1
+    assert not is_broken(house.permits().values(), (1, 20_000))
+
+
+def test_what_may_go_does_not_wait_for_what_may_not(build: Build) -> None:
+    house = build(clock=hour_ago(), quotas="1/second")
+    late = [house.submit(send_in=timedelta(seconds=n)) for n in range(2)]
+    other = house.submit("ben")
+    assert house.deliver(*late, other) == 2
+    assert house.moved.sleeps == []
+    assert set(house.sent) == {late[0].id, other.id}
+
+
+def test_many_workers_together_stay_within_the_limit(build: Build) -> None:
+    workers = [build(clock=hour_ago(), quotas="5/minute") for _ in range(4)]
+    messages = [workers[0].submit(send_in=n * 12 * timedelta(seconds=1)) for n in range(40)]
+    mixed = [messages[n::4] for n in range(4)]
+    counts = at_once([partial(workers[n].deliver, *mixed[n]) for n in range(4)])
+    assert sum(each for each in counts if isinstance(each, int)) == 5
+    assert sum(len(worker.sent) for worker in workers) == 5
+    statuses = [workers[0].again(message).status for message in messages]
+    assert statuses.count(Status.SENT) == 5
+    assert statuses.count(Status.SCHEDULED) == 35
+
+
+def test_a_permit_is_counted_from_the_hand_over_not_from_the_end_of_the_claim(slow: House) -> None:
+    start = slow.redis_ms()
+    slow.deliver(slow.submit())
+    [at] = slow.permits().values()
+    assert start < at <= slow.redis_ms() + 1
+
+
+def let_time_pass(house: House, *names: str, by: timedelta) -> None:
+    """Make all that these ZSETs hold older."""
+    for name in names:
+        for member in cast("list[bytes]", house.redis.zrange(name, 0, -1)):
+            house.redis.zincrby(name, -(by // timedelta(milliseconds=1)), member)
+
+
+def make_due(house: House, *messages: Message) -> None:
+    house.change(messages, next_attempt_at=house.database_time() - timedelta(seconds=1))
+
+
+def fail_once(house: House, error: Exception) -> list[UUID]:
+    """Let the transport fail at the next message; return which it is given."""
+    given: list[UUID] = []
+
+    def before(message: Message) -> None:
+        given.append(message.id)
+        if len(given) == 1:
+            raise error
+
+    house.memory.before = before
+    return given
+
+
+def limited(build: Build, **channel: object) -> House:
+    """Give a house whose channel is limited and whose scopes are not."""
+    settings = {"memory": {"transport": "memory", **channel}}
+    return build(clock=hour_ago(), quotas="1000/second", channels=settings)
+
+
+def test_those_refused_come_back_one_after_the_other_in_order(build: Build) -> None:
+    """Groups do not know each other: the line does."""
+    house = limited(build, limits=["2/minute"])
+    messages = [house.submit(f"to {n}") for n in range(10)]
+    before = house.database_time()
+    for start in range(0, 10, 2):
+        house.deliver(*messages[start : start + 2])
+    assert house.sent == [each.id for each in messages[:2]]
+    turns = [house.again(each).next_attempt_at - before for each in messages[2:]]
+    assert turns == sorted(turns)
+    minutes = [round(turn / MINUTE) for turn in turns]
+    assert minutes == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_who_has_no_turn_stands_behind_those_who_have(build: Build) -> None:
+    house = limited(build, limits=["1/minute"])
+    first, second, third = (house.submit(name) for name in ("ada", "ben", "cleo"))
+    house.deliver(first)
+    before = house.database_time()
+    house.deliver(second)
+    house.deliver(third)
+    make_due(house, second)
+    assert house.deliver(second) == 0
+    waits = [house.again(each).next_attempt_at - before for each in (second, third)]
+    assert [round(wait / MINUTE) for wait in waits] == [1, 2], "the second keeps its turn"
+
+
+def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None:
+    house = limited(build, limits=["2/minute"])
+    messages = [house.submit(f"to {n}") for n in range(6)]
+    house.deliver(*messages)
+    keys = PermitKeys(house.settings.namespace)
+    log = keys.channel("memory")
+    assert house.redis.zcard(line_of(log)) == 4
+    let_time_pass(house, log, line_of(log), by=MINUTE)
+    make_due(house, *messages[2:])
+    assert house.deliver(*messages[4:], *messages[2:4]) == 2
+    assert house.sent == [each.id for each in messages[:4]], "the others come too early"
+    assert house.redis.zcard(line_of(log)) == 2
+
+
+def test_a_calendar_limit_counts_within_the_periods_of_its_zone(build: Build) -> None:
+    house = limited(build, limits=["3/day in Asia/Kathmandu"])
+    messages = [house.submit(f"to {n}") for n in range(5)]
+    assert house.deliver(*messages) == 3
+    begins_ms, ends_ms = CalendarLimit(3, "day", "Asia/Kathmandu").bounds(house.redis_ms(), 1)
+    for late in messages[3:]:
+        turn = to_ms(house.again(late).next_attempt_at)
+        assert abs(turn - ends_ms) < 5_000 or abs(turn - begins_ms) < 5_000, "at midnight there"
+    log = PermitKeys(house.settings.namespace).channel("memory")
+    now_ms = house.redis_ms()
+    to_yesterday, to_their_turns = now_ms - begins_ms + 1, ends_ms - now_ms + 1
+    passed = timedelta(milliseconds=max(to_yesterday, to_their_turns))
+    let_time_pass(house, log, line_of(log), by=passed)
+    make_due(house, *messages[3:])
+    assert house.deliver(*messages[3:]) == 2
+
+
+def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
+    house = limited(build, concurrency=2)
+    log = PermitKeys(house.settings.namespace).channel("memory")
+    in_hand: list[int] = []
+
+    def look(message: Message) -> None:
+        del message
+        in_hand.append(house.redis.zcount(log, f"({house.redis_ms() + 1}", "+inf"))
+
+    house.memory.before = look
+    waiting = [house.submit(f"to {n}") for n in range(7)]
+
+    def are_sent() -> bool:
+        """Deliver those that wait: as those before are sent, there is room."""
+        house.deliver(*waiting)
+        waiting[:] = [each for each in waiting if house.again(each).status is Status.SCHEDULED]
+        make_due(house, *waiting)
+        return not waiting
+
+    wait_until(are_sent)
+    assert len(house.sent) == 7
+    assert max(in_hand) == 2
+
+
+def test_a_place_in_hand_that_a_dead_worker_had_comes_back(build: Build) -> None:
+    house = limited(build, concurrency=1)
+    log = PermitKeys(house.settings.namespace).channel("memory")
+    house.redis.zadd(log, {b"the permit of a dead worker.": house.redis_ms() + 60_000})
+    message = house.submit()
+    assert house.deliver(message) == 0
+    let_time_pass(house, log, line_of(log), by=MINUTE)
+    make_due(house, message)
+    assert house.deliver(message) == 1
+
+
+def test_a_provider_that_asks_everybody_to_wait_closes_its_channel(build: Build) -> None:
+    house = limited(build)
+    messages = [house.submit(f"to {n}") for n in range(4)]
+    busy = TemporaryFailure("429", timedelta(minutes=5), closes_channel=True)
+    given = fail_once(house, busy)
+    before = house.database_time()
+    assert house.deliver(*messages[:3]) == 0
+    assert house.deliver(messages[3]) == 0, "other workers know it, too"
+    assert given == [messages[0].id], "only the first one was tried"
+    waits = [house.again(each).next_attempt_at - before for each in messages]
+    assert min(waits) > timedelta(minutes=4, seconds=55)
+    counts = [house.again(each).attempt_count for each in messages]
+    assert counts == [1, 0, 0, 0], "to wait is no try"
+    house.redis.delete(PermitKeys(house.settings.namespace).closing("memory"))
+    make_due(house, *messages)
+    assert house.deliver(*messages) == 4
+
+
+def test_a_wait_that_is_only_for_one_message_closes_nothing(build: Build) -> None:
+    house = limited(build)
+    messages = [house.submit(f"to {n}") for n in range(3)]
+    fail_once(house, TemporaryFailure("busy", timedelta(minutes=5)))
+    assert house.deliver(*messages) == 2
+
+
+def test_those_who_wait_for_a_closed_channel_stand_in_line_behind_its_opening(
+    build: Build,
+) -> None:
+    house = limited(build, limits=["2/minute"])
+    house.parts.permits.close("memory", timedelta(minutes=5))
+    messages = [house.submit(f"to {n}") for n in range(6)]
+    before = house.database_time()
+    for message in messages:
+        assert house.deliver(message) == 0
+    turns = [house.again(each).next_attempt_at - before for each in messages]
+    assert [round(turn / MINUTE) for turn in turns] == [5, 5, 6, 6, 7, 7]
+    house.parts.permits.close("memory", timedelta(minutes=1))
+    make_due(house, *messages)
+    assert house.deliver(*messages) == 0, "closed for longer before"
+
+
+def test_where_all_come_too_late_they_wait_for_those_before_them(build: Build) -> None:
+    house = limited(build, limits=["2/20 second"])
+    messages = [house.submit(f"to {n}") for n in range(7)]
+    house.deliver(*messages)
+    log = PermitKeys(house.settings.namespace).channel("memory")
+    let_time_pass(house, line_of(log), by=timedelta(seconds=65))  # but nobody came
+    make_due(house, *messages)
+    before = house.database_time()
+    for late in reversed(messages[2:]):
+        assert house.deliver(late) == 0
+    turns = [house.again(each).next_attempt_at - before for each in messages[2:]]
+    assert [round(turn / timedelta(seconds=20)) for turn in turns] == [1, 1, 2, 2, 3]
+
+
+def test_who_does_not_come_keeps_others_waiting_for_a_minute_at_most(build: Build) -> None:
+    house = limited(build, limits=["1/second"])
+    messages = [house.submit(f"to {n}") for n in range(20)]
+    house.deliver(*messages)
+    for message in messages[1:]:
+        house.dispatcher.cancel(message.id)
+    log = PermitKeys(house.settings.namespace).channel("memory")
+    let_time_pass(house, log, line_of(log), by=timedelta(seconds=81))
+    assert house.deliver(house.submit("late")) == 1
+
+
+def test_whoever_is_there_takes_the_place_of_one_that_is_late(build: Build) -> None:
+    """No room is lost while those whose turn it is are held up; they get the other's turn."""
+    house = limited(build, limits=["2/minute"])
+    messages = [house.submit(f"to {n}") for n in range(8)]
+    house.deliver(*messages)
+    log = PermitKeys(house.settings.namespace).channel("memory")
+
+    def turns(*these: Message) -> list[int]:
+        scores = [house.redis.zscore(line_of(log), each.id.bytes) for each in these]
+        ahead = [float(score) - house.redis_ms() for score in scores if score is not None]
+        return [round(each / 60_000) for each in ahead]
+
+    assert turns(*messages[2:]) == [1, 1, 2, 2, 3, 3]
+    let_time_pass(house, log, line_of(log), by=MINUTE + timedelta(seconds=2))
+    early, fresh = messages[7], house.submit("fresh")
+    make_due(house, early)
+    assert house.deliver(early, fresh) == 2, "there is room, and two are late"
+    assert sorted(turns(*messages[2:4])) == [2, 3], "they stand where the others would"
+    assert turns(*messages[4:7]) == [1, 1, 2]
+    make_due(house, *messages[2:4])
+    assert house.deliver(*messages[2:4]) == 0, "and come in vain once"
+    assert house.redis.zcard(line_of(log)) == 5

@@ -1,0 +1,276 @@
+"""A send that takes its time holds up neither the groups behind it nor a thread of theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher import Message, Outcome, Status, StoreUnavailable
+from dispatcher.channel import Channel
+from dispatcher.delivery import recorder as module
+from dispatcher.store import Failure, Result
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = on_sqlite
+SLOW = "slow"
+
+
+class Holding:
+    """Holds what goes to recipients whose names begin with ``slow``."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.released = threading.Event()
+        self.error: BaseException | None = None
+
+    def __call__(self, message: Message) -> None:
+        if message.recipient.startswith(SLOW):
+            self.begun.append(message.recipient)
+            assert self.released.wait(60)
+            if self.error:
+                raise self.error
+
+
+class Locked:
+    """Claims that cannot be recorded for some messages, as where somebody has locked their rows."""
+
+    def __init__(self, claims: object) -> None:
+        self.ids: set[UUID] = set()
+        self._claims = claims
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._claims, name)
+
+    def record(
+        self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
+    ) -> None:
+        if self.ids & {each.claim.message.id for each in results}:
+            raise StoreUnavailable("locked")
+        self.__getattr__("record")(results, failures, enqueue_in=enqueue_in)
+
+
+@pytest.fixture
+def holding(build: Build) -> Iterator[tuple[House, Holding]]:
+    """Give a house of two groups at a time and six senders, and what holds its sends."""
+    house = build(
+        clock=hour_ago(),
+        channels={"memory": {"transport": "memory", "senders": 6}},
+        in_order=False,
+        groups_at_once=2,
+    )
+    house.memory.before = held = Holding()
+    yield house, held
+    held.released.set()
+    assert house.parts.group_queue.finish(20)
+
+
+def passes(house: House) -> bool:
+    """Let a tenth of a second pass by the clock of those who lead."""
+    house.moved.advance(timedelta(seconds=0.1))
+    return True
+
+
+def in_background(house: House, *groups: list[Message]) -> list[threading.Thread]:
+    """Let a thread deliver each of the groups, as a worker's threads do."""
+    deliver = house.parts.group_queue.deliver
+    threads = [
+        threading.Thread(target=deliver, args=([each.id for each in group], "memory"))
+        for group in groups
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def in_background_quietly(house: House, *groups: list[Message]) -> list[threading.Thread]:
+    """Do the same where the threads end with an error."""
+
+    def deliver(group: list[Message]) -> None:
+        with suppress(BaseException):
+            house.parts.group_queue.deliver([each.id for each in group], "memory")
+
+    threads = [threading.Thread(target=deliver, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def is_sent(house: House, *messages: Message) -> bool:
+    return {house.again(each).status for each in messages} == {Status.SENT}
+
+
+def test_groups_with_one_that_hangs_do_not_stop_their_channel(
+    holding: tuple[House, Holding],
+) -> None:
+    house, held = holding
+    groups = [[house.submit(f"{SLOW} {n}"), house.submit(f"quick {n}")] for n in range(4)]
+    threads = in_background(house, *groups)
+    wait_until(lambda: passes(house) and len(held.begun) == len(groups))
+    behind = house.submit("behind")
+    threads += in_background(house, [behind])
+    wait_until(lambda: passes(house) and is_sent(house, behind, *(each for _, each in groups)))
+    wait_until(lambda: passes(house) and not any(thread.is_alive() for thread in threads))
+    assert house.again(groups[0][0]).status is Status.SENDING
+    held.released.set()
+    assert house.parts.group_queue.finish(20)
+    assert is_sent(house, *(each for each, _ in groups))
+
+
+def test_no_more_is_claimed_than_two_groups_can_wait_with(holding: tuple[House, Holding]) -> None:
+    house, held = holding
+    slow = [[house.submit(f"{SLOW} {n}")] for n in range(6)]
+    waiting = [[house.submit(f"{n} {place}") for place in range(3)] for n in range(4)]
+    threads = in_background(house, *slow)
+    wait_until(lambda: passes(house) and len(held.begun) == 6)
+    threads += in_background(house, *waiting)
+    claimed = [each for group in waiting for each in group]
+    for _ in range(3):
+        passes(house)
+        assert sum(house.again(each).status is Status.SENDING for each in claimed) <= 6
+    held.released.set()
+    for thread in threads:
+        thread.join(60)
+    wait_until(lambda: is_sent(house, *claimed))
+
+
+def test_what_lasts_keeps_its_claim_though_no_task_waits_for_it(
+    holding: tuple[House, Holding],
+) -> None:
+    house, held = holding
+    message = house.submit(SLOW)
+    [thread] = in_background(house, [message])
+    wait_until(lambda: passes(house) and not thread.is_alive())
+    [before] = house.columns(message, "claim_expires_at")
+    house.moved.advance(house.settings.claim_ttl * 0.6)
+    wait_until(lambda: house.columns(message, "claim_expires_at")[0] > before)
+    held.released.set()
+    assert house.parts.group_queue.finish(20)
+    assert is_sent(house, message)
+
+
+def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding]) -> None:
+    house, held = holding
+    message = house.submit(SLOW)
+    [thread] = in_background(house, [message])
+    wait_until(lambda: passes(house) and not thread.is_alive())
+    house.parts.group_queue.stop()
+    assert not house.parts.group_queue.finish(0.05)
+    held.released.set()
+    assert house.parts.group_queue.finish(20)
+    assert is_sent(house, message)
+
+
+def test_one_that_cannot_be_recorded_holds_up_no_other(holding: tuple[House, Holding]) -> None:
+    house, held = holding
+    parts: Any = house.parts.delivery.parts
+    parts.claims = locked = Locked(parts.claims)
+    messages = [house.submit(f"{SLOW} {n}") for n in range(3)]
+    for each in messages:
+        [thread] = in_background(house, [each])
+        wait_until(lambda thread=thread: passes(house) and not thread.is_alive())  # type: ignore[misc]  # bound
+    locked.ids.add(messages[0].id)
+    held.released.set()
+    wait_until(lambda: is_sent(house, *messages[1:]))
+    house.moved.advance(house.settings.claim_ttl)
+    assert house.again(messages[0]).status is Status.SENDING
+    locked.ids.clear()
+    wait_until(lambda: passes(house) and is_sent(house, *messages))
+
+
+def test_a_stop_waits_no_longer_than_a_claim_is_kept(
+    holding: tuple[House, Holding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, held = holding
+    [thread] = in_background(house, [house.submit(SLOW)])
+    wait_until(lambda: passes(house) and not thread.is_alive())
+    monkeypatch.setattr("dispatcher.delivery.recorder.LONGEST_HOLD_SECONDS", 0.05)
+    house.parts.group_queue.stop()
+    assert not house.parts.group_queue.finish()
+    held.released.set()
+    assert house.parts.group_queue.finish(20)
+
+
+def test_what_escapes_from_one_that_lasts_ends_no_other(
+    holding: tuple[House, Holding], caplog: pytest.LogCaptureFixture
+) -> None:
+    house, held = holding
+    breaks = house.submit(f"{SLOW} breaks")
+    threads = in_background(house, [breaks])
+    wait_until(lambda: passes(house) and not threads[0].is_alive())
+    released, last = held.released, house.submit(f"{SLOW} lasts")
+    held.released = threading.Event()
+    threads = in_background(house, [last])
+    wait_until(lambda: passes(house) and not threads[0].is_alive())
+    held.error = KeyboardInterrupt("with a body in it")
+    released.set()
+    wait_until(lambda: "broken off" in caplog.text)
+    assert "a body" not in caplog.text
+    held.error = None
+    held.released.set()
+    assert house.parts.group_queue.finish(20)
+    assert is_sent(house, last)
+    assert house.again(breaks).status is Status.SENDING, "its outcome is unknown"
+
+
+def test_where_no_thread_can_be_started_the_task_waits(
+    holding: tuple[House, Holding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThreads:
+        class Thread(threading.Thread):
+            def start(self) -> None:
+                raise RuntimeError("can't start new thread")
+
+    house, held = holding
+    assert house.deliver() == 0
+    monkeypatch.setattr(module, "threading", NoThreads)
+    message = house.submit(SLOW)
+    [thread] = in_background(house, [message])
+    wait_until(lambda: len(held.begun) == 1)
+    for _ in range(3):
+        passes(house)
+    thread.join(0.3)
+    assert thread.is_alive()
+    held.released.set()
+    thread.join(60)
+    assert is_sent(house, message)
+    assert [each.outcome for each in house.dispatcher.attempts(message.id)] == [Outcome.SENT]
+
+
+def test_what_interrupts_the_leading_thread_leaves_nothing_open(
+    holding: tuple[House, Holding],
+) -> None:
+    house, held = holding
+    message = house.submit(SLOW)
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(_: object) -> bool:
+        held.released.set()
+        raise Interrupted
+
+    vars(vars(house.parts.delivery)["_late"])["take"] = interrupt
+    [thread] = in_background_quietly(house, [message])
+    wait_until(lambda: passes(house) and not thread.is_alive())
+    assert is_sent(house, message)
+
+
+def test_as_many_groups_may_last_as_there_are_senders(holding: tuple[House, Holding]) -> None:
+    house, held = holding
+    most = Channel.model_validate(house.settings.channels["memory"].model_dump()).senders
+    messages = [house.submit(f"{SLOW} {n}") for n in range(most + 3)]
+    threads = in_background(house, *([each] for each in messages))
+    wait_until(lambda: passes(house) and len(held.begun) == most)
+    held.released.set()
+    for thread in threads:
+        thread.join(60)
+    wait_until(lambda: is_sent(house, *messages))

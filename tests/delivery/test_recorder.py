@@ -1,0 +1,212 @@
+"""The recorder of a group, while its senders are busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, Status, TemporaryFailure
+from dispatcher.limiters import Permit, PermitAnswer, Permits
+from dispatcher.times.clock import SystemClock
+from tests.support.doubles import Between, once
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.waiting import wait_until
+
+TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
+
+
+@pytest.fixture
+def pair(build: Build) -> House:
+    """Give a house whose channel sends two messages at a time."""
+    return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
+
+
+def in_background(house: House, messages: Sequence[Message]) -> threading.Thread:
+    thread = threading.Thread(target=house.deliver, args=messages)
+    thread.start()
+    return thread
+
+
+def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
+    return {house.again(each).status for each in messages}
+
+
+class Hesitant:
+    """Permits that let the third of a group wait at first."""
+
+    def __init__(self, real: Permits) -> None:
+        self._real = real
+        self._asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
+        self._asked += 1
+        given = self._real.acquire(wanted[:2], hold=hold)
+        later = PermitAnswer(allowed=False, remaining=0, retry_after=timedelta(seconds=0.2))
+        return given + [later for _ in wanted[2:]]
+
+
+def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
+    """The store was away for long while an outcome was recorded."""
+    pair.swap("permits", Hesitant(pair.parts.permits))
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    third = messages[2]
+    parts: Any = pair.parts.delivery.parts
+    gone = threading.Event()
+    ends: list[object] = []
+
+    def stall() -> None:
+        ends.extend(pair.columns(third, "claim_expires_at"))
+        pair.moved.advance(pair.settings.claim_ttl * 0.6)
+
+    parts.claims = Between(parts.claims, before={"record": once(stall)})
+
+    def hand_over(message: Message) -> None:
+        if message.id == messages[1].id:
+            pair.moved.advance(timedelta(seconds=0.1))
+            assert gone.wait(60)
+        elif message.id == third.id:
+            ends.extend(pair.columns(third, "claim_expires_at"))
+            gone.set()
+
+    pair.memory.before = hand_over
+    assert pair.deliver(*messages) == 3
+    assert len(ends) == 2
+    assert ends[1] > ends[0], "it is handed over under the renewed claim"  # type: ignore[operator]
+
+
+def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> None:
+    messages = [pair.submit(f"name {number}") for number in range(6)]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(_: Message) -> None:
+        under_way.wait(60)
+        assert released.wait(60)
+
+    pair.memory.before = hang
+    thread = in_background(pair, messages)
+    try:
+        under_way.wait(60)
+        pair.parts.group_queue.stop()
+        rest = [each for each in messages if pair.again(each).status is Status.SENDING][2:]
+        assert rest
+        wait_until(
+            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
+        )
+    finally:
+        released.set()
+        thread.join(60)
+    assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
+    assert len(pair.sent) == 2
+
+
+def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pair: House) -> None:
+    """It would be rescued, as if somebody had tried to send it."""
+    messages = [pair.submit(f"name {number}") for number in range(6)]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(_: Message) -> None:
+        under_way.wait(60)
+        assert released.wait(60)
+
+    pair.memory.before = hang
+    thread = in_background(pair, messages)
+    try:
+        under_way.wait(60)
+        pair.moved.advance(pair.settings.claim_ttl)
+        wait_until(
+            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
+        )
+    finally:
+        released.set()
+        thread.join(60)
+    assert all(len(pair.dispatcher.attempts(each.id)) <= 1 for each in messages)
+    assert len(pair.sent) == 2
+
+
+def test_the_longer_of_two_closings_holds_for_the_group(pair: House) -> None:
+    messages = [pair.submit(name) for name in ("ada", "ben", "cleo")]
+    first_closed, both_closed = threading.Event(), threading.Event()
+
+    def closed() -> None:
+        if first_closed.is_set():
+            pair.moved.advance(timedelta(seconds=2))
+            both_closed.set()
+        first_closed.set()
+        assert both_closed.wait(60)
+
+    pair.swap("permits", Between(pair.parts.permits, after={"close": closed}))
+
+    def refuse(message: Message) -> None:
+        if message.id == messages[0].id:
+            raise TemporaryFailure("busy", timedelta(seconds=10), closes_channel=True)
+        if message.id == messages[1].id:
+            assert first_closed.wait(60)
+            raise TemporaryFailure("busy", timedelta(seconds=1), closes_channel=True)
+
+    pair.memory.before = refuse
+    assert pair.deliver(*messages) == 0
+
+
+class Written(SystemClock):
+    """The machine's clock; what somebody slept is written down."""
+
+    def __init__(self) -> None:
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+
+
+def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> None:
+    clock = Written()
+    house = build(clock=clock, channels=TWO_SENDERS)
+    messages = [house.submit(name, send_in=timedelta(hours=1)) for name in ("ada", "ben")]
+    now = house.database_time()
+    for message, wait in zip(messages, (0.2, 0.8), strict=True):
+        house.change([message], next_attempt_at=now + timedelta(seconds=wait))
+    assert house.deliver(*messages) == 2
+    assert max(clock.sleeps) < 0.65, "not until the last of them"
+
+
+def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
+    """Such as one from before a reschedule: the sweep is to hand over a horizon ahead."""
+    message = house.submit(send_in=timedelta(days=1))
+    before = house.columns(message, "enqueue_at")
+    assert house.deliver(message) == 0
+    assert house.columns(message, "enqueue_at") == before
+
+
+def test_a_claim_is_renewed_before_too_little_is_left_of_it(build: Build) -> None:
+    """Also where a hand-over may take most of a claim."""
+    house = build(clock=hour_ago(), channels=TWO_SENDERS, claim_ttl=12, in_order=False)
+    messages = [house.submit(name) for name in ("ada", "ben", "cleo")]
+    under_way = threading.Barrier(3)
+    released = threading.Event()
+
+    def hang(message: Message) -> None:
+        if not released.is_set():
+            under_way.wait(60)
+            assert released.wait(60)
+
+    house.memory.before = hang
+    thread = in_background(house, messages)
+    try:
+        under_way.wait(60)
+        before = house.columns(messages[2], "claim_expires_at")
+        house.moved.advance(timedelta(seconds=1.5))
+        wait_until(lambda: house.columns(messages[2], "claim_expires_at") > before)
+    finally:
+        released.set()
+        thread.join(60)
+    assert len(house.sent) == 3

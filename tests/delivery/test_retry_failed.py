@@ -1,0 +1,166 @@
+"""A failed message gets another round of tries: once more due, guarded as ever, and never late."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    InvalidValue,
+    Message,
+    MessageNotFound,
+    PermanentFailure,
+    Status,
+    TemporaryFailure,
+    TooLate,
+    UnknownChannel,
+)
+from dispatcher.message import new_id
+from dispatcher.store import Result
+from dispatcher.times.send_time import to_ms
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_every_database = pytest.mark.every_database
+
+CHANNELS = {"memory": {"transport": "memory", "max_attempts": 2}}
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def slow(build: Build) -> House:
+    """Give a house in which what is submitted is due at once, and is tried twice."""
+    return build(clock=hour_ago(), channels=CHANNELS)
+
+
+def refuse(_: Message) -> None:
+    raise PermanentFailure("no such number")
+
+
+def failed(house: House, **asked: Any) -> Message:
+    """Submit a message, and let its first try fail for good."""
+    message = house.submit(**asked)
+    house.memory.before = refuse
+    house.deliver(message)
+    house.memory.before = None
+    found = house.again(message)
+    assert found.status is Status.FAILED
+    return found
+
+
+@on_every_database
+def test_it_is_due_at_once_with_all_its_tries_and_in_its_place(slow: House) -> None:
+    message = failed(slow)
+    again = slow.dispatcher.retry(message.id)
+    assert again == slow.again(message)
+    assert (again.status, again.finished_at) == (Status.SCHEDULED, None)
+    assert (again.attempt_count, again.max_attempts) == (1, 3)
+    assert again.send_at == message.send_at
+    assert abs(again.next_attempt_at - slow.database_time()) < MINUTE
+    assert slow.members() == {message.id: to_ms(message.send_at)}
+    assert slow.parts.sweep.enqueue_due() == 1
+    slow.redis.delete(*slow.redis.keys("*permits}:log*"))  # the first hand-over counts, too
+    assert slow.deliver(message) == 1
+    assert slow.again(message).status is Status.SENT
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == ["permanent", "sent"]
+
+
+@on_sqlite
+def test_the_limits_count_the_tries_before_it(slow: House) -> None:
+    message = failed(slow)
+    slow.dispatcher.retry(message.id)
+    slow.deliver(message)
+    snoozed = slow.again(message)
+    assert snoozed.status is Status.SCHEDULED, "1 a minute, and the first hand-over counts"
+    assert snoozed.next_attempt_at > slow.database_time() + MINUTE / 2
+    assert slow.sent == []
+
+
+@on_sqlite
+def test_it_fails_again_after_its_round(slow: House) -> None:
+    message = failed(slow)
+
+    def try_later(_: Message) -> None:
+        raise TemporaryFailure("busy", retry_after=timedelta(0))
+
+    slow.dispatcher.retry(message.id)
+    slow.memory.before = try_later
+    for _ in range(2):
+        slow.redis.delete(*slow.redis.keys("*permits}:log*"))
+        slow.change([message], next_attempt_at=slow.database_time())
+        slow.deliver(message)
+    assert slow.again(message).status is Status.FAILED
+    assert len(slow.dispatcher.attempts(message.id)) == 3
+    assert slow.dispatcher.retry(message.id).max_attempts == 5
+
+
+@on_sqlite
+def test_what_has_not_failed_is_left_alone(slow: House) -> None:
+    message = slow.submit()
+    before = slow.rows()
+    with pytest.raises(TooLate, match="already scheduled"):
+        slow.dispatcher.retry(message.id)
+    with pytest.raises(MessageNotFound):
+        slow.dispatcher.retry(new_id())
+    assert slow.rows() == before
+    slow.deliver(message)
+    with pytest.raises(TooLate, match="already sent"):
+        slow.dispatcher.retry(message.id)
+
+
+@on_sqlite
+def test_a_second_retry_is_told_of_the_first(slow: House) -> None:
+    message = failed(slow)
+    slow.dispatcher.retry(message.id)
+    with pytest.raises(TooLate, match="already scheduled"):
+        slow.dispatcher.retry(message.id)
+
+
+@on_every_database
+def test_past_its_expiry_it_stays_failed(slow: House) -> None:
+    message = failed(slow, expire_after=2 * timedelta(hours=1))
+    slow.change([message], expires_at=slow.database_time() - timedelta(seconds=1))
+    before = slow.rows()
+    with pytest.raises(TooLate, match="past its expiry"):
+        slow.dispatcher.retry(message.id)
+    assert slow.rows() == before
+
+
+@on_every_database
+def test_what_holds_for_an_unknown_outcome_must_be_meant(slow: House) -> None:
+    message = slow.submit(on_unknown="hold")
+    slow.parts.delivery.parts.claims.claim([message.id])
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 1
+    slow.dispatcher.drop(message.id)
+    with pytest.raises(InvalidValue, match="may have been sent") as refused:
+        slow.dispatcher.retry(message.id)
+    assert refused.value.field == "perhaps_sent"
+    assert slow.again(message).status is Status.FAILED
+    again = slow.dispatcher.retry(message.id, perhaps_sent=True)
+    assert again.status is Status.SCHEDULED
+
+
+@on_every_database
+def test_a_late_success_of_the_try_before_ends_it(slow: House) -> None:
+    """The provider took it after all: the round that was to come does not happen."""
+    message = slow.submit(on_unknown="hold")
+    [claim] = slow.parts.delivery.parts.claims.claim([message.id])
+    slow.end_claims(message)
+    slow.parts.sweep.rescue()
+    slow.dispatcher.drop(message.id)
+    slow.dispatcher.retry(message.id, perhaps_sent=True)
+    slow.parts.delivery.parts.claims.record([Result(claim, "took it")], [], enqueue_in=MINUTE)
+    assert slow.again(message).status is Status.SENT
+
+
+@on_sqlite
+def test_a_channel_that_the_settings_do_not_know_is_refused(build: Build) -> None:
+    one = build(clock=hour_ago(), channels=CHANNELS)
+    message = failed(one)
+    other = build(clock=hour_ago(), channels={"sms": {"transport": "memory"}}, opened=False)
+    with pytest.raises(UnknownChannel):
+        other.dispatcher.retry(message.id)

@@ -1,0 +1,187 @@
+"""A group is handed over side by side; long hand-overs keep their claims; a stop loses nothing."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dispatcher import Draft, Message, Outcome, Status, StoreUnavailable
+from dispatcher.times.clock import SystemClock
+from tests.support.doubles import Between
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.waiting import wait_until
+
+GROUP = [f"name {number}" for number in range(8)]
+CHANNELS = {"memory": {"transport": "memory", "senders": 8}}
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def wide(build: Build) -> House:
+    """Give a house whose channel hands over eight messages at a time."""
+    return build(clock=hour_ago(), channels=CHANNELS, in_order=False)
+
+
+def in_background(house: House, *messages: Message) -> threading.Thread:
+    thread = threading.Thread(target=partial(house.deliver, *messages))
+    thread.start()
+    return thread
+
+
+def test_a_group_goes_side_by_side_and_each_outcome_is_its_own(wide: House) -> None:
+    together = threading.Barrier(len(GROUP))
+
+    def meet(message: Message) -> None:
+        together.wait(60)
+        if message.recipient == GROUP[3]:
+            raise ValueError("odd")
+
+    wide.memory.before = meet
+    messages = [wide.submit(name) for name in GROUP]
+    assert wide.deliver(*messages) == len(GROUP) - 1
+    outcomes = [wide.dispatcher.attempts(each.id)[0].outcome for each in messages]
+    assert outcomes.pop(3) is Outcome.TEMPORARY
+    assert set(outcomes) == {Outcome.SENT}
+
+
+def test_each_message_goes_at_its_own_instant(build: Build) -> None:
+    house = build(clock=SystemClock(), channels=CHANNELS, in_order=False)
+    house.submit("warm")  # or connecting takes the time until the first instant
+    start = house.clock.now() + timedelta(milliseconds=900)
+    drafts = [
+        Draft(
+            channel="memory",
+            recipient=name,
+            body={},
+            send_at=start + number * timedelta(milliseconds=6),
+        )
+        for number, name in enumerate(GROUP)
+    ]
+    answers = house.dispatcher.submit_many(drafts)
+    messages = [each for each in answers if isinstance(each, Message)]
+    assert len(messages) == len(GROUP)
+    begun = {}
+
+    def note(message: Message) -> None:
+        begun[message.id] = SystemClock().now()
+
+    house.memory.before = note
+    assert house.deliver(*messages) == len(GROUP)
+    assert all(begun[each.id] >= each.send_at for each in messages)
+    assert len({row[1] for row in house.attempt_rows()}) == 1, "they were claimed together"
+
+
+def test_what_was_sent_is_recorded_while_another_hand_over_hangs(wide: House) -> None:
+    released = threading.Event()
+
+    def hang(message: Message) -> None:
+        if message.recipient == GROUP[0]:
+            assert released.wait(60)
+
+    wide.memory.before = hang
+    messages = [wide.submit(name) for name in GROUP]
+    thread = in_background(wide, *messages)
+    try:
+        wait_until(lambda: later(wide) and statuses(wide, messages[1:]) == {Status.SENT})
+        assert wide.again(messages[0]).status is Status.SENDING
+    finally:
+        released.set()
+        thread.join(60)
+    assert statuses(wide, messages) == {Status.SENT}
+
+
+def later(house: House) -> bool:
+    """Let a tenth of a second pass."""
+    house.moved.advance(timedelta(seconds=0.1))
+    return True
+
+
+def statuses(house: House, messages: list[Message]) -> set[Status]:
+    return {house.again(each).status for each in messages}
+
+
+def test_a_long_hand_over_keeps_its_claim_and_its_permit(wide: House) -> None:
+    ttl = wide.settings.claim_ttl
+    [message] = [wide.submit()]
+    seen: list[int] = []
+
+    def last(given: Message) -> None:
+        for _ in range(4):
+            before = wide.columns(given, "claim_expires_at")
+            [held] = wide.permits().values()
+            wide.moved.advance(ttl * 0.6)
+            wait_until(partial(is_later, wide, given, before))
+            [now_held] = wide.permits().values()
+            seen.append(now_held - held)
+
+    wide.memory.before = last
+    assert wide.deliver(message) == 1, "though it took more than twice the length of a claim"
+    assert len(seen) == 4
+    assert all(each >= 0 for each in seen)
+    assert wide.again(message).status is Status.SENT
+    [attempt] = wide.dispatcher.attempts(message.id)
+    assert attempt.outcome is Outcome.SENT
+
+
+def is_later(house: House, message: Message, than: tuple[Any, ...]) -> bool:
+    return house.columns(message, "claim_expires_at") > than
+
+
+def test_a_claim_that_cannot_be_renewed_is_not_begun_any_more(build: Build) -> None:
+    """The one that is on its way goes on; the other has too little left of its claim."""
+    house = build(clock=hour_ago(), channels={"memory": {"transport": "memory"}})
+    messages = [house.submit(name) for name in ("ada", "ben")]
+    parts: Any = house.parts.delivery.parts
+    tried = threading.Event()
+
+    def renew() -> None:
+        tried.set()
+        raise StoreUnavailable("down")
+
+    parts.claims = Between(parts.claims, before={"renew": renew})
+
+    def last(_: Message) -> None:
+        house.moved.advance(house.settings.claim_ttl - timedelta(seconds=5))
+        assert tried.wait(60)
+
+    house.memory.before = last
+    assert house.deliver(*messages) == 1
+    found = sorted(house.again(each).status for each in messages)
+    assert found == [Status.SCHEDULED, Status.SENT]
+
+
+def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build) -> None:
+    house = build(clock=hour_ago(), channels={"memory": {"transport": "memory", "senders": 2}},
+                  in_order=False)  # fmt: skip
+    messages = [house.submit(name) for name in GROUP]
+    under_way = threading.Barrier(3)
+    stopped = threading.Event()
+
+    def hold(_: Message) -> None:
+        if not stopped.is_set():
+            under_way.wait(60)
+            assert stopped.wait(60)
+
+    house.memory.before = hold
+    thread = in_background(house, *messages)
+    under_way.wait(60)
+    house.parts.group_queue.stop()
+    stopped.set()
+    thread.join(60)
+    assert len(house.sent) == 2
+    for message in messages:
+        now = house.again(message)
+        if message.id in house.sent:
+            assert now.status is Status.SENT
+        else:
+            assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
+            assert house.dispatcher.attempts(message.id) == []
+            assert house.permits(message.scope) == {}
+            [enqueue_at] = house.columns(message, "enqueue_at")
+            assert enqueue_at <= house.database_time(), "another worker's sweep takes it at once"
+    assert house.deliver(*messages) == 0, "nothing is begun after a stop"

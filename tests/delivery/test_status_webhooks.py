@@ -1,0 +1,409 @@
+"""Who asked is told what became of a message: by messages that the house delivers itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+from standardwebhooks import Webhook
+
+from dispatcher import (
+    Dispatcher,
+    Draft,
+    IdempotencyConflict,
+    InvalidDraft,
+    Message,
+    PerhapsSent,
+    PermanentFailure,
+    Rejection,
+    Status,
+)
+from dispatcher.times.send_time import as_text
+from dispatcher.transports.webhook import receiver_secret
+from tests.support.callers import callers_engine
+from tests.support.crashes import How, die
+from tests.support.house import BODY, House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.http_receiver import Receiver, receiving
+
+SECRET = "whsec_" + base64.b64encode(b"a key of some twenty-nine bytes").decode()
+SHOWN_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"  # noqa: S105 - of the page
+HOUR = timedelta(hours=1)
+PEOPLE = ("ada", "ben", "cyd")
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as one:
+        yield one
+
+
+def channels(receiver: Receiver) -> dict[str, Any]:
+    options = {
+        "payload": "body", "secrets": [SECRET], "http": True, "allow": ["127.0.0.1"],
+        "ports": [receiver.port],
+    }  # fmt: skip
+    return {
+        "memory": {"transport": "memory", "max_attempts": 1},
+        "status": {"transport": "webhook", "options": options, "max_attempts": 20},
+    }
+
+
+@pytest.fixture
+def house(build: Build, receiver: Receiver) -> House:
+    """Give a house with the strictest quota there is: one message a day for each recipient."""
+    return build(
+        clock=hour_ago(), quotas="1/day", status_channel="status", channels=channels(receiver)
+    )
+
+
+def status_messages(house: House) -> list[Message]:
+    return [*house.dispatcher.list(channel="status").messages]
+
+
+def tell(house: House) -> int:
+    """Let the sweep tell, hand over what is due, and deliver it; return how many were made."""
+    made = house.parts.sweep.notify()
+    house.parts.sweep.enqueue_due()
+    house.deliver(*(each for each in status_messages(house) if not each.status.is_final))
+    return made
+
+
+def told(receiver: Receiver) -> list[tuple[str, str]]:
+    """Return what came, each with a right signature: the types and whose they are."""
+    bodies = [
+        Webhook(receiver_secret(SECRET, f"http://127.0.0.1:{receiver.port}{each.path}")).verify(
+            each.content, each.headers
+        )
+        for each in receiver.received
+    ]
+    return [(each["type"], each["data"]["id"]) for each in bodies]
+
+
+def test_a_receiver_is_told_once_that_it_was_sent(house: House, receiver: Receiver) -> None:
+    message = house.submit(status_url=f"{receiver.url}?token=hunter2")
+    assert tell(house) == 0
+    house.deliver(message)
+    assert tell(house) == 1
+    assert tell(house) == 0
+    [request] = receiver.received
+    assert told(receiver) == [("message.sent", str(message.id))]
+    assert request.path == "/hook?token=hunter2"
+    [status_message] = status_messages(house)
+    assert request.headers["webhook-id"] == str(status_message.id)
+    finished_at = house.again(message).finished_at
+    assert finished_at is not None
+    assert json.loads(request.content) == {
+        "type": "message.sent",
+        "timestamp": as_text(finished_at),
+        "data": {
+            "id": str(message.id),
+            "channel": "memory",
+            "status": "sent",
+            "attempt_count": 1,
+            "send_at": as_text(message.send_at),
+            "finished_at": as_text(finished_at),
+            "outcome": "sent",
+            "reason": None,
+        },
+    }
+
+
+def test_a_receiver_verifies_as_the_page_says(house: House, receiver: Receiver) -> None:
+    page = (Path(__file__).parents[2] / "docs/status-webhooks.md").read_text("utf-8")
+    [snippet] = re.findall(r"```python\n(from dispatcher.transports.*?)```", page, re.DOTALL)
+    house.deliver(house.submit(status_url=f"{receiver.url}?token=hunter2"))
+    tell(house)
+    [request] = receiver.received
+    given: dict[str, Any] = {
+        "url": f"{receiver.url}?token=hunter2", "body": request.content, "headers": request.headers,
+    }  # fmt: skip
+    exec(snippet.replace(SHOWN_SECRET, SECRET), given)  # noqa: S102 - our own page
+    assert given["payload"]["type"] == "message.sent"
+
+
+def refused(house: House, message: Message) -> None:
+    house.memory.before = raising(PermanentFailure("no such number"))
+    house.deliver(message)
+
+
+def perhaps_sent(house: House, message: Message) -> None:
+    house.memory.before = raising(PerhapsSent("no answer"))
+    house.deliver(message)
+
+
+def raising(error: Exception) -> Callable[[Message], None]:
+    def before(_: Message) -> None:
+        raise error
+
+    return before
+
+
+@pytest.mark.parametrize(
+    ("asked", "end", "said"),
+    [
+        ({}, refused, "failed refused"),
+        ({"on_unknown": "hold"}, perhaps_sent, "held outcome_unknown"),
+        ({"expire_after": HOUR / 2}, House.deliver, "expired expiry"),
+        ({"send_in": 3 * HOUR}, lambda house, it: house.dispatcher.cancel(it.id),
+         "cancelled requested"),
+        ({"send_in": 3 * HOUR}, lambda house, _: house.dispatcher.suppress("ada"),
+         "cancelled suppressed"),
+    ],
+)  # fmt: skip
+def test_each_other_end_is_told(
+    house: House,
+    receiver: Receiver,
+    asked: dict[str, Any],
+    end: Callable[[House, Message], object],
+    said: str,
+) -> None:
+    status, reason = said.split()
+    message = house.submit(status_url=receiver.url, **asked)
+    end(house, message)
+    assert house.again(message).status.value == status
+    tell(house)
+    assert told(receiver) == [(f"message.{status}", str(message.id))]
+    [request] = receiver.received
+    assert json.loads(request.content)["data"]["reason"] == reason
+    assert tell(house) == 0
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_what_a_provider_wrote_is_told_only_where_the_settings_say_so(
+    build: Build, receiver: Receiver, is_asked_for: bool
+) -> None:
+    house = build(
+        clock=hour_ago(), quotas="1/day", status_channel="status", channels=channels(receiver),
+        **({"status_errors": True} if is_asked_for else {}),
+    )  # fmt: skip
+    message = house.submit("ada", status_url=receiver.url)
+    words = "mail.internal:25: it answered 550 no 'ada' here: 'See you at nine'"
+    house.memory.before = raising(PermanentFailure(words))
+    house.deliver(message)
+    tell(house)
+    [request] = receiver.received
+    data = json.loads(request.content)["data"]
+    assert (data["status"], data["outcome"], data["reason"]) == ("failed", "permanent", "refused")
+    if is_asked_for:
+        assert data["last_error"] == f"PermanentFailure: {words}"
+    else:
+        assert "last_error" not in data
+        assert all(each not in request.content for each in (b"mail.internal", b"550", b"nine"))
+
+
+def test_nobody_is_told_who_did_not_ask(house: House, receiver: Receiver) -> None:
+    house.deliver(house.submit())
+    assert tell(house) == 0
+    assert (receiver.received, status_messages(house)) == ([], [])
+
+
+@pytest.mark.every_database
+def test_a_receiver_that_is_down_is_told_when_it_is_back(house: House, receiver: Receiver) -> None:
+    receiver.answers(503)
+    message = house.submit(status_url=receiver.url)
+    house.deliver(message)
+    for tries in (1, 2, 3):
+        tell(house)
+        [status_message] = status_messages(house)
+        assert (status_message.status, status_message.attempt_count) == (Status.SCHEDULED, tries)
+        house.change([status_message], next_attempt_at=status_message.created_at)
+    receiver.answers(204)
+    tell(house)
+    assert told(receiver) == [("message.sent", str(message.id))] * 4
+    assert len({each.headers["webhook-id"] for each in receiver.received}) == 1
+    assert house.again(status_message).status is Status.SENT
+
+
+def test_no_quota_and_no_limit_of_a_scope_holds_up_what_goes_to_one_url(
+    house: House, receiver: Receiver
+) -> None:
+    messages = [house.submit(each, status_url=receiver.url) for each in PEOPLE]
+    house.deliver(*messages)
+    assert tell(house) == len(PEOPLE)
+    assert sorted(told(receiver)) == sorted(("message.sent", str(each.id)) for each in messages)
+    assert set(house.all_members()) == set(PEOPLE)
+    assert house.dispatcher.verify_windows().equal
+    house.dispatcher.rebuild_windows()
+    assert set(house.all_members()) == set(PEOPLE)
+    assert house.reconciled().dispatcher.verify_windows().equal
+    house.redis.flushdb()
+    assert house.reconciled().dispatcher.verify_windows().equal
+    assert set(house.all_members()) == set(PEOPLE)
+
+
+def test_the_limits_of_their_channel_hold_for_status_messages(
+    build: Build, receiver: Receiver
+) -> None:
+    limited = channels(receiver)
+    limited["status"] |= {"limits": ["2/hour"]}
+    house = build(clock=hour_ago(), quotas="1/day", status_channel="status", channels=limited)
+    house.deliver(*(house.submit(each, status_url=receiver.url) for each in PEOPLE))
+    assert tell(house) == len(PEOPLE)
+    assert len(told(receiver)) == 2
+    house.redis.flushdb()
+    house.reconciled()
+    tell(house)
+    assert len(told(receiver)) == 2, "their permits are rebuilt"
+
+
+def tells(dispatcher: Dispatcher) -> None:
+    dispatcher._app.sweep.notify()
+
+
+@pytest.mark.parametrize(
+    ("database_url", "how"), [("postgresql", "kill"), ("sqlite", "raise")],
+    indirect=["database_url"],
+)  # fmt: skip
+def test_who_dies_while_telling_leaves_it_to_the_next(
+    house: House, receiver: Receiver, how: How
+) -> None:
+    messages = [house.submit(each, status_url=receiver.url) for each in PEOPLE]
+    house.deliver(*messages)
+    before = house.rows()
+    die("tell.in_transaction", tells, house.settings, how=how)
+    assert house.rows() == before
+    assert tell(house) == len(PEOPLE)
+    assert sorted(told(receiver)) == sorted(("message.sent", str(each.id)) for each in messages)
+
+
+def test_a_message_that_is_retried_is_told_of_again(house: House, receiver: Receiver) -> None:
+    message = house.submit(status_url=receiver.url)
+    refused(house, message)
+    tell(house)
+    house.dispatcher.retry(message.id)
+    house.redis.delete(*house.redis.keys("*permits}:log*"))  # of the first hand-over
+    refused(house, message)
+    tell(house)
+    assert told(receiver) == [("message.failed", str(message.id))] * 2
+    assert len({each.headers["webhook-id"] for each in receiver.received}) == 2
+
+
+def test_who_asked_stays_when_a_message_is_changed(house: House, receiver: Receiver) -> None:
+    message = house.submit(status_url=receiver.url, send_in=2 * HOUR)
+    house.dispatcher.update(message.id, body={"text": "later"})
+    house.dispatcher.reschedule(message.id, send_in=timedelta(0))
+    house.deliver(message)
+    tell(house)
+    assert told(receiver) == [("message.sent", str(message.id))]
+
+
+def test_a_status_message_is_an_ordinary_one_that_has_no_place(
+    house: House, receiver: Receiver
+) -> None:
+    house.deliver(house.submit(status_url=receiver.url))
+    house.parts.sweep.notify()
+    [status_message] = status_messages(house)
+    with pytest.raises(InvalidDraft, match="it is a status message"):
+        house.dispatcher.reschedule(status_message.id, send_in=HOUR)
+    story = house.dispatcher.story(status_message.id)
+    assert (story.reservations, story.status_host) == ((), None)
+    assert house.dispatcher.top("scope").tops == ()
+    assert [each.name for each in house.dispatcher.top("channel").tops] == ["status"]
+    receiver.answers(410)
+    house.deliver(status_message)
+    assert house.again(status_message).status is Status.FAILED
+    assert tell(house) == 0, "nobody is told what became of it"
+    receiver.answers(204)
+    house.dispatcher.retry(status_message.id)
+    house.deliver(status_message)
+    assert house.again(status_message).status is Status.SENT
+
+
+def test_a_status_message_that_is_cancelled_has_no_place_to_give_back(
+    house: House, receiver: Receiver
+) -> None:
+    message = house.submit(status_url=receiver.url)
+    house.deliver(message)
+    house.parts.sweep.notify()
+    [status_message] = status_messages(house)
+    before = house.all_members()
+    house.dispatcher.cancel(status_message.id)
+    assert house.parts.reconciler.reconcile().released == 0
+    assert house.all_members() == before
+    assert house.dispatcher.verify_windows().equal
+    assert tell(house) == 0
+    assert receiver.received == []
+
+
+def test_every_way_to_submit_takes_a_url(house: House, receiver: Receiver) -> None:
+    asked: dict[str, Any] = {
+        "channel": "memory", "body": BODY, "send_in": timedelta(0), "status_url": receiver.url,
+    }  # fmt: skip
+    alone = house.dispatcher.submit(recipient="ada", **asked)
+    [many] = house.dispatcher.submit_many([Draft(recipient="ben", **asked)])
+    [whole] = house.dispatcher.submit_many([Draft(recipient="cyd", **asked)], atomic=True)
+    with callers_engine(house.database) as engine, Session(engine) as session:
+        joined = house.dispatcher.submit(recipient="dan", **asked, session=session)
+        session.commit()
+    assert not isinstance(many, Rejection)
+    assert not isinstance(whole, Rejection)
+    for message in (alone, many, whole, joined):
+        assert house.columns(message, "status_url", "told") == (receiver.url, "scheduled")
+
+
+def test_the_url_belongs_to_what_a_key_stands_for(house: House, receiver: Receiver) -> None:
+    asked: dict[str, Any] = {"idempotency_key": "k", "status_url": receiver.url}
+    first = house.submit(**asked)
+    assert house.submit(**asked) == first
+    for other in (None, f"{receiver.url}/other"):
+        with pytest.raises(IdempotencyConflict):
+            house.submit(**asked | {"status_url": other})
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("https://169.254.169.254/latest", "its address may not be reached"),
+        ("ftp://shop.example/hunter2", "it has another scheme"),
+        ("https://shop.example:8443/hunter2", "its port is not allowed"),
+        ("hunter2", "it has another scheme"),
+        ("https://shop.example/" + "x" * 235, "256 characters"),
+        ("", "0 characters"),
+        (4711, "an int"),
+    ],
+)
+def test_a_url_that_could_never_be_told_is_refused_and_leaves_no_trace(
+    house: House, url: str, problem: str
+) -> None:
+    before = house.snapshot()
+    with pytest.raises(InvalidDraft) as refusal:
+        house.submit(status_url=url)
+    assert (refusal.value.field, refusal.value.problem) == ("status_url", problem)
+    draft = Draft(
+        channel="memory", recipient="ada", body=BODY, send_in=timedelta(0), status_url=url
+    )
+    assert "hunter2" not in repr(draft)
+    [rejection] = house.dispatcher.submit_many([draft])
+    assert isinstance(rejection, Rejection)
+    assert str(rejection.error) == str(refusal.value)
+    assert house.snapshot() == before
+
+
+def test_without_a_channel_for_it_nobody_may_ask_and_nothing_is_told(build: Build) -> None:
+    house = build()
+    with pytest.raises(InvalidDraft, match="no channel carries what is told") as refusal:
+        house.submit(status_url="https://shop.example/hook")
+    assert refusal.value.field == "status_url"
+    assert house.parts.sweep.notify() == 0
+
+
+def test_no_log_names_more_than_ids(
+    house: House, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="dispatcher")
+    receiver.answers(500)
+    house.deliver(house.submit(status_url=f"{receiver.url}?token=hunter2"))
+    tell(house)
+    assert len(receiver.received) == 1
+    [status_message] = status_messages(house)
+    assert f"message {status_message.id} scheduled channel=status" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert "127.0.0.1" not in caplog.text

@@ -1,0 +1,155 @@
+"""A transport judges a draft when it is submitted: what it could never send is refused then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from dispatcher import Draft, InvalidDraft, InvalidSettings, InvalidValue, Message, Rejection
+from dispatcher.app import App
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+
+SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
+HOUR = timedelta(hours=1)
+
+
+class Numbers:
+    """Sends to numbers only. It cannot be made: what submits must not try."""
+
+    def __init__(self) -> None:
+        raise AssertionError("made in a process that only submits")
+
+    @classmethod
+    def check(cls, recipient: str, body: Mapping[str, Any]) -> None:
+        if not recipient.isdigit():
+            raise InvalidValue("recipient", "letters", "digits")
+        if "text" not in body:
+            raise InvalidDraft("body.text", "not given", "a text")
+        if body["text"] == SECRET:
+            raise KeyError(SECRET)
+
+    def send(self, message: Message) -> str | None:
+        raise AssertionError(message)
+
+
+class Instance:
+    """Its check would need an instance."""
+
+    def check(self, recipient: str, body: Mapping[str, Any]) -> None:
+        raise AssertionError(recipient, body)
+
+    def send(self, message: Message) -> str | None:
+        raise AssertionError(message)
+
+
+CHANNELS = {
+    "sms": {"transport": f"{__name__}:Numbers"},
+    "elsewhere": {"transport": "no_such_module_here:Transport"},
+    "unclear": {"transport": f"{__name__}:Instance"},
+}
+
+
+@pytest.fixture
+def picky(build: Build) -> House:
+    return build(channels=CHANNELS, quotas="100/minute")
+
+
+def draft(recipient: str = "4711", body: Mapping[str, Any] | None = None, **more: Any) -> Draft:
+    body = {"text": "hello"} if body is None else body
+    return Draft(channel="sms", recipient=recipient, body=body, send_in=HOUR, **more)
+
+
+def asked(draft: Draft) -> dict[str, Any]:
+    return {
+        "channel": draft.channel, "recipient": draft.recipient, "body": draft.body,
+        "send_in": draft.send_in,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipient", "body", "field"),
+    [("ada", None, "recipient"), ("4711", {"html": "x"}, "body.text")],
+)
+def test_what_could_never_be_sent_is_refused_at_submit_and_leaves_nothing(
+    picky: House, recipient: str, body: Any, field: str
+) -> None:
+    before = picky.snapshot()
+    with pytest.raises(InvalidDraft) as caught:
+        picky.dispatcher.submit(**asked(draft(recipient, body)))
+    assert caught.value.field == field
+    assert picky.snapshot() == before
+
+
+def test_what_can_be_sent_is_accepted(picky: House) -> None:
+    assert picky.dispatcher.submit(**asked(draft())).recipient == "4711"
+
+
+def test_drafts_of_many_are_refused_one_by_one(picky: House) -> None:
+    results = picky.dispatcher.submit_many([draft(), draft("ada"), draft("4712")])
+    assert [isinstance(each, Rejection) for each in results] == [False, True, False]
+    refusal = results[1]
+    assert isinstance(refusal, Rejection)
+    assert isinstance(refusal.error, InvalidDraft)
+    assert refusal.error.field == "recipient"
+
+
+def test_a_plan_knows_what_would_be_refused(picky: House) -> None:
+    plan = picky.dispatcher.plan([draft(), draft("ada")])
+    assert (plan.accepted, plan.by_reason) == (1, {"InvalidDraft": 1})
+
+
+def test_a_submit_in_a_transaction_is_judged_too(picky: House) -> None:
+    before = picky.snapshot()
+    with Session(picky.database.engine) as session, pytest.raises(InvalidDraft):
+        picky.dispatcher.submit(**asked(draft("ada")), session=session)
+    assert picky.snapshot() == before
+
+
+def test_another_body_is_judged_like_the_first(picky: House) -> None:
+    message = picky.dispatcher.submit(**asked(draft()))
+    with pytest.raises(InvalidDraft) as caught:
+        picky.dispatcher.update(message.id, body={"html": "x"})
+    assert caught.value.field == "body.text"
+    assert picky.again(message).body == {"text": "hello"}
+    assert picky.dispatcher.update(message.id, body={"text": "new"}).body == {"text": "new"}
+
+
+def test_a_message_that_was_accepted_can_be_moved_whatever_is_checked_now(picky: House) -> None:
+    message = picky.dispatcher.submit(**asked(draft()))
+    picky.change([message], recipient="ada", scope="ada")
+    assert picky.dispatcher.reschedule(message.id, send_in=HOUR * 2).recipient == "ada"
+
+
+def test_a_check_that_fails_refuses_and_tells_nobody_why(
+    picky: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InvalidDraft, match="the check of its transport raised KeyError") as caught:
+        picky.dispatcher.submit(**asked(draft(body={"text": SECRET})))
+    assert SECRET not in str(caught.value)
+    assert caught.value.__suppress_context__
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("channel", ["elsewhere", "unclear"])
+def test_what_cannot_be_found_here_is_not_checked_here(picky: House, channel: str) -> None:
+    message = picky.dispatcher.submit(**asked(draft("ada")) | {"channel": channel})
+    assert picky.dispatcher.update(message.id, body={}).body == {}
+
+
+def test_a_worker_refuses_a_check_that_needs_an_instance(picky: House) -> None:
+    only = {"unclear": picky.settings.channels["unclear"]}
+    parts = App(picky.settings.model_copy(update={"channels": only}))
+    with pytest.raises(InvalidSettings, match="needs an instance") as caught:
+        parts.transports  # noqa: B018 - builds them
+    assert caught.value.field == "channels.unclear.transport"
+
+
+def test_a_message_of_a_channel_that_is_gone_can_be_updated(picky: House) -> None:
+    message = picky.dispatcher.submit(**asked(draft()))
+    picky.change([message], channel="gone")
+    assert picky.dispatcher.update(message.id, body={}).body == {}

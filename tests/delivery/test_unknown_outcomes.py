@@ -1,0 +1,369 @@
+"""What follows a try whose outcome nobody knows: another one, or a person who decides."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    Message,
+    MessageNotFound,
+    Outcome,
+    PermanentFailure,
+    Status,
+    TemporaryFailure,
+    TooLate,
+)
+from dispatcher.message import new_id
+from dispatcher.store import Result
+from dispatcher.times.send_time import to_ms
+from tests.support.doubles import Between, at_once, once, raising
+from tests.support.far import FarDatabase
+from tests.support.house import House, hour_ago, house_on
+from tests.support.house_fixtures import Build
+from tests.support.servers import RedisServer
+
+HOUR = timedelta(hours=1)
+CHANNELS: dict[str, Any] = {
+    "memory": {"transport": "memory"},
+    "careful": {"transport": "memory", "on_unknown": "hold", "max_attempts": 1},
+}
+DECISIONS = ["release", "drop"]
+
+
+class WorkerDied(BaseException):
+    """Ends a hand-over like the death of its process."""
+
+
+def die(_: Message) -> None:
+    raise WorkerDied
+
+
+def refuse(_: Message) -> None:
+    raise PermanentFailure("no such number")
+
+
+def left_open(house: House, *recipients: str, **asked: Any) -> list[Message]:
+    """Leave messages that a worker took and never recorded, and let the sweep find them."""
+    messages = [house.submit(each, **{"on_unknown": "hold"} | asked) for each in recipients]
+    house.memory.before = die
+    for message in messages:
+        with pytest.raises(WorkerDied):
+            house.deliver(message)
+    house.memory.before = None
+    house.end_claims(*messages)
+    assert house.parts.sweep.rescue() == len(messages)
+    return [house.again(each) for each in messages]
+
+
+def held(house: House, recipient: str = "ada", **asked: Any) -> Message:
+    [message] = left_open(house, recipient, **asked)
+    assert message.status is Status.HELD
+    return message
+
+
+def deliver_again(house: House, message: Message) -> int:
+    """Deliver what is due by now, past the limits of its recipient."""
+    house.redis.delete(*house.redis.scan_iter(match="*:log:*"), "nothing")
+    return house.deliver(message)
+
+
+def test_a_held_message_is_sent_by_nobody_and_keeps_its_place(slow: House) -> None:
+    message = held(slow)
+    assert (message.attempt_count, message.finished_at) == (1, None)
+    assert "unknown" in (message.last_error or "")
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.UNKNOWN]
+    assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == slow.parts.sweep.rescue() == 0
+    assert slow.parts.sweep.prune() == slow.parts.reconciler.reconcile().released == 0
+    assert slow.members() == {message.id: to_ms(message.send_at)}
+    slow.redis.flushall()
+    slow.open()
+    assert slow.members() == {message.id: to_ms(message.send_at)}, "a rebuild counts it"
+    assert slow.dispatcher.verify_windows().equal
+    assert slow.sent == []
+
+
+def test_without_a_word_it_is_tried_again(slow: House) -> None:
+    [message] = left_open(slow, "ada", on_unknown=None)
+    assert (message.status, message.on_unknown) == (Status.SCHEDULED, "retry")
+    assert deliver_again(slow, message) == 1
+
+
+def test_a_message_wins_over_its_channel_whose_word_stays_with_it(build: Build) -> None:
+    house = build(clock=hour_ago(), channels=CHANNELS)
+    assert house.submit("ada", channel="careful").on_unknown == "hold"
+    assert house.submit("ben", channel="careful", on_unknown="retry").on_unknown == "retry"
+    assert house.submit("cyd").on_unknown == "retry"
+    other = build(clock=hour_ago(), channels={"careful": {"transport": "memory"}}, opened=False)
+    assert [each.on_unknown for each in other.dispatcher.select(channel="careful")] == [
+        "retry", "hold",
+    ]  # fmt: skip
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("expires", [False, True])
+def test_one_whose_tries_or_time_are_used_up_is_held_all_the_same(
+    slow: House, expires: bool
+) -> None:
+    message = slow.submit(on_unknown="hold")
+    slow.parts.delivery.parts.claims.claim([message.id])
+    past = slow.database_time() - timedelta(seconds=2)
+    slow.change([message], **({"expires_at": past} if expires else {"max_attempts": 1}))
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 1
+    assert slow.again(message).status is Status.HELD
+
+
+@pytest.mark.parametrize("call", ["cancel", "reschedule", "update"])
+def test_a_held_message_cannot_be_changed(slow: House, call: str) -> None:
+    message = held(slow)
+    asked: dict[str, dict[str, Any]] = {
+        "cancel": {}, "reschedule": {"send_in": HOUR}, "update": {"body": {}},
+    }  # fmt: skip
+    before = slow.snapshot()
+    with pytest.raises(TooLate, match="already held") as refused:
+        getattr(slow.dispatcher, call)(message.id, **asked[call])
+    assert refused.value.status == "held"
+    assert slow.snapshot() == before
+
+
+def test_released_it_is_due_at_once_and_sent_once_more(slow: House) -> None:
+    message = held(slow)
+    released = slow.dispatcher.release(message.id)
+    assert (released.status, released.attempt_count, released.max_attempts) == (
+        Status.SCHEDULED, 1, message.max_attempts,
+    )  # fmt: skip
+    assert released.send_at == message.send_at
+    assert slow.parts.sweep.enqueue_due() == 1
+    assert deliver_again(slow, message) == 1
+    assert slow.again(message).status is Status.SENT
+    assert slow.sent == [message.id]
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [
+        Outcome.UNKNOWN, Outcome.SENT,
+    ]  # fmt: skip
+
+
+@pytest.mark.every_database
+def test_released_it_gets_one_more_try_where_all_were_used_up(build: Build) -> None:
+    house = build(clock=hour_ago(), channels={"memory": CHANNELS["careful"]})
+    message = held(house, on_unknown=None)
+    assert message.attempt_count == message.max_attempts == 1
+    released = house.dispatcher.release(message.id)
+    assert (released.attempt_count, released.max_attempts) == (1, 2)
+
+
+@pytest.mark.every_database
+def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> None:
+    message = held(slow, expires_at=slow.clock.now() + 2 * HOUR)
+    past = slow.database_time() - timedelta(seconds=1)
+    slow.change([message], expires_at=past)
+    released = slow.dispatcher.release(message.id)
+    assert released.status is Status.EXPIRED
+    assert released.finished_at is not None
+    assert slow.parts.reconciler.reconcile().released == 1
+    assert slow.members() == {}
+
+
+@pytest.mark.every_database
+def test_dropped_it_fails_and_keeps_its_place(slow: House) -> None:
+    message = held(slow)
+    dropped = slow.dispatcher.drop(message.id)
+    assert dropped.status is Status.FAILED
+    assert "may have been sent" in (dropped.last_error or "")
+    assert slow.parts.reconciler.reconcile().released == 0
+    assert set(slow.members()) == {message.id}
+    assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
+
+
+@pytest.mark.every_database
+def test_what_is_held_is_found_oldest_first(slow: House) -> None:
+    slow.submit("other")
+    messages = left_open(slow, "ada", "ben", "cyd")
+    assert slow.dispatcher.held() == messages
+    assert slow.dispatcher.held(limit=2) == messages[:2]
+    assert [*slow.dispatcher.select(status="held", recipient="ben")] == [messages[1]]
+
+
+@pytest.mark.parametrize("decide", DECISIONS)
+def test_only_what_is_held_can_be_decided(slow: House, decide: str) -> None:
+    message, gone, failed = slow.submit(), slow.submit("ben"), slow.submit("cyd")
+    slow.dispatcher.cancel(gone.id)
+    slow.memory.before = refuse
+    slow.deliver(failed)
+    before = slow.snapshot()
+    for each in (message, gone, failed):
+        with pytest.raises(TooLate) as refused:
+            getattr(slow.dispatcher, decide)(each.id)
+        assert refused.value.status == slow.again(each).status
+    with pytest.raises(MessageNotFound):
+        getattr(slow.dispatcher, decide)(new_id())
+    assert slow.snapshot() == before
+
+
+@pytest.mark.every_database
+def test_of_a_release_and_a_drop_at_once_one_is_too_late(build: Build) -> None:
+    houses = [build(clock=hour_ago()) for _ in range(2)]
+    for message in left_open(houses[0], *(f"name {n}" for n in range(5))):
+        both = [houses[0].dispatcher.release, houses[1].dispatcher.drop]
+        answers = at_once([lambda act=act, id_=message.id: act(id_) for act in both])  # type: ignore[misc]  # default arguments
+        status = houses[0].again(message).status
+        assert [each.status for each in answers if isinstance(each, Message)] == [status]
+        [late] = [each for each in answers if isinstance(each, TooLate)]
+        assert late.status == status
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("decide", DECISIONS)
+def test_a_lost_reply_of_a_decision_decides_once(
+    redis_server: RedisServer, far: FarDatabase, decide: str
+) -> None:
+    with house_on(redis_server, far.direct, database_url=far.through, clock=hour_ago()) as through:
+        message = held(through)
+        assert through.dispatcher.held() == [message]
+        far.proxy.drop_reply(b"UPDATE dispatcher_messages")
+        decided = getattr(through.dispatcher, decide)(message.id)
+        assert far.proxy.dropped == 1
+        assert decided == through.again(message)
+        assert decided.status is (Status.SCHEDULED if decide == "release" else Status.FAILED)
+
+
+def resumed_after_it_was_held(house: House, error: Exception | None, **asked: Any) -> Message:
+    """Let a worker freeze inside the hand-over until its message is held, then go on."""
+    message = house.submit(on_unknown="hold", **asked)
+
+    def freeze(_: Message) -> None:
+        house.end_claims(message)
+        assert house.parts.sweep.rescue() == 1
+        assert house.again(message).status is Status.HELD
+        if error is not None:
+            raise error
+
+    house.memory.before = freeze
+    house.deliver(message)
+    house.memory.before = None
+    return house.again(message)
+
+
+@pytest.mark.every_database
+def test_a_late_success_of_a_held_message_is_taken(slow: House) -> None:
+    message = resumed_after_it_was_held(slow, None)
+    assert (message.status, message.last_error) == (Status.SENT, None)
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
+    with pytest.raises(TooLate):
+        slow.dispatcher.release(message.id)
+
+
+def test_a_late_success_is_taken_from_who_released_meanwhile(slow: House) -> None:
+    message = slow.submit(on_unknown="hold")
+    [claim] = slow.parts.delivery.parts.claims.claim([message.id])
+    slow.end_claims(message)
+    slow.parts.sweep.rescue()
+    slow.dispatcher.release(message.id)
+    slow.parts.delivery.parts.claims.record([Result(claim, "late")], [], enqueue_in=HOUR)
+    assert slow.again(message).status is Status.SENT
+    assert slow.deliver(message) == 0
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize(
+    ("error", "status", "outcome"),
+    [
+        (TemporaryFailure("busy"), Status.SCHEDULED, Outcome.TEMPORARY),
+        (PermanentFailure("no such number"), Status.FAILED, Outcome.PERMANENT),
+    ],
+    ids=["temporary", "permanent"],
+)
+def test_a_late_failure_of_a_held_message_is_taken(
+    slow: House, error: Exception, status: Status, outcome: Outcome
+) -> None:
+    message = resumed_after_it_was_held(slow, error)
+    assert message.status is status
+    assert str(error) in (message.last_error or "")
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [outcome]
+
+
+def test_a_success_that_is_told_after_a_drop_is_the_truth(slow: House) -> None:
+    message = held(slow)
+    slow.dispatcher.drop(message.id)
+    claims = slow.parts.delivery.parts.claims
+    [claim] = claims.claim([slow.submit("ben").id])
+    late = type(claim)(message, 1)
+    claims.record([Result(late, "receipt")], [], enqueue_in=HOUR)
+    assert slow.again(message).status is Status.SENT
+    assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == [Outcome.SENT]
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_worker_says_it_never_handed_over_is_not_held_for_it(
+    slow: House, late: bool
+) -> None:
+    """It froze before the hand-over; when it resumes, its claim is too short for one."""
+    message, other = slow.submit(on_unknown="hold"), slow.submit("ben")
+
+    def freeze() -> None:
+        slow.moved.advance(slow.settings.claim_ttl)
+        if late:
+            slow.end_claims(message, other)
+            assert slow.parts.sweep.rescue() == 2
+            assert slow.again(message).status is Status.HELD
+
+    parts: Any = slow.parts.delivery.parts
+    parts.permits = Between(slow.parts.permits, after={"acquire": once(freeze)})
+    assert slow.deliver(message, other) == 0
+    now = slow.again(message)
+    assert (now.status, now.attempt_count) == (Status.SCHEDULED, 0)
+    assert slow.dispatcher.attempts(message.id) == []
+    assert len(slow.dispatcher.attempts(other.id)) == slow.again(other).attempt_count == late
+    assert slow.sent == []
+
+
+def break_line(_: Message) -> None:
+    raise TimeoutError("the provider did not answer")
+
+
+@pytest.mark.every_database
+def test_what_a_transport_cannot_tell_is_held(slow: House) -> None:
+    """A failure that has no name may be a line that broke after the provider took the message."""
+    messages = [slow.submit(name, on_unknown="hold") for name in ("ada", "ben")]
+    other = slow.submit("cyd")
+    slow.memory.before = break_line
+    assert slow.deliver(*messages, other) == 0
+    slow.memory.before = None
+    for message in messages:
+        now = slow.again(message)
+        assert (now.status, now.attempt_count) == (Status.HELD, 1)
+        assert now.last_error == "TimeoutError: the provider did not answer"
+        [attempt] = slow.dispatcher.attempts(message.id)
+        assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, now.last_error)
+        assert len(slow.permits(message.scope)) == 1, "it counts as a hand-over"
+    assert slow.again(other).status is Status.SCHEDULED
+    assert [each.outcome for each in slow.dispatcher.attempts(other.id)] == [Outcome.TEMPORARY]
+    slow.dispatcher.release(messages[0].id)
+    assert deliver_again(slow, messages[0]) == 1
+    assert slow.deliver(messages[1]) == 0
+
+
+@pytest.mark.parametrize("error", [TemporaryFailure("busy"), PermanentFailure("no")], ids=repr)
+def test_what_a_transport_can_tell_is_not_held(slow: House, error: Exception) -> None:
+    message = slow.submit(on_unknown="hold")
+    slow.memory.before = lambda _: raising(error)()
+    slow.deliver(message)
+    is_final = isinstance(error, PermanentFailure)
+    assert slow.again(message).status is (Status.FAILED if is_final else Status.SCHEDULED)
+
+
+def test_a_lost_outcome_is_held(slow: House) -> None:
+    message = slow.submit(on_unknown="hold")
+    parts: Any = slow.parts.delivery.parts
+    down = {"record": raising(OSError("no"), OSError("no"))}
+    parts.claims = Between(parts.claims, before=down)
+    with pytest.raises(OSError, match="no"):
+        slow.deliver(message)
+    slow.end_claims(message)
+    assert slow.parts.sweep.rescue() == 1
+    assert slow.again(message).status is Status.HELD
+    assert slow.sent == [message.id]
+    assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0

@@ -1,0 +1,105 @@
+"""The code of README and docs/submitting.md runs, and prints what stands beside it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import Dispatcher, Settings, Status
+from dispatcher.limiters import Concurrency
+from tests.support.environment import broker_on
+from tests.support.servers import RedisServer
+
+ROOT = Path(__file__).parents[2]
+_PRINTS = re.compile(r"^( *)print\((.+)\)  # (.+)$", re.MULTILINE)
+_HERE = "redis.Redis()"
+
+
+@pytest.fixture(autouse=True)
+def place(
+    redis_server: RedisServer,
+    sqlite_template: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """Give an empty folder in which ``Dispatcher()`` finds its servers."""
+    shutil.copy(sqlite_template, tmp_path / "store.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISPATCHER_REDIS_URL", redis_server.url)
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", f"sqlite:///{tmp_path / 'store.db'}")
+    monkeypatch.setenv("DISPATCHER_BROKER_URL", broker_on(redis_server.url))
+    return tmp_path
+
+
+class Told:
+    """Compares what code prints with what the page says beside it."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def __call__(self, said: str, *values: object) -> None:
+        self.lines += 1
+        assert " ".join(map(str, values)) == said
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def run(page: str, **names: Any) -> dict[str, Any]:
+    """Run code of a page; return its names, with ``told`` among them."""
+    names |= {"told": Told(), "__name__": "page"}
+    for block in blocks(page, "python"):
+        code = _PRINTS.sub(r"\1told('''\3''', \2)", block)
+        exec(compile(code, "page", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    return names
+
+
+def opened() -> Settings:
+    """Let the sweep declare Redis complete, for the settings that this folder has now."""
+    with Dispatcher() as dispatcher:
+        dispatcher._app.reconciler.reconcile(settle=timedelta(0))
+        return dispatcher.settings
+
+
+def test_the_readme_does_what_it_says() -> None:
+    page = (ROOT / "README.md").read_text().split("\n## Python\n")[1].split("\n## ")[0]
+    opened()
+    names = run(page)
+    with names["dispatcher"] as dispatcher:
+        assert names["told"].lines == 6
+        assert dispatcher.get(names["shifted"].id).status is Status.SCHEDULED
+        assert dispatcher.count() == 2, "what was refused left nothing"
+
+
+def test_the_limiter_of_the_readme_does_what_it_says(redis_server: RedisServer) -> None:
+    page = (ROOT / "README.md").read_text().split("\n## Limiters alone\n")[1].split("\n## ")[0]
+    assert _HERE in page
+    page = page.replace(_HERE, f"redis.Redis.from_url({redis_server.url!r})")
+    names = run(page.replace("10/second", "10/hour"))  # a slow machine takes its time
+    assert names["decision"].allowed
+    [holds] = [each for each in names["limits"] if isinstance(each, Concurrency)]
+    assert holds.on(redis_server.client()).peek("customer 17").remaining == 20
+    taken = [names["limiter"].acquire("customer 17") for _ in range(10)]
+    assert [each.allowed for each in taken] == [True] * 9 + [False]
+
+
+def test_submitting_does_what_it_says(place: Path) -> None:
+    page = (ROOT / "docs/submitting.md").read_text()
+    [settings] = blocks(page, "toml")
+    (place / "dispatcher.toml").write_text(settings)
+    assert opened().scopes.keys() == {"tenant"}
+    main, last = page.split("\n## In your own tests\n")
+    names = run(main)
+    with names["dispatcher"] as dispatcher:
+        assert names["told"].lines == 9
+        assert [each.status for each in names["results"]] == [Status.SCHEDULED] * 2
+        assert dispatcher.count(status=Status.CANCELLED) == 2
+        assert dispatcher.submit_many(names["drafts"]) == names["results"], "safe to run again"
+    (place / "dispatcher.toml").unlink()
+    assert "message" in run(last), "where an assertion stands"

@@ -1,0 +1,180 @@
+"""docs/transports.md: what it shows works as it stands there."""
+
+from __future__ import annotations
+
+import http.server
+import importlib
+import re
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    InvalidDraft,
+    PerhapsSent,
+    PermanentFailure,
+    Settings,
+    TemporaryFailure,
+)
+from dispatcher.testing import TransportSuite, a_message
+from dispatcher.transports import Checks, load
+from dispatcher.transports.smtp import SmtpTransport, mail, server, transport
+from tests.transports.test_names import install
+
+PAGE = (Path(__file__).parents[2] / "docs" / "transports.md").read_text(encoding="utf-8")
+
+
+def shown(language: str, beginning: str) -> str:
+    """Return the block of code that begins so."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    [block] = [each for each in blocks if each.startswith(beginning)]
+    return str(block)
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Answers as it is told: with a status, or not at all."""
+
+    status: int | None = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.keys: list[str] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        receiver = self.server
+        assert isinstance(receiver, Receiver)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        receiver.keys.append(self.headers["Idempotency-Key"])
+        if receiver.status is not None:
+            self.send_response(receiver.status)
+            self.send_header("Receipt", f"pushed to {self.headers['To']}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Say nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lay the page's transport where it can be imported from."""
+    package = tmp_path / "site" / "shop"
+    package.mkdir(parents=True)
+    (package / "push.py").write_text(shown("python", "# shop/push.py"))
+    monkeypatch.syspath_prepend(str(package.parent))
+    for name in ("shop", "shop.push"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return package.parent
+
+
+def made(receiver: Receiver) -> Any:
+    return importlib.import_module("shop.push").Push(receiver.address, "a token", timeout=5)
+
+
+def test_the_transport_has_twenty_lines() -> None:
+    code = shown("python", "# shop/push.py").split("\nclass ")[1]
+    assert len([line for line in code.splitlines() if line.strip()]) == 20
+
+
+def test_it_sends(shop: Path, receiver: Receiver) -> None:
+    message = a_message()
+    assert made(receiver).send(message) == "pushed to ada"
+    assert receiver.keys == [str(message.id)]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, PermanentFailure), (503, TemporaryFailure), (None, PerhapsSent)],
+)
+def test_it_tells_failures_apart(
+    shop: Path, receiver: Receiver, status: int | None, kind: type[Exception]
+) -> None:
+    receiver.status = status
+    with pytest.raises(kind):
+        made(receiver).send(a_message())
+
+
+def test_its_tests_pass(
+    shop: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shown("python", "# tests/test_push.py")
+    assert "http://127.0.0.1:8025" in text
+    space: dict[str, Any] = {}
+    exec(text.replace("http://127.0.0.1:8025", receiver.address), space)  # noqa: S102 - our page
+    suite = space["TestPush"]
+    assert issubclass(suite, TransportSuite)
+    suite.run()
+    assert len(receiver.keys) > 40
+
+
+def test_it_is_found_where_its_distribution_is_installed(shop: Path, receiver: Receiver) -> None:
+    project = tomllib.loads(shown("toml", "# pyproject.toml"))["project"]
+    [(name, place)] = project["entry-points"]["dispatcher.transports"].items()
+    install(shop, "shop", f"{name} = {place}")
+    channels = {"push": {"transport": name, "options": {
+        "address": receiver.address, "token": "a token",
+    }}}  # fmt: skip
+    settings = Settings.load(channels=channels, transport_timeout=7)
+    transport: Any = load("push", settings.channels["push"], settings)
+    assert transport.timeout == 7
+    assert transport.send(a_message()) == "pushed to ada"
+    with pytest.raises(InvalidDraft, match="the text to push"):
+        Checks(settings.channels)("push", "ada", {"txt": "hello"})
+
+
+def test_its_settings_are_read_and_a_secret_may_come_from_the_environment(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dispatcher.toml").write_text(shown("toml", "[channels.email]"))
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.load()
+    assert "mail.shop.example:465" in repr(load("email", settings.channels["email"], settings))
+    push: Any = load("push", settings.channels["push"], settings)
+    assert push.address == "https://push.example/send"
+    secret = "smtp+starttls://shop:other@relay.shop.example"  # noqa: S105 - an example
+    monkeypatch.setenv("DISPATCHER_CHANNELS__EMAIL__OPTIONS__URL", secret)
+    settings = Settings.load()
+    assert "relay.shop.example:587" in repr(load("email", settings.channels["email"], settings))
+    assert settings.channels["email"].options["from"] == "Shop <mail@shop.example>"
+
+
+def test_its_email_can_be_sent() -> None:
+    text = shown("python", "dispatcher.submit(").replace("JVBERi0…", "JVBERi0=")
+    asked: dict[str, Any] = {}
+
+    class Front:
+        """Takes what the page submits."""
+
+        def submit(self, **given: Any) -> None:
+            asked.update(given)
+
+    space = {"dispatcher": Front(), "timedelta": lambda hours: hours}
+    exec(text, space)  # noqa: S102 - our page
+    SmtpTransport.check(asked["recipient"], asked["body"])
+
+
+def test_it_names_every_option_and_every_word_of_a_body() -> None:
+    words = [*mail._KEYS, *mail._ATTACHED, *transport._OPTIONS.split(", ")]
+    words += [f"{scheme}://" for scheme in server._SCHEMES]
+    assert [each for each in words if f"`{each}`" not in PAGE] == []

@@ -1,0 +1,179 @@
+"""The code on docs/limiters.md does what the page says, and its picture is the one drawn."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+from celery.contrib.testing.worker import start_worker
+
+from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
+from dispatcher.limiters.algorithm import CountPerLength
+from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, svg
+from tests.support.limiters import Clocked
+from tests.support.processes import in_processes
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+PAGE = Path(__file__).parents[2] / "docs/limiters.md"
+TASKS = 25
+FURTHER = 25
+_runs = count()  # Celery knows a task by its module's name
+
+
+@pytest.fixture
+def names(redis_server: RedisServer) -> dict[str, Any]:
+    """Run all code of the page; give its names."""
+    return run_page(redis_server.url)
+
+
+def run_page(redis_url: str, broker_url: str = "memory://") -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "__name__": f"page {next(_runs)}", "redis_url": redis_url, "broker_url": broker_url,
+    }  # fmt: skip
+    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(code, PAGE.name, "exec", dont_inherit=True), found)  # noqa: S102 - our own page
+    return found
+
+
+def test_the_code_of_the_page_runs(names: dict[str, Any]) -> None:
+    assert names["greet"]("ben") == "hello ben"
+    assert [each.allowed for each in names["decisions"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("limit", "permits", "told"),
+    [
+        (SlidingList(9_000, "hour"), 100, "N times, (11) bytes each"),
+        (SlidingList(9_000, "hour"), 8_000, "N times, (11) bytes each"),
+        (SlidingLog(9_000, "hour"), 100, "(25) bytes each, beyond 128"),
+        (SlidingLog(9_000, "hour"), 1_000, "beyond 128 of them (110)"),
+        (SlidingLog(9_000, "hour"), 8_000, "beyond 128 of them (110)"),
+        (FixedWindow(9_000, "hour"), 500, "It costs (20) bytes for each permit"),
+        (FixedWindow(9_000, "hour"), 1_000, "(85) for a key that takes more than 512"),
+        (FixedWindow(9_000, "hour"), 8_000, "(85) for a key that takes more than 512"),
+    ],
+)
+def test_a_permit_weighs_what_the_page_says(
+    limit: CountPerLength, permits: int, told: str, moved: Clocked
+) -> None:
+    """Redis itself tells the bytes of the one key that grows; how tables grow makes a tenth."""
+    limiter = limit.on(moved)
+    for _ in range(0, permits, 100):
+        limiter.acquire_each([Request("ada")] * 100)
+    keys = [
+        key
+        for key in cast("list[bytes]", moved.keys("{limits:ada}*"))
+        if (b":permits:" in key) == isinstance(limit, FixedWindow)
+    ]
+    [size] = [cast(int, moved.memory_usage(key, samples=0)) for key in keys]
+    found = re.search(told, PAGE.read_text())
+    assert found is not None
+    assert size / permits == pytest.approx(int(found[1]), rel=0.12)
+
+
+def test_a_batch_pauses_when_its_limit_is_reached(own_redis: RedisServer) -> None:
+    names = run_page(own_redis.url)
+    letters, posted = deque(str(number) for number in range(1_002)), list[str]()
+    names["post"] = posted.append
+    assert names["send_some"](deque(["first"])) is State.ALLOWED
+    assert names["send_some"](letters) is State.REACHED
+    assert (len(posted), len(letters)) == (1_000, 3)
+    assert names["send_some"](letters) is State.REFUSED
+    own_redis.stop()
+    assert names["send_some"](letters) is State.UNKNOWN
+    assert (len(posted), len(letters)) == (1_000, 3), "nothing is sent without a permit"
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """A worker in this process makes the logging of the process its own."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("logging_as_before")
+def test_ten_a_second_per_customer_wherever_they_are_taken(names: dict[str, Any]) -> None:
+    sent: dict[str, list[int]] = {"acme": [], "globex": []}
+    names["deliver"] = lambda customer, number: sent[customer].append(number)
+    taken = names["per_customer"].acquire("acme", 10)
+    assert taken.allowed, "by another worker"
+    worker = start_worker(
+        names["app"], pool="threads", concurrency=4, perform_ping_check=False, shutdown_timeout=30
+    )
+    with worker:
+        for number in range(TASKS):
+            for customer in sent:
+                names["send_invoice"].delay(customer, number)
+        wait_until(lambda: all(len(each) == TASKS for each in sent.values()))
+    last = names["per_customer"].peek("acme").reset_at
+    assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
+    assert [sorted(each) for each in sent.values()] == [list(range(TASKS))] * 2
+    day = parse("100000/day").on(redis.Redis.from_url(names["redis_url"]), prefix="shop")
+    assert [day.peek(each).remaining for each in sent] == [99_965, 99_975]
+
+
+def _work(gate: Any, number: int, url: str, broker_url: str) -> int:
+    """Be one of several workers until all is delivered; return how many were delivered here."""
+    names = run_page(url, broker_url)
+    with redis.Redis.from_url(url) as client:
+        names["deliver"] = lambda _, order: client.rpush(f"delivered by {number}", order)
+        worker = start_worker(
+            names["app"], pool="threads", concurrency=2, perform_ping_check=False,
+            shutdown_timeout=30,
+        )  # fmt: skip
+        with worker:
+            gate.wait(60)
+            if number == 0:
+                for order in range(FURTHER):
+                    names["send_invoice"].delay("acme", order)
+            wait_until(
+                lambda: client.llen("delivered by 0") + client.llen("delivered by 1") >= FURTHER, 60
+            )
+        return int(client.llen(f"delivered by {number}"))
+
+
+@pytest.mark.long
+def test_two_workers_share_ten_a_second(redis_server: RedisServer) -> None:
+    per_customer = run_page(redis_server.url)["per_customer"]
+    taken = per_customer.acquire("acme", 10)
+    broker_url = f"redis+socket://{redis_server.socket}"
+    delivered = in_processes(2, _work, redis_server.url, broker_url)
+    assert sum(delivered) == FURTHER
+    assert min(delivered) > 0
+    last = per_customer.peek("acme").reset_at
+    assert last - taken.reset_at >= timedelta(seconds=2), "25 more take three further seconds"
+    with redis.Redis.from_url(redis_server.url) as client:
+        orders = [*client.lrange("delivered by 0", 0, -1), *client.lrange("delivered by 1", 0, -1)]
+        day = parse("100000/day").on(client, prefix="shop")
+        assert sorted(map(int, orders)) == list(range(FURTHER))
+        assert day.peek("acme").remaining == 100_000 - 10 - FURTHER
+
+
+def test_the_picture_is_the_one_that_the_script_draws(moved: Clocked) -> None:
+    assert PICTURE.read_text(encoding="utf-8") == svg(decisions(moved))
+
+
+def test_the_picture_shows_the_burst_at_the_edge_of_a_window(moved: Clocked) -> None:
+    found = decisions(moved)
+
+    def within(name: str) -> int:
+        return sum(
+            allowed and 50 <= at <= 72 for at, allowed in zip(ARRIVALS, found[name], strict=True)
+        )
+
+    assert within('FixedWindow(5, "minute", align="UTC")') == 9
+    assert within('SlidingLog(5, "minute")') == 4
+    assert found['SlidingLog(5, "minute")'] == found['SlidingList(5, "minute")']

@@ -1,0 +1,512 @@
+"""``doctor`` on real servers: each fault is made, found, and gone when it is mended."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Connection, Exchange, Queue
+from sqlalchemy import Engine, event
+
+from dispatcher.operations.doctor import Finding
+from dispatcher.redis.keys import SignKeys
+from dispatcher.store import Database
+from dispatcher.telemetry.liveness import Kind
+from dispatcher.times.clock import SystemClock
+from dispatcher.worker.install import install
+from tests.support.all_windows import let_graces_pass
+from tests.support.cluster import cluster_of_one
+from tests.support.examining import (
+    ERROR,
+    OK,
+    SKIPPED,
+    WARNING,
+    doctor_for,
+    examined,
+    levels,
+    note_at_work,
+    stops,
+)
+from tests.support.house import House, house_on
+from tests.support.house_fixtures import Build
+from tests.support.migrations import become_next_version
+from tests.support.servers import PostgresServer, RedisServer
+from tests.support.waiting import wait_until
+
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+FSYNC_OFF = {"postgresql": {"store.durability": WARNING}, "mysql": {}, "sqlite": {}}
+"""The PostgreSQL of the tests runs without fsync."""
+
+
+@pytest.fixture
+def house(build: Build) -> House:
+    """Give a house with the machine's clock."""
+    return build(clock=SystemClock())
+
+
+@pytest.fixture
+def lone(own_redis: RedisServer, sqlite_template: Path, tmp_path: Path) -> Iterator[House]:
+    """Give a house on a Redis that the test may set as it likes."""
+    path = tmp_path / "store.db"
+    shutil.copy(sqlite_template, path)
+    with house_on(own_redis, f"sqlite:///{path}", clock=SystemClock()) as built:
+        yield built
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> None:
+    house.submit(send_in=MINUTE)
+    note_at_work(house)
+    before = house.snapshot()
+    found = examined(house, at_work=False)
+    assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
+    assert len(found) == 39
+    assert stops(house) == set()
+    assert house.snapshot() == before
+
+
+def test_every_finding_that_is_not_ok_has_a_remedy(lone: House) -> None:
+    lone.redis.config_set("maxmemory-policy", "allkeys-lru")
+    lone.change([lone.submit(send_in=MINUTE)], channel="fax")
+    wrong = [each for each in examined(lone).values() if each.level in {WARNING, ERROR}]
+    assert len(wrong) == 2
+    assert all(each.remedy for each in wrong)
+
+
+def test_an_evicting_redis_stops_the_worker(lone: House) -> None:
+    lone.redis.config_set("maxmemory-policy", "allkeys-lru")
+    found = examined(lone)["redis.eviction"]
+    assert (found.level, found.stops_worker) == (ERROR, True)
+    assert "allkeys-lru" in found.found
+    assert stops(lone) == {"redis.eviction"}
+    assert lone.redis.exists(lone.keys("ada").epoch), "looking closes nothing"
+
+
+@pytest.mark.parametrize(("save", "says"), [("", "nothing is written"), ("60 1", "only snapshots")])
+def test_a_redis_without_a_log_is_warned_of(lone: House, save: str, says: str) -> None:
+    lone.redis.config_set("appendonly", "no")
+    lone.redis.config_set("save", save)
+    found = examined(lone)
+    assert levels(found) == {"redis.persistence": WARNING}
+    assert says in found["redis.persistence"].found
+
+
+def test_memory_that_is_nearly_used_up(lone: House) -> None:
+    used = int(lone.redis.info("memory")["used_memory"])
+    for most, level in ((used * 10, OK), (int(used * 1.15), WARNING), (used // 2, ERROR)):
+        lone.redis.config_set("maxmemory", most)
+        assert examined(lone)["redis.memory"].level is level
+
+
+def test_replicas_and_the_replica_itself(lone: House, sqlite_template: Path) -> None:
+    with socket.socket() as probe, ExitStack() as stack:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        master = stack.enter_context(RedisServer("--port", str(port), "--bind", "127.0.0.1"))
+        replica = stack.enter_context(RedisServer("--replicaof", "127.0.0.1", str(port)))
+        client = stack.enter_context(master.client())
+        wait_until(lambda: client.info("replication")["connected_slaves"] == 1)
+        assert levels(examined(lone, redis_url=master.url), "redis.re") == {
+            "redis.replicas": WARNING
+        }
+        client.config_set("min-replicas-to-write", 1)
+        assert levels(examined(lone, redis_url=master.url), "redis.re") == {}
+        found = examined(lone, redis_url=replica.url)["redis.writes"]
+        assert found.level is ERROR
+        assert "replica" in found.found
+
+
+def test_a_cluster_that_does_not_serve_every_slot_stops_the_worker(lone: House) -> None:
+    with cluster_of_one() as (server, _), server.client() as client:
+        assert examined(lone, redis_url=server.url)["redis.cluster"].level is OK
+        client.execute_command("CLUSTER DELSLOTS", 1)
+        wait_until(lambda: "cluster_state:fail" in _cluster_info(client))
+        found = examined(lone, redis_url=server.url)["redis.cluster"]
+        assert (found.level, found.stops_worker) == (ERROR, True)
+
+
+def _cluster_info(client: Any) -> str:
+    return str(client.execute_command("CLUSTER INFO")).replace("': '", ":")
+
+
+@on_sqlite
+def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) -> None:
+    keys = house.parts.fence.keys
+    house.redis.delete(keys[0].epoch)
+    house.redis.hset(keys[1].epoch, "server", "another:server")
+    house.redis.hset(keys[2].epoch, "reach:", 1)
+    house.redis.delete(keys[3].epoch)
+    house.redis.set(keys[3].rebuild, "somebody")
+    found = examined(house)["redis.complete"]
+    assert found.level is ERROR
+    assert found.found.startswith("closed: shard 0, shard 1, shard 2; being rebuilt: shard 3.")
+    house.redis.delete(keys[3].rebuild)
+    house.open()
+    assert examined(house)["redis.complete"].found == "all 5 parts are complete"
+
+
+def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> None:
+    lone.server.stop()
+    found = examined(lone)
+    away = f"Redis at {lone.server.socket} cannot be reached"
+    assert found["redis.answers"].found == away
+    assert "`dispatcher up` runs one here" in (found["redis.answers"].remedy or "")
+    assert found["clock.redis"].found == f"not looked at: {away}"
+    assert found["broker.answers"].level is ERROR
+    assert {name for name, each in found.items() if each.level is SKIPPED} == {
+        *(name for name in found if name.startswith("redis.") and name != "redis.answers"),
+        "broker.queues", "broker.separate", "clock.redis", "work.orphans", "work.processes",
+    }  # fmt: skip
+    assert found["store.migrations"].level is OK
+    assert stops(lone) == set()
+
+
+def test_a_database_one_migration_behind_stops_the_worker(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(clock=SystemClock(), opened=False)
+    become_next_version(tmp_path, monkeypatch)
+    found = examined(house)
+    assert (found["store.migrations"].level, found["store.migrations"].stops_worker) == (
+        ERROR, True,
+    )  # fmt: skip
+    assert "at revision 0001; missing: 0002" in found["store.migrations"].found
+    assert found["work.overdue"].level is SKIPPED
+    assert stops(house) == {"store.migrations"}
+
+
+def test_a_database_without_tables_stops_the_worker(build: Build, empty_database_url: str) -> None:
+    house = build(url=empty_database_url, clock=SystemClock(), opened=False)
+    found = examined(house)
+    assert "without tables; missing: 0001" in found["store.migrations"].found
+    assert found["store.indexes"].level is SKIPPED
+    assert stops(house) == {"store.migrations"}
+
+
+def test_a_database_of_a_later_version_is_warned_of(house: House) -> None:
+    house.sql("UPDATE dispatcher_alembic_version SET version_num = '9999'")
+    found = examined(house)["store.migrations"]
+    assert found.level is WARNING
+    assert "9999" in found.found
+    assert stops(house) == set()
+
+
+def test_a_dropped_index_of_the_sweep_is_warned_of(house: House) -> None:
+    house.sql("DROP INDEX ix_dispatcher_messages_enqueue_at")
+    found = examined(house)["store.indexes"]
+    assert found.level is WARNING
+    assert "missing: ix_dispatcher_messages_enqueue_at." in found.found
+    assert stops(house) == set()
+
+
+@on_postgres
+def test_without_the_unique_key_the_worker_does_not_start(house: House) -> None:
+    house.sql(
+        "ALTER TABLE dispatcher_messages DROP CONSTRAINT uq_dispatcher_messages_idempotency_key"
+    )
+    assert examined(house)["store.indexes"].level is ERROR
+    assert stops(house) == {"store.indexes"}
+
+
+@on_postgres
+def test_postgres_that_acknowledges_too_early(
+    build: Build, postgres: PostgresServer, postgres_name: str
+) -> None:
+    url = f"{postgres.url(postgres_name)}&options=-csynchronous_commit%3Doff"
+    found = examined(build(url=url, clock=SystemClock()))["store.durability"]
+    assert found.level is WARNING
+    assert found.found.startswith("fsync is off, synchronous_commit is off:")
+
+
+@on_sqlite
+def test_sqlite_without_its_log(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Database.__init__
+
+    def after(self: Database, url: str, **names: Any) -> None:
+        before(self, url, **names)
+        event.listen(self.engine, "connect", _without_wal)
+
+    monkeypatch.setattr(Database, "__init__", after)
+    house.parts.database.close()
+    house.database.close()
+    found = examined(house)["store.durability"]
+    assert found.level is WARNING
+    assert found.found.startswith("journal_mode is delete:")
+
+
+def _without_wal(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA journal_mode=DELETE")
+
+
+@on_sqlite
+def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> None:
+    found = examined(house, database_url=f"sqlite:///{tmp_path}/no/such/folder/x.db")
+    assert found["store.answers"].found == "the file cannot be opened (SQLITE_CANTOPEN)"
+    assert (found["store.answers"].remedy or "").startswith(
+        "`dispatcher up` or `dispatcher migrate`"
+    )
+    assert found["clock.store"].found == (
+        "not looked at: the file cannot be opened (SQLITE_CANTOPEN)"
+    )
+    assert levels(found, "store") == {
+        "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
+        "store.durability": SKIPPED, "store.writes": SKIPPED,
+    }  # fmt: skip
+    assert found["clock.store"].level is SKIPPED
+
+
+def test_a_clock_an_hour_off_stops_the_worker(slow: House) -> None:
+    found = examined(slow)
+    assert levels(found, "clock") == {"clock.store": ERROR, "clock.redis": ERROR}
+    assert "s or more ahead of this machine's" in found["clock.store"].found
+    assert stops(slow) == {"clock.store"}
+
+
+@on_sqlite
+def test_broker_and_windows_in_one_database(house: House) -> None:
+    socket_path = house.server.socket
+    assert examined(house)["broker.separate"].found.startswith("database 1 of the server")
+    shared = f"redis+socket://{socket_path}?virtual_host=0"
+    assert examined(house, broker_url=shared)["broker.separate"].level is WARNING
+
+
+@on_sqlite
+def test_a_broker_that_is_away_is_an_error_without_its_password(house: House) -> None:
+    found = examined(house, broker_url="amqp://ada:hunter2@127.0.0.1:1//")
+    assert levels(found) == {
+        "broker.answers": ERROR, "broker.queues": SKIPPED, "broker.separate": SKIPPED,
+    }  # fmt: skip
+    assert "hunter2" not in str(found)
+
+
+@on_sqlite
+def test_a_broker_that_refuses_is_not_said_to_be_away(house: House, rabbitmq: str) -> None:
+    nowhere = examined(house, broker_url=f"{rabbitmq[:-1]}nowhere")["broker.answers"]
+    assert nowhere.found == "the broker refuses: no such virtual host, or no right to it"
+    assert (nowhere.remedy or "").startswith("create the virtual host")
+    stranger = rabbitmq.replace("guest:guest", "guest:hunter2")
+    refused = examined(house, broker_url=stranger)["broker.answers"]
+    assert refused.found == "the broker refuses: wrong user or password, or no right"
+    assert "start the broker" not in (refused.remedy or "")
+    assert "hunter2" not in str(refused)
+
+
+@on_sqlite
+@pytest.mark.parametrize(("there", "wanted"), [("classic", "quorum"), ("quorum", "classic")])
+def test_a_queue_of_another_type_stops_the_worker(
+    house: House, rabbitmq: str, own_queue: str, there: str, wanted: str
+) -> None:
+    """It would be refused each time, and connect again and again."""
+    with_broker: dict[str, Any] = {"broker_url": rabbitmq, "queue": own_queue}
+    found = examined(house, queue_type=wanted, **with_broker)
+    assert found["broker.queues"].level is OK, "there is none yet"
+    found = examined(house, queue_type=there, **with_broker)
+    assert found["broker.queues"].level is OK, "looking has made none"
+    arguments = {"x-queue-type": there} if there == "quorum" else None
+    with Connection(rabbitmq) as connection:
+        Queue(f"{own_queue}.memory", Exchange(f"{own_queue}.memory"),
+              queue_arguments=arguments)(connection.channel()).queue_declare()  # fmt: skip
+    found = examined(house, queue_type=there, **with_broker)
+    assert found["broker.queues"].level is OK
+    found = examined(house, queue_type=wanted, **with_broker)
+    assert found["broker.queues"].level is ERROR
+    assert f"{own_queue}.memory" in found["broker.queues"].found
+    assert there in (found["broker.queues"].remedy or "")
+    assert stops(house, queue_type=wanted, **with_broker) == {"broker.queues"}
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda conf: conf.update(task_serializer="json"), {}),
+        (lambda conf: conf.update(accept_content=["json", "pickle"]), {"app.serializer": ERROR}),
+        (lambda conf: conf.update(task_serializer="pickle"), {"app.serializer": ERROR}),
+        (
+            lambda conf: conf.update(broker_transport_options={"visibility_timeout": 50}),
+            {"app.redelivery": ERROR},
+        ),
+        (lambda conf: conf.update(task_routes=[]), {"app.attached": ERROR}),
+        (lambda conf: conf.update(beat_schedule={}), {"app.attached": ERROR}),
+        (lambda conf: conf.update(broker_url="memory://"), {"app.attached": ERROR}),
+        (lambda conf: conf.update(broker_url="nothing://"), None),
+    ],
+    ids=["sound", "pickle", "writes pickle", "too short", "route", "beat", "broker", "unreadable"],
+)
+def test_a_celery_app_of_the_users(
+    house: House, change: Callable[[Any], object], wrong: dict[str, Any] | None
+) -> None:
+    app = Celery("shop", broker=house.settings.broker_url, set_as_current=False)
+    install(app, house.settings)
+    change(app.conf)
+    found = levels(examined(house, app=app), "app")
+    assert found == ({"app.answers": ERROR} | dict.fromkeys(_OF_APP, SKIPPED) if wrong is None
+                     else wrong)  # fmt: skip
+
+
+_OF_APP = ("app.serializer", "app.redelivery", "app.attached")
+
+
+@on_sqlite
+def test_a_long_horizon_on_rabbitmq(house: House) -> None:
+    found = examined(house, horizon=timedelta(hours=1), broker_url="amqp://127.0.0.1:1//")
+    assert found["app.redelivery"].level is WARNING
+
+
+def test_what_the_sweep_left_lying_is_told_with_its_age(house: House) -> None:
+    messages = [house.submit(name, send_in=MINUTE) for name in ("ada", "ben", "cleo")]
+    now = house.database_time()
+    for message, late in zip(messages, (10 * MINUTE, MINUTE, SECOND), strict=True):
+        at = now - late
+        house.change([message], enqueue_at=at, next_attempt_at=at)
+    found = examined(house)
+    assert found["work.sweep"].level is WARNING
+    assert re.match(
+        r"2 messages wait for the sweep, the first one for 0:1\d:\d\d", found["work.sweep"].found
+    )
+    assert found["work.overdue"].level is WARNING
+
+
+def test_what_is_handed_over_and_not_claimed_is_overdue(house: House) -> None:
+    old, young = house.submit("ada", send_in=MINUTE), house.submit("ben", send_in=MINUTE)
+    now = house.database_time()
+    house.change([old], enqueue_at=now + 4 * SECOND, next_attempt_at=now - MINUTE)
+    house.change([young], enqueue_at=now + 4 * SECOND, next_attempt_at=now - 3 * SECOND)
+    found = examined(house)
+    assert found["work.sweep"].level is OK
+    assert found["work.overdue"].level is WARNING
+    assert found["work.overdue"].found.startswith("1 message waits to be claimed though due")
+
+
+def test_what_waits_for_its_turn_hours_after_its_time_is_told(house: House) -> None:
+    """Put back by a limit, or for a destination that is silent, it is never overdue."""
+    old, young = (house.submit(name, send_in=MINUTE) for name in ("ada", "ben"))
+    now = house.database_time()
+    turn = {"next_attempt_at": now + 5 * MINUTE, "enqueue_at": now + 4 * MINUTE}
+    house.change([old], send_at=now - 180 * MINUTE, **turn)
+    house.change([young], send_at=now - 50 * MINUTE, **turn)
+    found = examined(house)
+    assert levels(found, "work.") == {"work.waiting": WARNING}
+    assert re.match(
+        r"1 message waits more than an hour after the send time, the first one for 3:0\d:\d\d",
+        found["work.waiting"].found,
+    )
+
+
+def test_a_claim_that_nobody_rescues(house: House) -> None:
+    message = house.submit(send_in=MINUTE)
+    now = house.database_time()
+    for ended, level in ((now + MINUTE, OK), (now - MINUTE, WARNING)):
+        house.change([message], status="sending", claimed_by=message.id, claim_expires_at=ended)
+        found = examined(house)["work.claims"]
+        assert found.level is level
+    assert (found.remedy or "").startswith("see work.processes and work.sweep: ")
+
+
+@on_sqlite
+def test_reservations_that_nobody_settles(house: House) -> None:
+    message = house.submit(send_in=MINUTE)
+    keys = house.keys("ada")
+    entry = message.id.bytes + keys.window("ada").encode()
+    house.redis.zincrby(keys.pending, -10_000, entry)
+    assert examined(house)["work.orphans"].level is OK
+    let_graces_pass(house)
+    found = examined(house)["work.orphans"]
+    assert found.level is WARNING
+    assert "reconcile_grace: 1 reservation, which" in found.found
+
+
+def test_messages_of_channels_that_nobody_knows(house: House) -> None:
+    messages = [house.submit(name, send_in=MINUTE) for name in ("ada", "ben", "cleo")]
+    house.change(messages[:2], channel="fax")
+    found = examined(house)["work.channels"]
+    assert found.level is WARNING
+    assert "fax (2)" in found.found
+    assert "ada" not in found.found
+
+
+def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
+    pages = lone.parts.database.run(
+        lambda each: each.exec_driver_sql("PRAGMA page_count").scalar_one()
+    )
+    before = lone.snapshot()
+
+    def full(connection: Any, _: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    event.listen(Engine, "connect", full)
+    try:
+        found = examined(lone)["store.writes"]
+    finally:
+        event.remove(Engine, "connect", full)
+    assert found.level is ERROR
+    assert "every submit fails" in found.found.lower()
+    assert examined(lone)["store.writes"].level is OK
+    assert lone.snapshot().messages == before.messages
+
+
+@on_postgres
+def test_a_database_that_lets_nobody_write_is_an_error(house: House, postgres_name: str) -> None:
+    house.sql(f"ALTER DATABASE {postgres_name} SET default_transaction_read_only = on")
+    try:
+        assert examined(house)["store.writes"].level is ERROR
+    finally:
+        with house.database.engine.connect() as line:
+            line.exec_driver_sql("SET default_transaction_read_only = off")
+            line.exec_driver_sql(
+                f"ALTER DATABASE {postgres_name} RESET default_transaction_read_only"
+            )
+
+
+def test_a_fresh_deployment_is_told_that_its_windows_are_not_built(lone: House) -> None:
+    lone.redis.flushall()
+    found = examined(lone)["redis.complete"]
+    assert found.level is ERROR
+    assert "The windows are built from the database" in found.found
+
+
+@on_sqlite
+def test_nobody_at_work_is_warned_of_and_an_error_where_something_is_overdue(
+    house: House,
+) -> None:
+    message = house.submit(send_in=MINUTE)
+    house.redis.delete(*(SignKeys("house").of(kind) for kind in Kind))
+    with doctor_for(house.settings, clock=house.clock) as doctor:
+
+        def found() -> Finding:
+            [each] = [one for one in doctor.examine().findings if one.check == "work.processes"]
+            return each
+
+        assert (found().level, found().found) == (
+            WARNING, "no worker and no beat is alive: due messages are not sent",
+        )  # fmt: skip
+        long_ago = house.database_time() - MINUTE
+        house.change([message], next_attempt_at=long_ago, enqueue_at=long_ago)
+        assert found().level is ERROR
+        house.parts.signs.note(Kind.WORKER, {"somebody": 0 * SECOND})
+        assert found().found.startswith("no beat is alive, and 1 message waits")
+        house.parts.signs.note(Kind.BEAT, {"somebody": 0 * SECOND})
+        assert found().level is OK
+
+
+def test_files_that_other_users_may_read_are_warned_of(lone: House, tmp_path: Path) -> None:
+    assert examined(lone)["settings.files"].level is OK, "no other user may enter the folder"
+    with TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        found = examined(lone, data_dir=Path(folder))["settings.files"]
+        assert found.level is WARNING
+        assert folder in found.found
+        Path(folder).chmod(0o700)
+        assert examined(lone, data_dir=Path(folder))["settings.files"].level is OK

@@ -1,0 +1,280 @@
+"""``doctor`` finds what the settings name and what is not there: servers, code, templates."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from dispatcher import Message, PermanentFailure, Settings
+from dispatcher.operations.doctor import Finding
+from dispatcher.times.clock import SystemClock
+from tests.support.examining import ERROR, OK, WARNING, examined, levels
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.support.mail import CLOSE, HANG, PASSWORD, USER, MailServer, ScriptedServer, certified
+
+MINUTE = timedelta(minutes=1)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+LOGIN = f"{USER}:{quote(PASSWORD, safe='')}"
+
+
+@pytest.fixture
+def house(build: Build) -> House:
+    return build(clock=SystemClock())
+
+
+def looked_at(house: House, **channels: Any) -> dict[str, Finding]:
+    """Examine a house with further channels; nothing of a password is shown."""
+    given = house.settings.model_dump() | {"channels": channels}
+    found = examined(house, channels=Settings(**given).channels)
+    assert PASSWORD not in str(found)
+    assert "hunter2" not in str(found)
+    assert all(each.remedy for each in found.values() if each.level in (WARNING, ERROR))
+    return found
+
+
+def email(url: str, **options: Any) -> dict[str, Any]:
+    return {"transport": "smtp", "options": {"url": url, "from": "mail@shop.example", **options}}
+
+
+@on_sqlite
+def test_a_mail_server_that_takes_the_log_in(house: House, tmp_path: Path) -> None:
+    context, ca_file = certified(tmp_path)
+    with MailServer(security="starttls", context=context, auth=True) as server:
+        url = f"smtp+starttls://{LOGIN}@localhost:{server.port}"
+        found = looked_at(house, email=email(url, ca_file=ca_file))["settings.servers"]
+        assert (found.level, found.remedy) == (OK, None)
+        assert found.found.endswith(": email")
+        assert (server.connections, server.taken) == (1, [])
+
+
+@on_sqlite
+def test_a_mail_server_that_refuses_the_log_in(house: House, tmp_path: Path) -> None:
+    context, ca_file = certified(tmp_path)
+    with MailServer(security="starttls", context=context, auth=True) as server:
+        channels = {
+            name: email(f"smtp+starttls://{who}@localhost:{server.port}", ca_file=ca_file)
+            for name, who in (("good", LOGIN), ("bad", f"{USER}:hunter2"))
+        }
+        found = looked_at(house, **channels)["settings.servers"]
+    assert found.level is ERROR
+    assert "bad: localhost:" in found.found
+    assert "to the credentials" in found.found
+    assert "good" not in found.found
+    assert "user and password" in (found.remedy or "")
+
+
+@on_sqlite
+def test_a_mail_server_that_is_away(house: House) -> None:
+    with socket.socket() as bound:  # nobody else is given the port, and nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        url = f"smtp://127.0.0.1:{bound.getsockname()[1]}"
+        found = looked_at(house, email=email(url))["settings.servers"]
+    assert found.level is ERROR
+    assert found.found.startswith("no message gets through: email: 127.0.0.1:")
+
+
+@on_sqlite
+@pytest.mark.parametrize("answer", [HANG, CLOSE, "421 4.3.2 full", "454 4.7.0 later"])
+@pytest.mark.parametrize("word", ["connection", "EHLO", "NOOP"])
+def test_a_mail_server_that_says_no_or_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch, word: str, answer: str
+) -> None:
+    monkeypatch.setattr("dispatcher.transports.smtp.transport._PROBE_SECONDS", 0.2)
+    with ScriptedServer({word: answer, "HELO": answer}) as server:
+        began = time.monotonic()
+        found = looked_at(house, email=email(f"smtp://127.0.0.1:{server.port}"))
+        assert found["settings.servers"].level is ERROR
+        assert time.monotonic() - began < 9, "the usual limit is that of the transport"
+        assert server.got == []
+
+
+@on_sqlite
+def test_a_probe_says_good_bye_and_carries_nothing(house: House) -> None:
+    with ScriptedServer() as server:
+        found = looked_at(house, email=email(f"smtp://127.0.0.1:{server.port}"))
+        assert found["settings.servers"].level is OK
+        words = [each.split()[0].upper() for each in server.heard]
+    assert words[:2] == ["EHLO", "NOOP"]
+    assert set(words[2:]) <= {"QUIT"}
+
+
+class Pigeon:
+    """A transport with a probe."""
+
+    closed = 0
+
+    def __init__(self, *, fails: str = "") -> None:
+        self._fails = fails
+
+    def send(self, message: Message) -> None: ...
+
+    def probe(self) -> None:
+        if self._fails == "odd":
+            raise ValueError("canary")
+        if self._fails:
+            raise PermanentFailure(self._fails)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("fails", "level", "says"),
+    [
+        ("", OK, "takes the log-in: post"),
+        ("it is asleep", ERROR, "post: it is asleep"),
+        ("odd", ERROR, "post: ValueError"),
+    ],
+)
+def test_a_transport_of_the_users_is_asked(
+    house: House, fails: str, level: object, says: str
+) -> None:
+    before = Pigeon.closed
+    post = {"transport": f"{__name__}:Pigeon", "options": {"fails": fails} if fails else {}}
+    found = looked_at(house, post=post)["settings.servers"]
+    assert found.level is level
+    assert says in found.found
+    assert "canary" not in found.found
+    assert Pigeon.closed == before + 1
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("channel", "says"),
+    [
+        ({"transport": "smtp"}, "a value"),
+        (
+            {"transport": "webhook", "options": {"timeout": "no option of its"}},
+            "transport_timeout instead",
+        ),
+    ],
+)
+def test_a_transport_that_a_worker_cannot_make_is_an_error(
+    house: House, channel: dict[str, object], says: str
+) -> None:
+    found = looked_at(house, email=channel)["settings.transports"]
+    assert (found.level, found.stops_worker) == (ERROR, True)
+    assert "email: channels.email.options" in found.found
+    assert says in found.found.partition("; accepted: ")[2]
+
+
+class Egg(Pigeon):
+    """A transport that cannot be made, for a reason of its own."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("canary")
+
+
+@on_sqlite
+def test_a_transport_that_raises_anything_takes_no_other_finding_with_it(house: House) -> None:
+    found = looked_at(house, post={"transport": f"{__name__}:Egg"})["settings.transports"]
+    assert found.level is ERROR
+    assert found.found.endswith("post: RuntimeError")
+
+
+class Hooks:
+    def on_sent(self, message: Message) -> None: ...
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("hooks", "level", "says"),
+    [
+        ("", OK, "there are none"),
+        (f"{__name__}:Hooks", OK, "can be loaded"),
+        ("no.such.module:Hooks", ERROR, "cannot load 'no.such.module:Hooks' (ModuleNotFoundError)"),
+        (f"{__name__}:Pigeon", ERROR, "has none of them"),
+    ],
+)
+def test_hooks_that_cannot_be_loaded(house: House, hooks: str, level: object, says: str) -> None:
+    found = examined(house, hooks=hooks)["settings.hooks"]
+    assert found.level is level
+    assert says in found.found
+    assert bool(found.remedy) == (level is ERROR)
+
+
+def spell(text: str) -> str:
+    return text
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("no.such.module:spell", "cannot load 'no.such.module:spell' (ModuleNotFoundError)"),
+        (f"{__name__}:missing", f"cannot load '{__name__}:missing' (AttributeError)"),
+        (f"{__name__}:LOGIN", f"'{__name__}:LOGIN' is no function"),
+    ],
+)
+def test_a_rule_for_recipients_that_cannot_be_loaded(house: House, rule: str, says: str) -> None:
+    memory = {"transport": "memory"}
+    assert looked_at(house, memory=memory)["settings.recipients"].found == "there are no rules"
+    sound = {
+        "mail": memory | {"recipients": "email"},
+        "post": memory | {"recipients": f"{__name__}:spell"},
+    }
+    found = looked_at(house, **sound)["settings.recipients"]
+    assert (found.level, found.found) == (OK, "the rules of 2 channels can be loaded")
+    found = looked_at(house, **sound, sms=memory | {"recipients": rule})["settings.recipients"]
+    assert (found.level, found.stops_worker) == (ERROR, False)
+    assert found.found.endswith(f": channels.sms.recipients: {says}")
+
+
+@on_sqlite
+def test_templates_that_do_not_compile(house: House, tmp_path: Path) -> None:
+    sound = {"hello": {"text": "Hello {{ name }}"}}
+    found = looked_at(house, memory={"transport": "memory", "templates": sound})
+    assert found["settings.templates"].found == "each of 1 compiles"
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    (folder / "bye.text").write_text("Bye {% if name %}")
+    broken = {
+        "memory": {"transport": "memory", "templates": sound | {"hi": {"text": "{{ name"}}},
+        "other": {"transport": "memory", "templates_dir": str(folder)},
+        "third": {"transport": "memory", "templates_dir": str(tmp_path / "none")},
+    }
+    found_wrong = looked_at(house, **broken)["settings.templates"]
+    assert found_wrong.level is ERROR
+    for place in ("channels.memory.templates.hi.text", f"{folder}/bye.text", "channels.third"):
+        assert f"{place}" in found_wrong.found
+    assert "hello" not in found_wrong.found
+
+
+@pytest.mark.every_database
+def test_a_status_url_that_nobody_tells(house: House) -> None:
+    ended = [house.submit(name) for name in ("ada", "ben")]
+    held, young = house.submit("cyd"), house.submit("dora", send_in=MINUTE)
+    url = {"status_url": "https://shop.example/status", "told": "scheduled"}
+    now = house.database_time()
+    gone = {"status": "sent", "finished_at": now - 10 * MINUTE}
+    house.change(ended, **gone, **url)
+    house.change([held], status="held", next_attempt_at=now - MINUTE, **url)
+    house.change([young], **url)
+    found = examined(house)["work.untold"]
+    assert found.level is WARNING
+    assert found.found.startswith("3 messages wait for a status webhook, the first one")
+    assert "0:10:0" in found.found
+    assert "there is no status_channel" in found.found
+    assert "set status_channel" in (found.remedy or "")
+    found = examined(house, status_channel="status")["work.untold"]
+    assert "the duty `notify` does not run" in found.found
+    house.change(ended, told="sent")
+    house.change([held], told="held")
+    assert levels(examined(house), "work.untold") == {}
+
+
+@on_sqlite
+def test_what_is_about_to_be_told_is_no_finding(house: House) -> None:
+    message = house.submit()
+    url = {"status_url": "https://shop.example/status", "told": "scheduled"}
+    house.change([message], status="sent", finished_at=house.database_time(), **url)
+    assert examined(house, status_channel="status")["work.untold"].level is OK
+    assert examined(house)["work.untold"].level is WARNING

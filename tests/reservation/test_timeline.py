@@ -1,0 +1,321 @@
+"""A timeline tells of every instant what the scripts would say of it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from dispatcher import InvalidDraft, InvalidValue, ReservationsUnavailable, Timeline
+from dispatcher.errors import NoPlace
+from dispatcher.message import new_id
+from dispatcher.redis.keys import ShardKeys
+from dispatcher.reservation import Terms, contents, timeline
+from dispatcher.submission import terms_for
+from dispatcher.times.send_time import from_ms, to_ms
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HOUR_MS, DAY_MS, NEAR_MS = 3_600_000, 86_400_000, 47 * 3_600_000
+BERLIN = "Europe/Berlin"
+SPRING = datetime(2100, 3, 27, 12, tzinfo=UTC)
+"""The day before the clocks of Berlin go forward."""
+
+SMS = {"transport": "memory", "quotas": "6/hour, 40/day in Europe/Berlin",
+       "recipient_quotas": "2/20 minute", "quiet_hours": "21:00-08:00"}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "rolling": {"quotas": "1/10 minute, 3/hour, 5/6 hour"},
+    "as long as it gets in a walk": {"quotas": "40/12 hour"},
+    "calendar": {"quotas": "3/hour in local, 30/day in local, 1/minute"},
+    "a channel": {"quotas": "1/minute, 30/day", "channels": {"sms": SMS}},
+}
+
+
+@pytest.fixture
+def database_url(tmp_path: Path, sqlite_template: Path) -> str:
+    """Give one kind of database: a timeline reads none."""
+    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'store.db')}"
+
+
+def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int) -> None:
+    """Book places at random, a third of them close together."""
+    roll = random.Random(seed)  # noqa: S311 - not for secrets
+    for n in range(many):
+        stretch = (-DAY_MS, 3 * DAY_MS) if n % 3 else (NEAR_MS, NEAR_MS + 2 * HOUR_MS)
+        at = start + timedelta(milliseconds=roll.randrange(*stretch))
+        try:
+            house.parts.windows.reserve(new_id(), terms=terms, send_at=at)
+        except NoPlace:
+            continue
+
+
+def sampled(found: Timeline, *, many: int, seed: int) -> set[datetime]:
+    """Return instants at random, and those next to every edge."""
+    roll = random.Random(seed)  # noqa: S311 - not for secrets
+    length = (found.end - found.start) // timedelta(milliseconds=1)
+    instants = {found.start + timedelta(milliseconds=roll.randrange(length)) for _ in range(many)}
+    spans = [
+        *found.quiet,
+        *(span for each in found.windows for quota in each.quotas for span in quota.blocked),
+    ]
+    for edge in (edge for span in spans for edge in span):
+        instants |= {edge + timedelta(milliseconds=shift) for shift in (-1, 0, 1)}
+    return {each for each in instants if found.start <= each < found.end}
+
+
+def refused(house: House, terms: Terms, instant: datetime) -> bool:
+    message_id = new_id()
+    try:
+        house.parts.windows.reserve(message_id, terms=terms, send_at=instant)
+    except NoPlace:
+        return True
+    house.parts.windows.release(message_id, terms)
+    return False
+
+
+@pytest.mark.parametrize("start", [FAR, SPRING], ids=["winter", "clocks forward"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_instant_is_blocked_exactly_when_reserve_refuses_it(
+    build: Build, shape: str, start: datetime
+) -> None:
+    house = build(**SHAPES[shape])
+    channel = "sms" if shape == "a channel" else None
+    terms = terms_for(house.settings, scope="ada", channel=channel, zone=BERLIN)
+    filled(house, terms, start, many=150, seed=1)
+    if channel:  # others take places of the channel
+        others = terms_for(house.settings, scope="ben", channel=channel, zone=BERLIN)
+        filled(house, others, start, many=150, seed=2)
+    found = house.dispatcher.timeline("ada", channel=channel, zone=BERLIN, start=start)
+    assert found.complete
+    instants = sampled(found, many=150, seed=3)
+    answers = {each: refused(house, terms, each) for each in instants}
+    assert {True, False} <= set(answers.values())
+    assert {each: found.refuses(each) for each in instants} == answers
+
+
+def test_times_exactly_as_far_apart_as_a_quota_is_long_block_nothing(build: Build) -> None:
+    house = build(quotas="3/hour")
+    terms = Terms.plain("ada")
+    for minutes in (0, 30, 60):
+        house.parts.windows.reserve(new_id(), terms=terms, send_at=FAR + timedelta(minutes=minutes))
+    found = house.dispatcher.timeline("ada", start=FAR - HOUR, length=3 * HOUR)
+    assert found.blocked == ()
+    assert max(fill.booked for fill in found.windows[0].quotas[0].fills) == 2
+    assert not refused(house, terms, FAR + timedelta(minutes=45))
+
+
+@pytest.mark.parametrize("shape", ["rolling", "calendar"])
+def test_fills_are_what_counting_gives(build: Build, shape: str) -> None:
+    house = build(**SHAPES[shape])
+    terms = terms_for(house.settings, scope="ada", channel=None, zone=BERLIN)
+    filled(house, terms, FAR, many=150, seed=4)
+    found = house.dispatcher.timeline("ada", zone=BERLIN, start=FAR)
+    [window] = found.windows
+    times = sorted(house.members().values())
+    for quota in window.quotas:
+        length_ms = getattr(quota.quota, "length_ms", None)
+        for fill in quota.fills:
+            start, end = to_ms(fill.begins_at), to_ms(fill.ends_at)
+            if length_ms is None:
+                assert fill.booked == sum(start <= time < end for time in times) > 0
+                continue
+            ends = [start, *(time for time in times if start <= time < end)]
+            assert fill.booked == max(
+                sum(each - length_ms < time <= each for time in times) for each in ends
+            )
+        if length_ms is not None:
+            assert [fill[:2] for fill in quota.fills] == list(found.steps)
+    assert max(fill.booked for quota in window.quotas for fill in quota.fills) > 1
+
+
+def test_what_is_booked_is_told_in_order_and_within_the_stretch(house: House) -> None:
+    before = house.submit(send_at=FAR + HOUR)
+    inside = [house.submit(send_at=FAR + n * HOUR) for n in (4, 2, 3)]
+    after = house.submit(send_at=FAR + 5 * HOUR)
+    found = house.dispatcher.timeline("ada", start=FAR + 2 * HOUR, length=3 * HOUR)
+    [window] = found.windows
+    assert [(each.message_id, each.at) for each in window.booked] == [
+        (each.id, each.send_at) for each in (inside[1], inside[2], inside[0])
+    ]
+    assert not {before.id, after.id} & {each.message_id for each in window.booked}
+    assert not any(each.held for each in window.booked)
+
+
+def test_a_place_that_is_held_counts_and_says_so(house: House) -> None:
+    message = house.submit(send_at=FAR + HOUR)
+    terms = Terms.plain("ada")
+    house.parts.windows.move(message.id, terms=terms, send_at=FAR + 2 * HOUR)
+    [window] = house.dispatcher.timeline("ada").windows
+    assert [(each.message_id, each.held) for each in window.booked] == [
+        (message.id, False),
+        (message.id, True),
+    ]
+    assert house.dispatcher.timeline("ada").refuses(FAR + 2 * HOUR)
+
+
+def test_slots_begin_the_next_free_stretches(house: House) -> None:
+    for minutes in (0, 10, 20, 30):
+        house.submit(send_at=FAR + timedelta(minutes=minutes))
+    found = house.dispatcher.timeline("ada", start=FAR, length=HOUR)
+    assert [(slot - FAR) // timedelta(minutes=1) for slot in found.slots] == [1, 11, 21, 31]
+    assert found.slots[0] == house.dispatcher.next_slot(recipient="ada", after=FAR)
+    for slot in found.slots:
+        assert not found.refuses(slot)
+        assert found.refuses(slot - timedelta(milliseconds=1))
+
+
+def test_slots_of_a_stretch_that_has_begun_are_still_to_come(house: House) -> None:
+    found = house.dispatcher.timeline("ada", start=FAR - HOUR, length=2 * HOUR)
+    assert found.slots == (FAR,)
+    assert found.start == FAR - HOUR
+
+
+def test_a_further_kind_is_looked_at_alone(build: Build) -> None:
+    house = build(scopes={"tenant": {"quotas": "2/hour"}}, quotas="1/minute")
+    for n in range(2):
+        house.submit(f"name {n}", send_at=FAR + HOUR, scopes={"tenant": "acme"})
+    tenant = house.dispatcher.timeline("acme", kind="tenant")
+    assert [each.scope for each in tenant.windows] == ["tenant:acme"]
+    assert tenant.refuses(FAR + HOUR)
+    person = house.dispatcher.timeline("ben", scopes={"tenant": "acme"})
+    assert [each.scope for each in person.windows] == ["ben", "tenant:acme"]
+    assert [len(each.booked) for each in person.windows] == [0, 2]
+    assert person.refuses(FAR + HOUR)
+    assert not house.dispatcher.timeline("ben").refuses(FAR + HOUR)
+
+
+@pytest.mark.parametrize(
+    "quotas", ["4/hour, 1/minute", "100/day", "40/day in UTC, 400/week", "300/day"]
+)
+def test_what_is_too_much_to_read_is_counted_and_what_is_told_of_it_is_true(
+    build: Build, monkeypatch: pytest.MonkeyPatch, quotas: str
+) -> None:
+    house = build(quotas=quotas)
+    filled(house, Terms.plain("ada"), FAR, many=400, seed=5)
+    asked: dict[str, Any] = {"start": FAR + DAY, "length": DAY}
+    whole = house.dispatcher.timeline("ada", **asked)
+    monkeypatch.setattr(timeline, "MOST_READ", 10)
+    part = house.dispatcher.timeline("ada", **asked)
+    assert (whole.complete, part.complete) == (True, False)
+    [window] = part.windows
+    assert window.booked == ()
+    assert sum(each.booked for each in window.counts) == len(whole.windows[0].booked)
+    told = 0
+    for instant in sampled(part, many=200, seed=6):
+        if any(each.begins_at <= instant < each.ends_at for each in part.unknown):
+            continue
+        told += 1
+        assert part.refuses(instant) == whole.refuses(instant)
+    assert told > 100 or "1/minute" in quotas
+    for counted, known in zip(window.quotas, whole.windows[0].quotas, strict=True):
+        assert max(each.booked for each in counted.fills) <= max(
+            each.booked for each in known.fills
+        )
+
+
+def test_many_at_one_instant_are_read_once_each_over_all_pages(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "_PAGE", 10)
+    house = build(quotas="100000/day")
+    keys = house.keys("ada")
+    times = [to_ms(FAR) + (0 if n < 35 else n // 2) for n in range(70)]
+    placed = {new_id(): at_ms for at_ms in times}
+    house.redis.zadd(keys.window("ada"), {each.bytes: at for each, at in placed.items()})
+    forward = house.dispatcher.timeline("ada", start=FAR, length=DAY)
+    [window] = forward.windows
+    assert {each.message_id: to_ms(each.at) for each in window.booked} == placed
+    assert len(window.booked) == 70
+    backward = house.dispatcher.timeline("ada", start=FAR + HOUR, length=DAY)
+    assert backward.windows[0].quotas[0].fills[0].booked == 70
+
+
+def test_nothing_is_told_of_windows_that_are_not_complete(house: House) -> None:
+    house.submit(send_at=FAR + HOUR)
+    shard = house.keys("ada")
+    house.redis.delete(ShardKeys(shard.namespace, shard.shard).epoch)
+    for look in (
+        lambda: house.dispatcher.timeline("ada"),
+        lambda: house.parts.contents.members(shard, shard.window("ada"), 0, 1, at_most=1),
+    ):
+        with pytest.raises(ReservationsUnavailable) as refusal:
+            look()
+        assert refusal.value.retry_after == timedelta(seconds=1)
+
+
+def test_looking_changes_nothing(house: House) -> None:
+    house.submit(send_at=FAR + HOUR)
+    before = house.snapshot()
+    house.dispatcher.timeline("ada")
+    assert house.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"scope": ""}, "scope"),
+        ({"channel": "fax"}, "channel"),
+        ({"scopes": {"tenant": "acme"}}, "scopes"),
+        ({"kind": "tenant"}, "scopes"),
+        ({"kind": "tenant", "channel": "memory"}, "kind"),
+        ({"zone": "Mars/Base"}, "zone"),
+        ({"start": "soon"}, "start"),
+        ({"start": FAR + timedelta(days=366_000)}, "start"),
+        ({"length": timedelta(0)}, "length"),
+        ({"length": timedelta(days=367)}, "length"),
+        ({"length": 3}, "length"),
+    ],
+)
+def test_bad_input_names_its_field(house: House, asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidDraft) as refusal:
+        house.dispatcher.timeline(**({"scope": "ada"} | asked))
+    assert refusal.value.field == field
+
+
+def test_an_instant_that_is_not_covered_is_refused(house: House) -> None:
+    found = house.dispatcher.timeline("ada", start=FAR, length=HOUR)
+    for instant in (FAR - timedelta(milliseconds=1), FAR + HOUR):
+        with pytest.raises(InvalidValue) as refusal:
+            found.refuses(instant)
+        assert refusal.value.field == "instant"
+
+
+STEPS: list[tuple[timedelta, str, Callable[[datetime], bool]]] = [
+    (HOUR, BERLIN, lambda local: local.minute % 2 == 0),
+    (2 * HOUR, "Asia/Kathmandu", lambda local: local.minute % 5 == 0),
+    (2 * DAY, BERLIN, lambda local: local.minute == 0),
+    (2 * DAY, "Asia/Kathmandu", lambda local: local.minute == 0),
+    (7 * DAY, BERLIN, lambda local: (local.minute, local.hour % 4) == (0, 0)),
+    (40 * DAY, BERLIN, lambda local: (local.hour, local.minute) == (0, 0)),
+    (366 * DAY, BERLIN, lambda local: (local.weekday(), local.hour) == (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("length", "zone", "round_time"), STEPS)
+def test_steps_go_by_the_local_clock(
+    house: House, length: timedelta, zone: str, round_time: Callable[[datetime], bool]
+) -> None:
+    start = SPRING + timedelta(minutes=13)
+    found = house.dispatcher.timeline("ada", zone=zone, start=start, length=length)
+    steps = found.steps
+    assert (steps[0].begins_at, steps[-1].ends_at) == (start, start + length)
+    assert all(one.ends_at == two.begins_at for one, two in pairwise(steps))
+    assert 24 <= len(steps) <= 55
+    for each in steps[1:]:
+        assert round_time(each.begins_at.astimezone(ZoneInfo(zone))), each
+
+
+def test_a_timeline_is_a_value(house: House) -> None:
+    found = house.dispatcher.timeline("ada", start=FAR)
+    assert found == house.dispatcher.timeline("ada", start=FAR)
+    assert replace(found, zone=BERLIN) != found
+    assert from_ms(to_ms(found.start)) == FAR

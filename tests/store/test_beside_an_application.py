@@ -1,0 +1,223 @@
+"""The dispatcher's tables live in the database of an application that has an Alembic of its own.
+
+The application has a table ``messages``, too, and revisions that are called like ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, select
+from sqlalchemy.orm import Session
+
+from dispatcher.store import migrate
+from dispatcher.store.migrate import schema_standing
+from tests.support.callers import SOON, callers_engine, remind
+from tests.support.examining import OK, examined
+from tests.support.house import House, house_on
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.every_database
+
+PAGE = Path(__file__).parents[2] / "docs/existing-project.md"
+HEAD = "0001"
+THEIRS = MetaData()
+letters = Table("messages", THEIRS, Column("number", Integer, primary_key=True))
+_ENV = """
+from alembic import context
+
+given = context.config.attributes
+context.configure(connection=given["connection"], target_metadata=given["metadata"])
+with context.begin_transaction():
+    context.run_migrations()
+"""
+_THEIR_FIRST = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "0001", None, None, None
+
+
+def upgrade():
+    op.create_table("messages", sa.Column("number", sa.Integer, primary_key=True))
+
+
+def downgrade():
+    op.drop_table("messages")
+"""
+_THEIR_SECOND = """
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "9999", "0001", None, None
+
+
+def upgrade():
+    op.create_index("ix_messages_held", "messages", ["number"])
+
+
+def downgrade():
+    op.drop_index("ix_messages_held", "messages")
+"""
+
+
+def code_of_page() -> Any:
+    """Return what the page tells an application to write into its ``env.py``."""
+    [code] = re.findall(r"```python\n(def include_name.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    return names["include_name"]
+
+
+class Application:
+    """A program with tables, migrations and transactions of its own."""
+
+    def __init__(self, folder: Path, engine: Engine) -> None:
+        self.engine = engine
+        self._config = Config()
+        self._config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        (folder / "versions").mkdir(parents=True)
+        (folder / "env.py").write_text(_ENV)
+        (folder / "versions" / "0001_first.py").write_text(_THEIR_FIRST)
+        (folder / "versions" / "9999_second.py").write_text(_THEIR_SECOND)
+
+    def migrate(self, revision: str = "head") -> None:
+        with self.engine.begin() as connection:
+            self._config.attributes.update(connection=connection, metadata=THEIRS)
+            command.upgrade(self._config, revision)
+
+    def revision(self) -> str | None:
+        with self.engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+
+    def differences(self, **options: Any) -> list[Any]:
+        """Return what a revision that is generated now would do."""
+        with self.engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts=options)
+            return list(compare_metadata(context, THEIRS))
+
+    def letters(self) -> list[int]:
+        with self.engine.connect() as connection:
+            return list(connection.scalars(select(letters.c.number)))
+
+
+_IN_A_SCHEMA = ("postgresql", {"table_schema": "crm", "table_prefix": "d_"})
+everywhere = pytest.mark.parametrize(
+    ("empty_database_url", "names"),
+    [("sqlite", {}), ("postgresql", {}), ("mariadb", {}), _IN_A_SCHEMA],
+    indirect=["empty_database_url"],
+    ids=["sqlite", "postgresql", "mariadb", "schema"],
+)
+
+
+@pytest.fixture
+def house(
+    redis_server: RedisServer, empty_database_url: str, names: dict[str, Any]
+) -> Iterator[House]:
+    """Give a house on a database without tables."""
+    with house_on(redis_server, empty_database_url, opened=False, **names) as house:
+        yield house
+
+
+@pytest.fixture
+def application(house: House, tmp_path: Path) -> Iterator[Application]:
+    with callers_engine(house.database, table=False) as engine:
+        yield Application(tmp_path / "theirs", engine)
+
+
+@everywhere
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_both_migrate_in_either_order(house: House, application: Application, first: str) -> None:
+    if first == "theirs":
+        application.migrate("0001")
+    assert migrate(house.parts.database) == HEAD
+    application.migrate()
+    assert migrate(house.parts.database) == HEAD
+    assert application.revision() == "9999"
+    standing = schema_standing(house.parts.database)
+    assert (standing.revision, standing.missing, standing.obstacle) == (HEAD, (), None)
+    found = examined(house)
+    assert (found["store.migrations"].level, found["store.indexes"].level) == (OK, OK)
+
+
+@everywhere
+def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
+    house: House, application: Application
+) -> None:
+    migrate(house.parts.database)
+    application.migrate("0001")
+    options = {"include_schemas": bool(house.tables.schema)}
+    unguarded = application.differences(**options)
+    dropped = {each[1].name for each in unguarded if each[0] == "remove_table"}
+    ours = {table.name for table in house.tables.metadata.sorted_tables}
+    assert dropped == ours | {house.tables.version}, "what the page is for"
+    prefix = house.tables.prefix
+    include_name = code_of_page()
+
+    def guard(name: str, kind: str, parents: object) -> bool:
+        usual = name.replace(prefix, "dispatcher_", 1) if name and name.startswith(prefix) else name
+        return bool(include_name(usual, kind, parents))
+
+    assert application.differences(include_name=guard, **options) == []
+
+
+@everywhere
+def test_their_row_and_our_message_commit_or_vanish_together(
+    house: House, application: Application
+) -> None:
+    application.migrate()
+    migrate(house.parts.database)
+    house.open()
+    with suppress(ZeroDivisionError), Session(application.engine) as session, session.begin():
+        session.execute(letters.insert().values(number=1))
+        remind(house, session)
+        raise ZeroDivisionError
+    assert application.letters() == []
+    assert house.rows() == []
+    with Session(application.engine) as session, session.begin():
+        session.execute(letters.insert().values(number=2))
+        message = remind(house, session, idempotency_key="key")
+        assert remind(house, session, idempotency_key="key") == message
+    assert application.letters() == [2]
+    assert house.again(message) == message
+    assert set(house.all_members()["ada"]) == {message.id}
+
+
+@pytest.mark.parametrize(
+    ("empty_database_url", "names"), [_IN_A_SCHEMA], indirect=["empty_database_url"]
+)
+def test_with_a_schema_it_matters_not_where_a_session_looks(
+    house: House, application: Application
+) -> None:
+    """Programs with a schema for each tenant change both for a while."""
+    migrate(house.parts.database)
+    house.open()
+    with application.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA tenant")
+    translated = application.engine.execution_options(schema_translate_map={None: "tenant"})
+    with Session(translated) as session, session.begin():
+        session.connection().exec_driver_sql("SET LOCAL search_path TO tenant")
+        message = remind(house, session, idempotency_key="key")
+        assert remind(house, session, idempotency_key="key") == message
+    assert house.again(message).send_at == SOON
+
+
+@everywhere
+def test_a_schema_translate_map_of_theirs_does_not_move_our_tables(
+    house: House, application: Application
+) -> None:
+    migrate(house.parts.database)
+    house.open()
+    engine = application.engine.execution_options(schema_translate_map={None: "elsewhere"})
+    with Session(engine) as session, session.begin():
+        message = remind(house, session, idempotency_key="key")
+        assert remind(house, session, idempotency_key="key") == message
+    assert house.again(message) == message

@@ -1,0 +1,424 @@
+"""Of whom somebody is yet to be told, and the status messages that do it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import ClauseElement, event, make_url, true, update
+
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.store import (
+    BulkMessages,
+    Claims,
+    Database,
+    FailedMessages,
+    Failure,
+    HeldMessages,
+    JoinedMessages,
+    Messages,
+    Notifications,
+    Overdue,
+    Result,
+    StoreUpkeep,
+    Suppressions,
+)
+from dispatcher.store.changes import Changes
+from dispatcher.store.claims import claim_at_once
+from dispatcher.store.rows import Addition
+from dispatcher.times.send_time import as_text
+from tests.store.test_permit_pages import scans, touched
+from tests.support import rows
+from tests.support.tables import TABLES, messages
+
+pytestmark = pytest.mark.every_database
+
+URL = "https://shop.example/hooks?token=hunter2"
+NO_WAIT = timedelta(0)
+MANY = 5_000
+
+
+def untold(database: Database, *, tells_errors: bool = False) -> Notifications:
+    return Notifications(database, channel="status", max_attempts=7, tells_errors=tells_errors)
+
+
+def tell(database: Database) -> list[Any]:
+    """Tell everything; return the rows of the status messages made by that."""
+    made = untold(database).tell(at_most=100)
+    return [rows.row(database, each) for each in made]
+
+
+def claims(database: Database) -> Claims:
+    return Claims(database, ttl=rows.TTL)
+
+
+def asked(database: Database, **changes: Any) -> Message:
+    """Store a message that has been due for a minute and whose caller wants to be told."""
+    message = rows.a_message(send_at=rows.now() - timedelta(minutes=1), **changes)
+    return Messages(database).add(
+        message, enqueue_at=message.send_at, fingerprint=None, status_url=URL
+    )
+
+
+def sent(database: Database, **changes: Any) -> Message:
+    message = asked(database, **changes)
+    (claim,) = claims(database).claim([message.id])
+    claims(database).record([Result(claim, None)], [], enqueue_in=NO_WAIT)
+    return Messages(database).get(message.id)
+
+
+def failed(database: Database, outcome: Outcome = Outcome.PERMANENT, **changes: Any) -> Message:
+    """Let the only try of a message fail."""
+    message = asked(database, **changes)
+    (claim,) = claims(database).claim([message.id])
+    claims(database).record([], [Failure(claim, outcome, "why", None)], enqueue_in=NO_WAIT)
+    return Messages(database).get(message.id)
+
+
+def ended(database: Database, status: Status) -> Message:
+    """Store a message of this status as the store itself makes it one."""
+    if status is Status.SENT:
+        return sent(database)
+    if status is Status.FAILED:
+        return failed(database)
+    if status is Status.HELD:
+        return failed(database, Outcome.UNKNOWN, on_unknown="hold")
+    message = asked(database, expires_at=rows.now() - timedelta(seconds=1))
+    if status is Status.CANCELLED:
+        return Messages(database).cancel(message.id)
+    claims(database).unclaimed([message.id])
+    return Messages(database).get(message.id)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [
+        (Status.SENT, "sent", None),
+        (Status.FAILED, "permanent", "refused"),
+        (Status.EXPIRED, None, "expiry"),
+        (Status.CANCELLED, None, "requested"),
+        (Status.HELD, "unknown", "outcome_unknown"),
+    ],
+)
+def test_each_end_is_told_once(
+    database: Database, status: Status, outcome: str | None, reason: str | None
+) -> None:
+    message = ended(database, status)
+    assert message.status is status
+    [row] = tell(database)
+    assert (row.channel, row.recipient, row.status) == ("status", URL, "scheduled")
+    assert (row.scope, row.reserved, row.max_attempts) == ("", False, 7)
+    assert (row.on_unknown, row.status_url, row.told) == ("retry", None, None)
+    body = dict(row.body)
+    at = body.pop("timestamp")
+    if message.finished_at is not None:
+        assert at == as_text(message.finished_at)
+    assert body == {
+        "type": f"message.{status}",
+        "data": {
+            "id": str(message.id),
+            "channel": "sms",
+            "status": status.value,
+            "attempt_count": message.attempt_count,
+            "send_at": as_text(message.send_at),
+            "finished_at": as_text(message.finished_at) if message.finished_at else None,
+            "outcome": outcome,
+            "reason": reason,
+        },
+    }
+    assert tell(database) == []
+    assert rows.row(database, message.id).told == status.value
+
+
+def rescued(database: Database) -> UUID:
+    """Let the worker of a message's only try die."""
+    message = asked(database, max_attempts=1)
+    claims(database).claim([message.id])
+    rows.change(database, message.id, claim_expires_at=rows.now() - timedelta(seconds=1))
+    StoreUpkeep(database).rescue(at_most=9)
+    return message.id
+
+
+def dropped(database: Database) -> UUID:
+    message = ended(database, Status.HELD)
+    return HeldMessages(database).drop(message.id).id
+
+
+def overdue(database: Database) -> UUID:
+    message = asked(database)
+    Overdue(database, after=NO_WAIT, expire=["sms"]).expire(at_most=9)
+    return message.id
+
+
+def without_slot(database: Database) -> UUID:
+    message = asked(database)
+    assert Overdue(database, after=NO_WAIT, reslot=["sms"]).give_up(message)
+    return message.id
+
+
+def suppressed(database: Database) -> UUID:
+    message = asked(database)
+    suppressions = Suppressions(database)
+    suppressions.add(message.recipient, None)
+    claims(database).unclaimed([message.id])
+    suppressions.remove(message.recipient, None)
+    return message.id
+
+
+def expired_after_a_try(database: Database) -> UUID:
+    message = asked(database, expires_at=rows.now() + timedelta(minutes=1))
+    (claim,) = claims(database).claim([message.id])
+    failure = Failure(claim, Outcome.TEMPORARY, "why", timedelta(hours=1))
+    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    return message.id
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "outcome", "reason"),
+    [
+        (lambda database: failed(database, Outcome.TEMPORARY).id,
+         "failed", "temporary", "attempts_used_up"),
+        (rescued, "failed", "unknown", "attempts_used_up"),
+        (dropped, "failed", "unknown", "dropped"),
+        (expired_after_a_try, "expired", "temporary", "expiry"),
+        (overdue, "expired", None, "overdue"),
+        (without_slot, "expired", None, "no_slot"),
+        (suppressed, "cancelled", None, "suppressed"),
+    ],
+)  # fmt: skip
+def test_why_it_ended_is_told_by_an_outcome_and_a_reason_of_ours(
+    database: Database, end: Callable[[Database], UUID], status: str, outcome: str, reason: str
+) -> None:
+    message_id = end(database)
+    [row] = tell(database)
+    data = row.body["data"]
+    assert data["id"] == str(message_id)
+    assert (data["status"], data["outcome"], data["reason"]) == (status, outcome, reason)
+
+
+def test_the_words_of_a_provider_are_told_only_where_it_is_asked_for(database: Database) -> None:
+    failed(database)
+    [row] = tell(database)
+    assert "why" not in str(row.body)
+    failed(database)
+    [made] = untold(database, tells_errors=True).tell(at_most=9)
+    assert rows.row(database, made).body["data"]["last_error"] == "why"
+
+
+def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) -> None:
+    sent(database)
+    [row] = tell(database)
+    upkeep = StoreUpkeep(database)
+    [due] = upkeep.take_due(at_most=9, grace=timedelta(seconds=5))
+    assert (due.message_id, due.channel) == (row.id, "status")
+    [claim] = claims(database).claim([row.id])
+    assert claim.message.recipient == URL
+    places = [place for page in upkeep.places(memory=rows.AGES, batch=9) for place in page]
+    assert row.id not in {place.message_id for place in places}
+    assert len(places) == upkeep.count_places(memory=rows.AGES) == 1
+
+
+def test_what_has_not_ended_and_what_nobody_asked_for_is_not_told(database: Database) -> None:
+    asked(database)
+    claims(database).claim([asked(database).id])
+    quiet = rows.claimed(database)
+    claims(database).record([Result(quiet, None)], [], enqueue_in=NO_WAIT)
+    Messages(database).cancel(rows.add(database).id)
+    assert tell(database) == []
+
+
+def test_a_late_success_is_told_after_the_failure(database: Database) -> None:
+    message = asked(database)
+    (claim,) = claims(database).claim([message.id])
+    failure = Failure(claim, Outcome.TEMPORARY, "why", None)
+    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    told = [row.body["type"] for row in tell(database)]
+    claims(database).record([Result(claim, None)], [], enqueue_in=NO_WAIT)
+    told += [row.body["type"] for row in tell(database)]
+    assert told == ["message.failed", "message.sent"]
+
+
+def test_an_end_after_a_retry_is_told_again(database: Database) -> None:
+    message = failed(database)
+    first = tell(database)
+    store = FailedMessages(database)
+    store.retry([(store.look([message.id])[message.id], 1)])
+    assert tell(database) == []
+    (claim,) = claims(database).claim([message.id])
+    failure = Failure(claim, Outcome.PERMANENT, "why", None)
+    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    again = tell(database)
+    assert [row.body["type"] for row in (*first, *again)] == ["message.failed"] * 2
+    assert first[0].id != again[0].id
+
+
+def test_what_is_held_again_after_a_release_is_told_again(database: Database) -> None:
+    message = ended(database, Status.HELD)
+    assert len(tell(database)) == 1
+    HeldMessages(database).release(message.id)
+    assert tell(database) == []
+    (claim,) = claims(database).claim([message.id])
+    failure = Failure(claim, Outcome.UNKNOWN, "why", None)
+    claims(database).record([], [failure], enqueue_in=NO_WAIT)
+    [row] = tell(database)
+    assert row.body["type"] == "message.held"
+    HeldMessages(database).drop(message.id)
+    [row] = tell(database)
+    assert row.body["type"] == "message.failed"
+
+
+def test_a_status_message_that_is_there_is_made_no_second_time(database: Database) -> None:
+    message = sent(database)
+    [row] = tell(database)
+    rows.change(database, message.id, told="scheduled")
+    assert tell(database) == []
+    assert rows.row(database, message.id).told == "sent"
+    assert rows.row(database, row.id) == row
+
+
+def test_prune_keeps_what_is_yet_to_be_told(database: Database) -> None:
+    message = sent(database)
+    rows.age(database, message.id)
+    upkeep = StoreUpkeep(database)
+    assert upkeep.prune(older_than=timedelta(minutes=5), at_most=9) == 0
+    assert len(tell(database)) == 1
+    assert upkeep.prune(older_than=timedelta(minutes=5), at_most=9) == 1
+
+
+def test_two_sweeps_side_by_side_make_each_status_message_once(database: Database) -> None:
+    for _ in range(30):
+        Messages(database).cancel(asked(database).id)
+    start = threading.Barrier(2)
+    made: Counter[UUID] = Counter()
+
+    def sweep() -> None:
+        start.wait(60)
+        for _ in range(6):
+            made.update(untold(database).tell(at_most=7))
+
+    threads = [threading.Thread(target=sweep) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    made.update(untold(database).tell(at_most=100))
+    told = {rows.row(database, each).body["data"]["id"] for each in made}
+    assert (len(made), len(told), set(made.values())) == (30, 30, {1})
+
+
+def test_every_way_to_store_a_message_stores_who_is_told(database: Database) -> None:
+    alone, together, joined = (rows.a_message(scopes={"tenant": "acme"}) for _ in range(3))
+    Messages(database).add(alone, enqueue_at=alone.send_at, fingerprint=None, status_url=URL)
+    plain = rows.a_message()
+    additions = [
+        Addition(together, together.send_at, None, '{"n":1}', URL),
+        Addition(plain, plain.send_at, None, "{}"),
+    ]
+    assert BulkMessages(database).add(additions)
+    level = "SERIALIZABLE" if database.url.get_backend_name() == "sqlite" else "READ COMMITTED"
+    engine = database.engine.execution_options(isolation_level=level)
+    with engine.connect() as connection:
+        transaction = JoinedMessages(database).join(connection, _ends)
+        transaction.add(joined, enqueue_at=joined.send_at, fingerprint=None, status_url=URL)
+        connection.commit()
+    for message in (alone, together, joined):
+        found = rows.row(database, message.id)
+        assert (found.status_url, found.told) == (URL, "scheduled")
+    found = rows.row(database, plain.id)
+    assert (found.status_url, found.told) == (None, None)
+
+
+def _ends(joined: Sequence[object], is_certain: bool) -> None:
+    del joined, is_certain
+
+
+def test_no_statement_of_delivery_knows_who_is_told() -> None:
+    taken, made = claim_at_once(TABLES, true()), Changes(Database("postgresql://localhost/x"))
+    statements: list[ClauseElement] = [taken, made.sent_at_once(), made.snoozed_at_once()]
+    singly = [name for name, each in vars(Changes).items() if isinstance(each, cached_property)]
+    assert "outcome" in singly
+    statements += [getattr(made, name)._one for name in singly]
+    for statement in statements:
+        text = str(statement.compile(dialect=make_url("postgresql+psycopg://").get_dialect()()))
+        assert not re.search(r"status_url|messages\.told|\btold\s*=", text), text
+
+
+def store_many(database: Database) -> None:
+    """Store many messages of which half were told of, half are to come, and three are untold."""
+    some = [rows.a_message() for _ in range(MANY)]
+    for start in range(0, MANY, 5_000):
+        part = some[start : start + 5_000]
+        BulkMessages(database).add(Addition(each, each.send_at, None, "{}", URL) for each in part)
+    half = update(messages).where(messages.c.id < some[MANY // 2].id)
+    ends = half.values(
+        status="cancelled", told="cancelled", reserved=False, finished_at=messages.c.send_at
+    )
+    database.run(lambda connection: connection.execute(ends))
+    is_mysql = database.url.get_backend_name() == "mysql"
+    analyze = "ANALYZE TABLE dispatcher_messages" if is_mysql else "ANALYZE"
+    database.run(lambda connection: connection.exec_driver_sql(analyze))
+    for _ in range(3):
+        Messages(database).cancel(asked(database).id)
+
+
+def test_what_was_told_and_what_is_not_over_is_not_looked_at(database: Database) -> None:
+    store_many(database)
+    assert_reads_few(database, lambda: untold(database).tell(at_most=1_000), most=3)
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_what_is_unreleased_is_found_by_the_same_index(database: Database) -> None:
+    store_many(database)
+    upkeep = StoreUpkeep(database)
+    assert_reads_few(database, lambda: upkeep.unreleased(at_most=1_000), most=3)
+
+
+def assert_reads_few(database: Database, call: Callable[[], object], *, most: int) -> None:
+    """Fail unless the first statement of a call, which is not run, would read so few messages."""
+    statement, parameters = first_asked(database, call)
+    kind = database.url.get_backend_name()
+    with database.engine.connect() as connection:
+        if kind == "postgresql":
+            explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
+            [found] = connection.exec_driver_sql(explain, parameters).scalar_one()
+            assert scans(found["Plan"]) == []
+            assert touched(found["Plan"]) <= most
+        elif kind == "sqlite":
+            explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            [plan] = [row[-1] for row in explained]
+            assert plan == "SCAN dispatcher_messages USING INDEX ix_dispatcher_messages_untold"
+        else:
+            explain = f"EXPLAIN {statement}"
+            [row] = connection.exec_driver_sql(explain, parameters).mappings()
+            assert (row["key"], row["type"]) == ("ix_dispatcher_messages_unreleased", "range")
+            assert int(row["rows"]) < 100
+
+
+def first_asked(database: Database, call: Callable[[], object]) -> tuple[str, Any]:
+    """Return the first statement about messages that a call would run, with its parameters."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(*given: Any) -> None:
+        _, _, statement, parameters, *_ = given
+        if "FROM dispatcher_messages" in statement:
+            seen.append((statement, parameters))
+            raise Seen
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    with suppress(Seen):
+        call()
+    event.remove(database.engine, "before_cursor_execute", note)
+    [found] = seen
+    return found
+
+
+class Seen(Exception):
+    """Nothing more need be asked."""

@@ -1,0 +1,63 @@
+"""A message that was shifted remembers the time that was asked for, whichever way it came."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import Draft, Message
+from tests.support.house import BODY, FAR, House, hour_ago
+from tests.support.house_fixtures import Build
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+LATER = FAR + HOUR
+
+pytestmark = pytest.mark.every_database
+
+
+def shifted_by(house: House, way: str) -> Message:
+    """Ask for a time that is taken, and return what is booked a minute later."""
+    if way == "reschedule":
+        other = house.submit(send_at=LATER + HOUR)
+        return house.dispatcher.reschedule(other.id, send_at=LATER, on_conflict="shift")
+    draft = Draft(channel="memory", recipient="ada", body=BODY, send_at=LATER, on_conflict="shift")
+    if way == "submit_many":
+        [found] = house.dispatcher.submit_many([draft])
+        assert isinstance(found, Message)
+        return found
+    if way == "session":
+        with house.database.engine.connect().execution_options(
+            isolation_level="SERIALIZABLE"
+        ) as connection:
+            message = house.submit(send_at=LATER, on_conflict="shift", session=connection)
+            connection.commit()
+        return message
+    return house.submit(send_at=LATER, on_conflict="shift")
+
+
+@pytest.mark.parametrize("way", ["submit", "submit_many", "session", "reschedule"])
+def test_a_shift_remembers_what_was_asked_for(house: House, way: str) -> None:
+    first = house.submit(send_at=LATER)
+    shifted = shifted_by(house, way)
+    assert house.again(first).asked_at is None
+    stored = house.again(shifted)
+    assert (stored.send_at, stored.asked_at) == (LATER + MINUTE, LATER)
+    assert shifted == stored
+
+
+def test_a_move_to_a_time_that_fits_forgets_it(house: House) -> None:
+    house.submit(send_at=LATER)
+    shifted = house.submit(send_at=LATER, on_conflict="shift")
+    moved = house.dispatcher.reschedule(shifted.id, send_at=LATER + HOUR)
+    assert (moved.asked_at, house.again(moved).asked_at) == (None, None)
+
+
+def test_what_is_booked_again_after_an_outage_remembers_its_first_time(build: Build) -> None:
+    channels = {"memory": {"transport": "memory", "catch_up": "reslot"}}
+    house = build(clock=hour_ago(), channels=channels)
+    message = house.submit()
+    house.parts.catch_up.run()
+    moved = house.again(message)
+    assert moved.send_at > message.send_at
+    assert moved.asked_at == message.send_at

@@ -1,0 +1,178 @@
+"""Calls that are awaited: the loop goes on, and a call that is cancelled loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dispatcher import Draft, InvalidDraft, Message, QuotaExceeded, Rejection, Status
+from dispatcher.threads import Threads
+from tests.support.environment import frozen
+from tests.support.house import BODY, FAR, House
+from tests.support.house_fixtures import Build
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+MINUTE = timedelta(minutes=1)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def asked(name: str, **more: Any) -> dict[str, Any]:
+    """Return what a submit takes, with an idempotency key."""
+    common = {"channel": "memory", "body": BODY, "send_at": FAR + MINUTE}
+    return {**common, "recipient": name, "idempotency_key": f"key of {name}", **more}
+
+
+FROST_SECONDS = 2.0
+
+
+async def longest_stall(until: asyncio.Event) -> float:
+    """Return the longest time in seconds for which the loop did not come round."""
+    longest, last = 0.0, time.monotonic()
+    while not until.is_set():
+        await asyncio.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+async def thawed_after(pid: int, seconds: float) -> None:
+    with frozen(pid):
+        await asyncio.sleep(seconds)
+
+
+@on_sqlite
+def test_two_hundred_submits_at_once_leave_the_loop_free(
+    build: Build,
+    own_redis: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.WARNING)  # lines that are kept take their time
+    monkeypatch.setattr("dispatcher.redis.client._SECONDS", 60.0)
+    house = build(server=own_redis)
+    house.dispatcher.submit(**asked("somebody first"))  # everything is loaded and connected
+    done = asyncio.Event()
+
+    async def story() -> tuple[list[Message], float, float]:
+        stall = asyncio.create_task(longest_stall(done))
+        frost = asyncio.create_task(thawed_after(own_redis.pid, FROST_SECONDS))
+        await asyncio.sleep(0)
+        start = time.monotonic()
+        every = [house.dispatcher.asubmit(**asked(f"name {number}")) for number in range(200)]
+        messages = await asyncio.gather(*every)
+        done.set()
+        await frost
+        return messages, await stall, time.monotonic() - start
+
+    messages, stall, took = asyncio.run(story())
+    assert len({message.id for message in messages}) == len(house.rows()) - 1 == 200
+    assert took > FROST_SECONDS / 2
+    assert stall < FROST_SECONDS / 2, "a submit by the loop itself would have held it for so long"
+
+
+@on_sqlite
+def test_what_is_cancelled_goes_on_or_never_began(build: Build, own_redis: RedisServer) -> None:
+    house = build(server=own_redis)
+    names = [f"name {number}" for number in range(9)]
+
+    async def story() -> None:
+        with frozen(own_redis.pid):
+            tasks = [asyncio.create_task(house.dispatcher.asubmit(**asked(name))) for name in names]
+            await asyncio.to_thread(wait_until, partial(waiting, house))
+            for each in tasks:
+                each.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        await house.dispatcher.aclose()
+
+    asyncio.run(story())
+    stored = {message.recipient: message.id for message in house.dispatcher.select()}
+    assert set(stored) == set(names[:8])
+    assert house.all_members() == house.places()
+    again = {name: house.dispatcher.submit(**asked(name)).id for name in names}
+    assert again == stored | {names[8]: again[names[8]]}
+
+
+def waiting(house: House) -> bool:
+    """Whether one call waits because all threads are at work."""
+    pool = house.dispatcher._threads._pool
+    return pool is not None and len(pool._threads) == 8 and pool._work_queue.qsize() == 1
+
+
+def test_cancelled_at_any_moment_and_submitted_again_each_is_there_once(house: House) -> None:
+    luck = random.Random(7)  # noqa: S311 - no secret
+    names = [f"name {number}" for number in range(60)]
+
+    async def impatient(name: str) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(house.dispatcher.asubmit(**asked(name)), luck.random() / 20)
+
+    async def story() -> list[Message]:
+        async with house.dispatcher:
+            await asyncio.gather(*map(impatient, names))
+            return await asyncio.gather(*(house.dispatcher.asubmit(**asked(n)) for n in names))
+
+    messages = asyncio.run(story())
+    assert [message.recipient for message in messages] == names
+    assert {message.id for message in messages} == {row[0] for row in house.rows()}
+    assert len(house.rows()) == len(names)
+    assert house.all_members() == house.places()
+
+
+@on_sqlite
+def test_every_awaited_call_answers_and_refuses_like_the_one_it_is_named_for(house: House) -> None:
+    async def story() -> None:
+        ours = house.dispatcher
+        first = await ours.asubmit(**asked("ada"))
+        with pytest.raises(QuotaExceeded) as refused:
+            await ours.asubmit(**asked("ada", idempotency_key="other"))
+        assert refused.value.next_slot == first.send_at + MINUTE
+        moved = await ours.areschedule(first.id, send_at=FAR + 2 * MINUTE)
+        assert await ours.aget(first.id) == moved
+        assert (await ours.acancel(first.id)).status is Status.CANCELLED
+
+        def drafts() -> Iterator[Draft]:
+            yield from (Draft(**asked(name, idempotency_key=None)) for name in ("ben", "ben"))
+
+        accepted, rejected = await ours.asubmit_many(drafts())
+        assert isinstance(accepted, Message)
+        assert isinstance(rejected, Rejection)
+
+    asyncio.run(story())
+
+
+@on_sqlite
+def test_no_thread_joins_the_transaction_of_another(house: House) -> None:
+    with (
+        house.database.engine.connect() as connection,
+        pytest.raises(InvalidDraft, match="run_sync") as refused,
+    ):
+        asyncio.run(house.dispatcher.asubmit(**asked("ada"), session=connection))
+    assert refused.value.field == "session"
+    assert house.rows() == []
+
+
+def test_a_call_sees_the_context_of_its_caller_and_threads_come_back_after_the_end() -> None:
+    name = ContextVar[str]("name")
+    threads = Threads()
+
+    async def story() -> list[str]:
+        heard = []
+        for each in ("ada", "ben"):
+            name.set(each)
+            heard.append(await threads.run(name.get))
+            await asyncio.to_thread(threads.close)
+        return heard
+
+    assert asyncio.run(story()) == ["ada", "ben"]

@@ -1,0 +1,62 @@
+"""Many cancels in a few round trips: what one cancel promises, for each of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import InvalidDraft, Message, MessageNotFound, Status, StoreUnavailable, TooLate
+from dispatcher.message import new_id
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+
+LATER = FAR + timedelta(hours=1)
+TENANTS = {"tenant": {"quotas": ["1/hour"]}}
+
+
+@pytest.mark.every_database
+def test_each_is_answered_in_order_and_gives_its_quota_back(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(5)]
+    house.dispatcher.cancel(messages[1].id)
+    house.change([messages[2]], status="sent", finished_at=house.database_time())
+    nobody = new_id()
+    ids = [*(each.id for each in messages), nobody, messages[0].id]
+    answers = house.dispatcher.cancel_many(ids)
+    kinds = [each.status if isinstance(each, Message) else type(each) for each in answers]
+    gone = Status.CANCELLED
+    assert kinds == [gone, gone, TooLate, gone, gone, MessageNotFound, gone]
+    assert house.all_members() == {"r2": house.members("r2")}
+    for number in (0, 1, 3, 4):
+        assert house.submit(f"r{number}", send_at=LATER).send_at == LATER
+
+
+def test_every_scope_gets_its_place_back(build: Build) -> None:
+    house = build(scopes=TENANTS)
+    asked: dict[str, Any] = {"send_at": LATER, "scopes": {"tenant": "acme"}}
+    message = house.submit(**asked)
+    house.dispatcher.cancel_many([message.id])
+    assert house.submit("ben", **asked).send_at == LATER
+
+
+def test_it_stands_though_redis_is_away_and_reconcile_frees_the_places(build: Build) -> None:
+    house = build()
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
+    away = build(redis_url="redis://127.0.0.1:1", opened=False)
+    answers = away.dispatcher.cancel_many([each.id for each in messages])
+    assert all(isinstance(each, Message) for each in answers)
+    assert len(house.all_members()) == 3
+    house.parts.reconciler.reconcile()
+    assert house.all_members() == {}
+
+
+def test_a_store_that_is_away_says_so_and_cancels_nothing(house: House, build: Build) -> None:
+    message = house.submit(send_at=LATER)
+    away = build(url="sqlite:////nowhere/store.db", opened=False)
+    with pytest.raises(StoreUnavailable):
+        away.dispatcher.cancel_many([message.id])
+    assert house.again(message).status is Status.SCHEDULED
+    with pytest.raises(InvalidDraft):
+        house.dispatcher.cancel_many([message.id, "4711"])
+    assert house.again(message).status is Status.SCHEDULED

@@ -1,0 +1,259 @@
+"""Many moves and retries in a few round trips: what one promises, for each of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from dispatcher import (
+    DispatcherError,
+    InvalidDraft,
+    InvalidValue,
+    Message,
+    MessageNotFound,
+    PermanentFailure,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    Status,
+    StoreUnavailable,
+    Suppressed,
+    TooLate,
+)
+from dispatcher.message import new_id
+from tests.support.all_windows import let_graces_pass
+from tests.support.doubles import Between, once, raising
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+LATER = FAR + HOUR
+
+
+def kinds(answers: list[Message | DispatcherError]) -> list[Any]:
+    return [each.send_at if isinstance(each, Message) else type(each) for each in answers]
+
+
+def agree(house: House) -> bool:
+    """Whether nothing is held, and the windows are what the store says."""
+    return house.places() == house.all_members()
+
+
+@pytest.mark.every_database
+def test_each_is_answered_in_order_and_gives_its_old_place_back(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(5)]
+    house.dispatcher.cancel(messages[1].id)
+    house.change([messages[2]], status="sent", finished_at=house.database_time())
+    other = house.submit("r3", send_at=LATER + HOUR)
+    nobody = new_id()
+    ids = [*(each.id for each in messages), nobody, messages[0].id]
+    answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
+    at = LATER + HOUR
+    assert kinds(answers) == [at, TooLate, TooLate, QuotaExceeded, at, MessageNotFound, at]
+    refused = answers[3]
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.conflicting == (other.id,)
+    assert answers[0] == house.again(messages[0])
+    assert agree(house)
+    assert house.submit("r0", send_at=LATER).send_at == LATER
+    with pytest.raises(InvalidDraft):
+        house.dispatcher.reschedule_many([messages[0].id, "4711"], send_in=HOUR)
+
+
+@pytest.mark.every_database
+def test_later_is_later_than_promised_and_moves_zone_and_expiry_as_asked(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER + n * MINUTE, zone="Europe/London",
+                             expire_after=HOUR) for n in range(3)]  # fmt: skip
+    house.submit("far", send_at=LATER)
+    answers = house.dispatcher.reschedule_many(
+        [each.id for each in messages], later=2 * HOUR, set_zone="Asia/Tokyo", expire_after=MINUTE
+    )
+    for before, answer in zip(messages, answers, strict=True):
+        assert isinstance(answer, Message)
+        assert answer == house.again(before)
+        assert (answer.send_at, answer.zone) == (before.send_at + 2 * HOUR, "Asia/Tokyo")
+        assert answer.expires_at == answer.send_at + MINUTE
+        assert house.columns(answer, "enqueue_at")[0] == answer.send_at - house.settings.horizon
+    assert agree(house)
+    with pytest.raises(InvalidDraft, match="later: given together"):
+        house.dispatcher.reschedule(messages[0].id, later=HOUR, send_in=HOUR)
+
+
+@pytest.mark.parametrize("made", ["soonest first", "last one first"])
+def test_a_place_that_one_leaves_is_free_for_those_behind_it(house: House, made: str) -> None:
+    """One after the other they would have it; judged side by side they were in their own way."""
+    times = [LATER + n * HOUR for n in range(7)]
+    if made == "last one first":
+        times.reverse()
+    messages = [house.submit(send_at=at) for at in times]
+    for on_conflict in ("reject", "shift"):
+        alone = [_moved_by_hand(house, messages, on_conflict)]
+        before = [house.again(each) for each in messages]
+        assert before == messages, "put back"
+        answers = house.dispatcher.reschedule_many(
+            [each.id for each in messages], later=HOUR, on_conflict=on_conflict
+        )
+        assert [kinds(answers)] == alone
+        assert agree(house)
+        _put_back(house, messages)
+
+
+def _moved_by_hand(house: House, messages: list[Message], on_conflict: Any) -> list[Any]:
+    answers: list[Message | DispatcherError] = []
+    for each in messages:
+        try:
+            answers.append(
+                house.dispatcher.reschedule(each.id, later=HOUR, on_conflict=on_conflict)
+            )
+        except QuotaExceeded as refused:
+            answers.append(refused)
+    _put_back(house, messages)
+    return kinds(answers)
+
+
+def _put_back(house: House, messages: list[Message]) -> None:
+    for far in (10_000 * MINUTE, timedelta(0)):
+        for each in messages:
+            house.dispatcher.reschedule(each.id, send_at=each.send_at + far)
+    house.change(messages, asked_at=None)
+
+
+def test_scopes_of_several_shards_move_together(build: Build) -> None:
+    house = build(
+        shards=16,
+        channels={"memory": {"transport": "memory", "quotas": ["3/minute"]}},
+        scopes={"tenant": {"quotas": ["2/minute"]}},
+    )
+    asked = [{"scopes": {"tenant": "acme"}}, {}, {"scopes": {"tenant": "acme"}},
+             {"scopes": {"tenant": "acme"}}, {}]  # fmt: skip
+    messages = [house.submit(f"r{n}", send_at=LATER + n * MINUTE, **more)
+                for n, more in enumerate(asked)]  # fmt: skip
+    ids = [each.id for each in messages]
+    answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR, on_conflict="shift")
+    at, full = LATER + HOUR, LATER + HOUR + MINUTE
+    assert kinds(answers) == [at, at, at, full, full]
+    assert house.reconciled().all_members() == house.places()
+
+
+def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) -> None:
+    house = build()
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(5)]
+
+    def meanwhile() -> None:
+        house.dispatcher.cancel(messages[0].id)
+        house.dispatcher.reschedule(messages[1].id, send_at=LATER + 3 * HOUR)
+
+    moves = vars(house.parts.moves)
+    moves["_windows"] = Between(
+        moves["_windows"],
+        after={"move_many": once(meanwhile)},
+        before={"take": once(lambda: house.dispatcher.cancel(messages[2].id))},
+    )
+    answers = house.dispatcher.reschedule_many([each.id for each in messages], later=HOUR)
+    at = LATER + HOUR
+    assert kinds(answers) == [TooLate, LATER + 4 * HOUR, TooLate, at, at]
+    assert agree(house)
+
+
+@pytest.mark.parametrize("step", ["after_hold", "after_row"])
+def test_a_process_that_dies_in_a_batch_is_healed(house: House, step: str) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
+    dies = raising(KeyboardInterrupt())
+    moves = vars(house.parts.moves)
+    if step == "after_hold":
+        moves["_messages"] = Between(moves["_messages"], before={"move": dies})
+    else:
+        moves["_windows"] = Between(moves["_windows"], before={"take": dies})
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
+    at = LATER if step == "after_hold" else LATER + HOUR
+    assert {house.again(each).send_at for each in messages} == {at}
+    for _ in range(2):
+        let_graces_pass(house)
+        house.parts.reconciler.reconcile()
+    assert agree(house)
+
+
+def test_what_does_not_answer_is_told_for_all_that_is_left(house: House, build: Build) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
+    house.dispatcher.cancel(messages[0].id)
+    ids = [each.id for each in messages]
+    away = build(redis_url="redis://127.0.0.1:1", opened=False)
+    answers = away.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
+    assert kinds(answers) == [TooLate, ReservationsUnavailable, ReservationsUnavailable]
+    moves = vars(house.parts.moves)
+    broken = raising(StoreUnavailable("broke"))
+    moves["_messages"] = Between(moves["_messages"], before={"move": broken})
+    answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR)
+    assert kinds(answers) == [TooLate, StoreUnavailable, StoreUnavailable]
+    assert [house.again(each).send_at for each in messages] == [LATER] * 3
+
+
+def test_what_the_store_refuses_keeps_no_other_from_moving(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(3)]
+    real = house.parts.messages
+
+    class Refusing(Between):
+        def move(self, moves: Any, **more: Any) -> Any:
+            if any(each.found.message.id == messages[1].id for each in moves):
+                raise StoreUnavailable("a value", refused=True)
+            return real.move(moves, **more)
+
+    vars(house.parts.moves)["_messages"] = Refusing(real)
+    answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER + HOUR)
+    assert [isinstance(each, Message) for each in answers] == [True, False, True]
+    assert house.again(messages[1]).send_at == LATER
+    assert agree(house)
+
+
+def test_however_many_move_the_store_and_redis_are_asked_a_few_times(house: House) -> None:
+    messages = [house.submit(f"r{n}", send_at=LATER) for n in range(40)]
+    ids = [each.id for each in messages]
+    asked: list[str] = []
+
+    def note(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(house.parts.database.engine, "before_cursor_execute", note)
+    event.listen(house.parts.database.engine, "before_execute", note)
+    sent = Between(
+        house.parts.windows.shards,
+        after={"hold": lambda: asked.append("move"), "take": lambda: asked.append("take")},
+    )
+    vars(house.parts.windows)["shards"] = sent
+    house.dispatcher.reschedule_many(ids[:2], send_at=LATER + HOUR)
+    for_two = len(asked)
+    asked.clear()
+    house.dispatcher.reschedule_many(ids, send_at=LATER + 2 * HOUR)
+    assert len(asked) == for_two
+    assert house.again(messages[0]).send_at == LATER + 2 * HOUR
+
+
+@pytest.mark.every_database
+def test_failed_messages_are_retried_each_as_alone(slow: House) -> None:
+    def refuse(_: Message) -> None:
+        raise PermanentFailure("no such number")
+
+    slow.memory.before = refuse
+    messages = [slow.submit(f"r{n}") for n in range(6)]
+    failed = [*messages[:3], messages[4]]
+    slow.deliver(*failed)
+    held = messages[3]
+    slow.parts.delivery.parts.claims.claim([held.id])
+    slow.change([held], on_unknown="hold")
+    slow.end_claims(held)
+    assert slow.parts.sweep.rescue() == 1
+    slow.dispatcher.drop(held.id)
+    slow.change([failed[1]], expires_at=slow.database_time() - SECOND)
+    slow.dispatcher.suppress("r2")
+    nobody = new_id()
+    answers = slow.dispatcher.retry_many([*(each.id for each in messages), nobody, failed[0].id])
+    assert [each.status if isinstance(each, Message) else type(each) for each in answers] == [
+        Status.SCHEDULED, TooLate, Suppressed, InvalidValue, Status.SCHEDULED, TooLate,
+        MessageNotFound, Status.SCHEDULED,
+    ]  # fmt: skip
+    assert slow.again(failed[0]).max_attempts == 1 + slow.settings.channels["memory"].max_attempts
+    [again] = slow.dispatcher.retry_many([held.id], perhaps_sent=True)
+    assert isinstance(again, Message)

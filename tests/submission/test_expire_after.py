@@ -1,0 +1,128 @@
+"""A message that names how long after its time it is still of use."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from dispatcher import Draft, IdempotencyConflict, InvalidSendTime, Message, Status
+from tests.support.house import BODY, FAR, House, hour_ago
+from tests.support.house_fixtures import Build
+
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+LATER = FAR + 10 * MINUTE
+CHANNELS: dict[str, Any] = {
+    "memory": {"transport": "memory"},
+    "codes": {"transport": "memory", "expire_after": "10 minutes"},
+}
+
+
+def submit_by(way: str, house: House, **asked: Any) -> Message:
+    given: dict[str, Any] = {"channel": "memory", "recipient": "ada", "body": BODY} | asked
+    if way == "submit":
+        return house.dispatcher.submit(**given)
+    if way == "joined":
+        engine = create_engine(house.database.url)
+        with engine.connect() as connection, connection.begin():
+            message = house.dispatcher.submit(**given, session=connection)
+        engine.dispose()
+        return message
+    [result] = house.dispatcher.submit_many([Draft(**given)])
+    assert isinstance(result, Message)
+    return result
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("way", ["submit", "submit_many", "joined"])
+def test_it_counts_from_the_time_that_was_booked(house: House, way: str) -> None:
+    house.submit(send_at=LATER)
+    shifted = submit_by(
+        way, house, send_at=LATER, on_conflict="shift", expire_after=MINUTE / 2
+    )  # fmt: skip
+    assert shifted.send_at == LATER + MINUTE, "a shift does not have to end before it"
+    assert shifted.expires_at == LATER + MINUTE * 1.5
+    assert house.again(shifted) == shifted
+    assert shifted.expire_after == MINUTE / 2
+
+
+def test_it_is_rounded_up_to_a_millisecond(house: House) -> None:
+    message = house.submit(send_at=LATER, expire_after=timedelta(microseconds=1))
+    assert message.expires_at == LATER + timedelta(milliseconds=1)
+    assert house.again(message) == message
+
+
+def test_past_it_the_message_ends_and_its_quota_is_free(slow: House) -> None:
+    message = slow.submit(expire_after=10 * MINUTE)
+    assert slow.deliver(message) == 0
+    assert slow.again(message).status is Status.EXPIRED
+    assert slow.parts.reconciler.reconcile().released == 1
+    assert slow.members() == {}
+
+
+def test_the_channel_has_a_length_for_messages_without_an_expiry(build: Build) -> None:
+    house = build(channels=CHANNELS)
+    coded = {"channel": "codes", "send_at": LATER}
+    assert house.submit("ada", **coded).expires_at == LATER + 10 * MINUTE
+    assert house.submit("ben", **coded, expire_after=HOUR).expires_at == LATER + HOUR
+    fixed = house.submit("cyd", **coded, expires_at=LATER + DAY)
+    assert (fixed.expires_at, fixed.expire_after) == (LATER + DAY, None)
+    assert house.submit("dan", send_at=LATER).expires_at is None
+
+
+@pytest.mark.every_database
+def test_a_reschedule_moves_it_along(house: House) -> None:
+    message = house.submit(send_at=LATER, expire_after=HOUR)
+    house.submit(send_at=LATER + DAY)
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + DAY, on_conflict="shift")
+    assert moved.send_at == LATER + DAY + MINUTE
+    assert moved.expires_at == moved.send_at + HOUR
+    longer = house.dispatcher.reschedule(message.id, send_at=LATER, expire_after=2 * HOUR)
+    assert (longer.expires_at, longer.expire_after) == (LATER + 2 * HOUR, 2 * HOUR)
+
+
+def test_a_reschedule_may_fix_an_expiry_or_a_length(house: House) -> None:
+    message = house.submit(send_at=LATER, expire_after=HOUR)
+    fixed = house.dispatcher.reschedule(message.id, send_at=LATER, expires_at=LATER + DAY)
+    assert (fixed.expires_at, fixed.expire_after) == (LATER + DAY, None)
+    stays = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert stays.expires_at == LATER + DAY
+    again = house.dispatcher.reschedule(message.id, send_at=LATER, expire_after=HOUR)
+    assert (again.expires_at, again.expire_after) == (LATER + HOUR, HOUR)
+    with pytest.raises(InvalidSendTime, match="expire_after"):
+        house.dispatcher.reschedule(
+            message.id, send_at=LATER, expires_at=LATER + DAY, expire_after=HOUR
+        )
+    assert house.again(message) == again
+
+
+def test_a_message_of_before_the_channel_had_a_length_keeps_none(build: Build) -> None:
+    before = build(channels={"codes": {"transport": "memory"}})
+    message = before.submit(channel="codes", send_at=LATER)
+    house = build(channels=CHANNELS, opened=False)
+    assert house.dispatcher.reschedule(message.id, send_at=LATER + HOUR).expires_at is None
+
+
+def test_it_is_part_of_what_a_repeated_submit_must_agree_in(build: Build) -> None:
+    house = build(channels=CHANNELS, clock=hour_ago())
+    first = house.submit(idempotency_key="key", expire_after=HOUR, on_unknown="hold")
+    same = house.submit(idempotency_key="key", expire_after=HOUR, on_unknown="hold")
+    assert same == first
+    for other in (
+        {"expire_after": 2 * HOUR, "on_unknown": "hold"},
+        {"on_unknown": "hold"},
+        {"expire_after": HOUR},
+        {"expire_after": HOUR, "on_unknown": "retry"},
+    ):
+        with pytest.raises(IdempotencyConflict):
+            house.submit(idempotency_key="key", **other)
+
+
+def test_what_a_channel_says_is_no_part_of_it(build: Build) -> None:
+    before = build(channels={"codes": {"transport": "memory"}})
+    asked: dict[str, Any] = {"channel": "codes", "send_at": LATER, "idempotency_key": "key"}
+    first = before.submit(**asked)
+    careful = {"codes": CHANNELS["codes"] | {"on_unknown": "hold"}}
+    assert build(channels=careful, opened=False).submit(**asked) == first

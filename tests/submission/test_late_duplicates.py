@@ -1,0 +1,259 @@
+"""A repeated keyed submit shares the place of a first one that died, and the sweep leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from sqlalchemy import update
+
+from dispatcher import Draft, Message, MessageNotFound, QuotaExceeded
+from dispatcher.message import new_id
+from dispatcher.reservation import Submit, Terms
+from dispatcher.times.send_time import to_ms
+from tests.support.doubles import Between, once, raising
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+from tests.support.tables import messages
+
+SOON = FAR + timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+
+
+class Died(BaseException):
+    """Ends a submit like the death of its process."""
+
+
+def age_pending(house: House, scope: str = "ada") -> None:
+    """Let everything that is pending in a scope's shard have waited beyond the grace."""
+    key = house.keys(scope).pending
+    grace_ms = house.settings.reconcile_grace // timedelta(milliseconds=1)
+    found = cast("list[tuple[bytes, float]]", house.redis.zrange(key, 0, -1, withscores=True))
+    assert found
+    house.redis.zadd(key, {member: score - grace_ms - 1 for member, score in found})
+
+
+def reserve(house: House, submit: Submit | None = None, message_id: UUID | None = None) -> UUID:
+    booking = house.parts.windows.reserve(
+        message_id or new_id(), terms=Terms.plain("ada"), send_at=SOON, submit=submit
+    )
+    return booking.message_id
+
+
+def keyed(house: House) -> Message:
+    return house.submit(send_at=SOON, idempotency_key="key")
+
+
+def die_after_reserving(house: House) -> UUID:
+    """Let a keyed submit die before it stores anything; return the id that has the place."""
+    before = house.parts.messages
+    house.swap("messages", Between(before, before={"add": raising(Died())}))
+    with pytest.raises(Died):
+        keyed(house)
+    house.swap("messages", before)
+    [message_id] = house.members()
+    return message_id
+
+
+def between_read_and_release(house: House, action: Callable[[], object], when: str) -> None:
+    """Act once, around the moment at which the sweep asks the store for what it found pending."""
+    sweep = vars(house.parts.reconciler)
+    sweep["_store"] = Between(sweep["_store"], **{when: {"holding": once(action)}})
+
+
+def test_a_second_submit_renews_the_wait_of_the_place_it_shares(house: House) -> None:
+    first = reserve(house, Submit("key", "print"))
+    age_pending(house)
+    assert reserve(house, Submit("key", "print")) == first
+    reconciled = house.parts.reconciler.reconcile()
+    assert (reconciled.confirmed, reconciled.released) == (0, 0)
+    assert house.members() == {first: to_ms(SOON)}
+    assert house.pending() == {first}
+
+
+def test_a_place_that_nobody_shares_again_is_still_given_back(house: House) -> None:
+    reserve(house, Submit("key", "print"))
+    age_pending(house)
+    assert house.parts.reconciler.reconcile().released == 1
+    assert house.members() == {}
+    assert house.pending() == set()
+
+
+@pytest.mark.every_database
+def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None:
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    reconcile = once(house.parts.reconciler.reconcile)
+    second.swap("messages", Between(second.parts.messages, before={"add": reconcile}))
+    message = keyed(second)
+    assert message.id == first
+    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+    age_pending(house)
+    assert house.parts.reconciler.reconcile().confirmed == 1
+    assert house.places() == house.all_members()
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SOON + SECOND)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_place_shared_again_while_the_sweep_gives_it_up_is_shared_by_nobody(
+    build: Build, when: str
+) -> None:
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    shared: list[UUID] = []
+    between_read_and_release(house, lambda: shared.append(die_after_reserving(second)), when)
+    house.parts.reconciler.reconcile()
+    assert shared == [first]
+    assert house.members() == {}
+    assert house.pending() == set()
+    message = keyed(second)
+    assert message.id != first
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("key", ["key", None])
+def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
+    build: Build, key: str | None
+) -> None:
+    house, second = build(), build()
+    given_up: list[UUID] = []
+
+    def sweep() -> None:
+        given_up.extend(house.members())
+        age_pending(house)
+        assert house.parts.reconciler.reconcile().released == 1
+
+    second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
+    message = second.submit(send_at=SOON, idempotency_key=key)
+    assert given_up
+    assert message.id not in given_up
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert [row[0] for row in house.rows()] == [message.id]
+
+
+def test_a_submit_that_stood_still_for_long_is_told_of_its_twin(build: Build) -> None:
+    """The twin has the place and the key, and what tells them apart in Redis has ended."""
+    house, second = build(), build()
+    told: list[Message] = []
+
+    def sweep() -> None:
+        age_pending(house)
+        house.parts.reconciler.reconcile()
+        told.append(keyed(house))
+        assert house.redis.delete(house.keys("ada").twins("key"))
+
+    second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
+    assert keyed(second) == told[0]
+    assert house.places() == house.all_members() == {"ada": {told[0].id: to_ms(SOON)}}
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("key", ["key", None])
+def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_nothing(
+    build: Build, key: str | None
+) -> None:
+    """Nobody would look again whether its place is still there."""
+    house, second = build(), build()
+    taken: list[Message] = []
+
+    def sweep() -> None:
+        age_pending(house)
+        house.parts.reconciler.reconcile()
+        taken.append(house.submit(send_at=SOON))
+
+    hooks: Any = {"before": {"add": once(sweep)}, "after": {"add": raising(Died())}}
+    second.swap("messages", Between(second.parts.messages, **hooks))
+    with pytest.raises(QuotaExceeded):
+        second.submit(send_at=SOON, idempotency_key=key)
+    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+
+
+@pytest.mark.every_database
+def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
+    build: Build,
+) -> None:
+    house, second = build(), build()
+    given_up: list[UUID] = []
+
+    def sweep() -> None:
+        given_up.extend(house.members())
+        age_pending(house)
+        house.parts.reconciler.reconcile()
+
+    own = vars(second.parts.own_transaction)
+    own["_bulk"] = Between(own["_bulk"], before={"add": once(sweep)})
+    minutes = [timedelta(minutes=n) for n in range(3)]
+    drafts = [
+        Draft(channel="memory", recipient="ada", body={}, send_at=SOON + each) for each in minutes
+    ]
+    results = second.dispatcher.submit_many(drafts)
+    ids = [each.id for each in results if isinstance(each, Message)]
+    assert len(ids) == len(given_up) == 3
+    assert not {*ids} & {*given_up}
+    assert house.places() == house.all_members()
+    assert house.members() == dict(zip(ids, (to_ms(SOON + each) for each in minutes), strict=True))
+
+
+def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
+    house = build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    house.parts.reconciler.reconcile()
+    assert [*house.dispatcher.select()] == []
+    desk = house.dispatcher
+    move = partial(desk.reschedule, send_at=SOON + SECOND)
+    change = partial(desk.update, body={"text": "another"})
+    for ask in (
+        desk.get, desk.story, desk.cancel, desk.release, desk.drop, desk.retry, move, change
+    ):  # fmt: skip
+        with pytest.raises(MessageNotFound):
+            ask(first)
+    [answer] = desk.cancel_many([first])
+    assert isinstance(answer, MessageNotFound)
+    assert house.dispatcher.verify_windows().equal
+    assert len(house.sql("SELECT 1 FROM dispatcher_messages")) == 1
+    assert house.parts.sweep.prune() == 0
+    long_ago = house.database_time() - house.settings.retention - SECOND
+    house.database.run(lambda each: each.execute(update(messages).values(finished_at=long_ago)))
+    assert house.parts.sweep.prune() == 1
+
+
+def test_a_place_looked_at_again_after_the_sweep_looked_is_confirmed(house: House) -> None:
+    message = house.submit(send_at=SOON)
+    age_pending(house)
+    again = once(lambda: reserve(house, message_id=message.id))
+    between_read_and_release(house, again, "after")
+    house.parts.reconciler.reconcile()
+    assert house.members() == {message.id: to_ms(SOON)}
+    assert house.pending() == {message.id}
+
+
+def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) -> None:
+    house, second = build(), build()
+    first = die_after_reserving(house)
+    age_pending(house)
+    between_read_and_release(house, lambda: keyed(second), "after")
+    house.parts.reconciler.reconcile()
+    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+
+
+def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:
+    house, second = build(), build()
+    orphan = house.parts.windows.reserve(
+        new_id(), terms=Terms.plain("ben"), send_at=SOON
+    ).message_id
+    first = die_after_reserving(house)
+    for scope in ("ada", "ben"):
+        age_pending(house, scope)
+    between_read_and_release(house, lambda: keyed(second), "after")
+    house.parts.reconciler.reconcile()
+    assert house.all_members() == {"ada": {first: to_ms(SOON)}}
+    assert orphan not in house.pending()

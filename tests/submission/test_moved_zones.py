@@ -1,0 +1,90 @@
+"""Reschedule: ``zone`` reads local times, ``set_zone`` gives the message another zone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import InvalidSendTime, QuietHours, QuotaExceeded
+from tests.support.doubles import Between, once
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+
+HOUR = timedelta(hours=1)
+LATER = FAR + HOUR
+BERLIN = "Europe/Berlin"
+
+
+def settled(house: House) -> bool:
+    """Whether nothing is held, and the windows are what the store says."""
+    return house.places() == house.all_members()
+
+
+def test_a_zone_that_is_set_is_what_times_are_read_and_judged_by(build: Build) -> None:
+    house = build(quotas="1/day in local")
+    hours = {"send_window": "09:00-17:00", "zone": "Asia/Tokyo"}
+    message = house.submit(send_at="2100-01-02T10:00", **hours)
+    moved = house.dispatcher.reschedule(message.id, send_at="2100-01-03T10:00", set_zone=BERLIN)
+    assert moved == house.again(message)
+    assert (moved.zone, moved.send_at.isoformat()) == (
+        BERLIN,
+        "2100-01-03T09:00:00+00:00",
+    )
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at="2100-01-04T18:00")
+    assert refused.value.zone == BERLIN
+    again = house.dispatcher.reschedule(message.id, send_at="2100-01-04T16:00")
+    assert (again.zone, again.send_at.isoformat()) == (
+        BERLIN,
+        "2100-01-04T15:00:00+00:00",
+    )
+    assert settled(house)
+
+
+def test_the_same_time_is_judged_anew_by_another_zone(house: House) -> None:
+    message = house.submit(send_at="2100-01-02T10:00", zone="Asia/Tokyo", send_window="09:00-17:00")
+    before = house.snapshot()
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone=BERLIN)
+    assert refused.value.zone == BERLIN
+    assert house.snapshot() == before
+    moved = house.dispatcher.reschedule(message.id, send_at=message.send_at, set_zone="Asia/Seoul")
+    assert (moved.zone, moved.send_at) == ("Asia/Seoul", message.send_at)
+    assert settled(house)
+
+
+def test_a_place_lost_to_another_gives_back_time_and_zone(house: House) -> None:
+    message = house.submit(send_at=LATER)
+
+    def lose_and_take() -> None:
+        house.redis.flushall()
+        house.open()
+        house.submit(send_at=LATER + HOUR)
+
+    changes = vars(house.parts.moves)
+    changes["_messages"] = Between(changes["_messages"], before={"move": once(lose_and_take)})
+    with pytest.raises(QuotaExceeded):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR, set_zone="Asia/Tokyo")
+    assert (house.again(message).send_at, house.again(message).zone) == (LATER, None)
+    assert settled(house)
+
+
+def test_a_zone_that_only_reads_local_times_changes_no_message(house: House) -> None:
+    hours = {"send_window": "09:00-17:00", "zone": "Asia/Tokyo"}
+    message = house.submit(send_at="2100-01-02T10:00", **hours)
+    moved = house.dispatcher.reschedule(message.id, send_at="2100-01-03T04:00", zone=BERLIN)
+    assert (moved.zone, moved.send_at.isoformat()) == ("Asia/Tokyo", "2100-01-03T03:00:00+00:00")
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at="2100-01-04T10:00", zone=BERLIN)
+    assert refused.value.zone == "Asia/Tokyo"
+    both = house.dispatcher.reschedule(
+        message.id, send_at="2100-01-04T04:00", zone=BERLIN, set_zone="Asia/Seoul"
+    )
+    assert (both.zone, both.send_at.isoformat()) == ("Asia/Seoul", "2100-01-04T03:00:00+00:00")
+    wrongs: list[dict[str, Any]] = [{"zone": ""}, {"set_zone": "Mars"}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidSendTime):
+            house.dispatcher.reschedule(message.id, send_in=HOUR, **wrong)
+    assert settled(house)

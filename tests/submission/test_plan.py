@@ -1,0 +1,339 @@
+"""A plan answers what submit many would, and leaves no trace of itself."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dispatcher import (
+    Draft,
+    IdempotencyConflict,
+    Message,
+    Plan,
+    Progress,
+    QuotaExceeded,
+    Rejection,
+    ReservationsUnavailable,
+    StoreUnavailable,
+)
+from dispatcher.message import new_id
+from dispatcher.reservation import Copies, Submit
+from dispatcher.submission.schedule import schedule
+from dispatcher.times.send_time import to_ms
+from tests.support.house import BODY, FAR, House, house_on
+from tests.support.house_fixtures import Build
+from tests.support.servers import RedisServer
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+SETTINGS: dict[str, Any] = {
+    "channels": {
+        "memory": {"transport": "memory", "quotas": ["3/minute"], "quiet_hours": "14:00-15:00"}
+    },
+    "scopes": {"tenant": {"quotas": ["40/day in Europe/Berlin"]}},
+}
+
+
+@pytest.fixture
+def database_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """Give the URL of a migrated SQLite database."""
+    path = tmp_path / "store.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+def draft(recipient: str = "ada", seconds: float = 0, **more: Any) -> Draft:
+    asked: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
+    asked["send_at"] = FAR + HOUR + timedelta(seconds=seconds)
+    return Draft(**asked | more)
+
+
+def mixed(rng: random.Random, many: int) -> list[Draft]:
+    """Return drafts of every kind, many of which contend for the same places."""
+    found = []
+    for _ in range(many):
+        key = f"key {rng.randrange(many // 4)}" if rng.random() < 0.4 else None
+        # What has the same key mostly has the same content.
+        same = random.Random(key) if key and rng.random() < 0.9 else rng  # noqa: S311 - a test
+        more: dict[str, Any] = {"idempotency_key": key}
+        if same.random() < 0.5:
+            more["on_conflict"] = "shift"
+            if same.random() < 0.5:
+                more["latest"] = FAR + 3 * HOUR
+        if same.random() < 0.1:
+            more["scopes"] = {"tenant": f"tenant {same.randrange(2)}"}
+        found.append(draft(f"person {same.randrange(40)}", same.randrange(-10, 10_800, 15), **more))
+        if rng.random() < 0.02:
+            found.append(draft("", body={}))
+        if rng.random() < 0.02:
+            found.append(draft(send_at=FAR - HOUR))
+    return found
+
+
+def seen(each: Rejection) -> tuple[Any, ...]:
+    return each.number, each.reason, getattr(each.error, "next_slot", None)
+
+
+def plan_keys(house: House) -> list[bytes]:
+    return cast("list[bytes]", house.redis.keys("*:plan:*"))
+
+
+def assert_agree(plan: Plan, results: list[Message | Rejection], last: Progress) -> None:
+    assert [seen(each) for each in plan.rejections] == [
+        seen(each) for each in results if isinstance(each, Rejection)
+    ]
+    assert (plan.accepted, plan.known, plan.shifted) == (last.accepted, last.known, last.shifted)
+    assert sum(plan.by_reason.values()) == last.refused == len(plan.rejections)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+def test_it_answers_what_submit_many_then_does_and_leaves_everything_as_it_was(
+    build: Build, seed: int
+) -> None:
+    house = build(**SETTINGS)
+    rng = random.Random(seed)  # noqa: S311 - a test
+    house.dispatcher.submit_many(mixed(rng, 200))
+    stored = {row[0] for row in house.rows()}
+    drafts = mixed(rng, 1_050)
+    before = house.snapshot()
+    plan = house.dispatcher.plan(drafts)
+    assert house.snapshot() == before
+
+    steps: list[Progress] = []
+    results = house.dispatcher.submit_many(drafts, progress=steps.append)
+    assert_agree(plan, results, steps[-1])
+    new = [each.send_at for each in results if isinstance(each, Message) and each.id not in stored]
+    assert (plan.first_send_at, plan.last_send_at) == (min(new), max(new))
+    assert plan.shifted > 20
+    assert plan.known > 20
+    kinds = {each.split()[0] for each in plan.by_reason}
+    assert kinds >= {"QuotaExceeded", "QuietHours", "InvalidSendTime", "InvalidDraft"}
+    assert "IdempotencyConflict" in kinds
+
+
+def test_on_every_kind_of_database(
+    postgres_name: str, postgres: Any, redis_server: RedisServer
+) -> None:
+    with house_on(redis_server, postgres.url(postgres_name)) as house:
+        house.submit("ada", send_at=FAR + HOUR, idempotency_key="k")
+        before = house.snapshot()
+        drafts = [draft(idempotency_key="k"), draft(seconds=1), draft("ben")]
+        plan = house.dispatcher.plan(drafts)
+        assert (plan.accepted, plan.known, plan.by_reason) == (2, 1, {"QuotaExceeded 1/minute": 1})
+        assert house.snapshot() == before
+
+
+def test_it_sees_what_is_booked_and_who_is_in_the_way(house: House) -> None:
+    first = house.submit("ada", send_at=FAR + HOUR)
+    plan = house.dispatcher.plan([draft(seconds=30), draft(seconds=90)])
+    [refused] = plan.rejections
+    assert isinstance(refused.error, QuotaExceeded)
+    assert refused.error.conflicting == (first.id,)
+    assert refused.error.next_slot == FAR + HOUR + MINUTE
+    assert refused.number == 0
+    assert plan.first_send_at == plan.last_send_at == FAR + HOUR + 90 * SECOND
+
+
+def test_on_conflict_is_for_all_drafts(house: House) -> None:
+    drafts = [draft() for _ in range(3)]
+    assert house.dispatcher.plan(drafts).by_reason == {"QuotaExceeded 1/minute": 2}
+    plan = house.dispatcher.plan(drafts, on_conflict="shift")
+    assert (plan.accepted, plan.shifted, plan.rejections) == (3, 2, ())
+    assert (plan.first_send_at, plan.last_send_at) == (FAR + HOUR, FAR + HOUR + 2 * MINUTE)
+
+
+def test_nothing_to_plan(house: House) -> None:
+    plan = house.dispatcher.plan([])
+    assert (plan.accepted, plan.first_send_at, plan.rejections, plan.by_reason) == (0, None, (), {})
+
+
+def test_a_generator_is_read_a_batch_at_a_time_and_progress_is_told(house: House) -> None:
+    read = 0
+    steps: list[tuple[Progress, int]] = []
+
+    def drafts() -> Iterator[Draft]:
+        nonlocal read
+        for number in range(2_500):
+            read += 1
+            yield draft(f"person {number % 1_500}")
+
+    plan = house.dispatcher.plan(drafts(), progress=lambda each: steps.append((each, read)))
+    assert (plan.accepted, len(plan.rejections)) == (1_500, 1_000)
+    assert [count for _, count in steps] == [1_000, 2_000, 2_500]
+    assert [(each.done, each.total) for each, _ in steps] == [
+        (1_000, None), (2_000, None), (2_500, None),
+    ]  # fmt: skip
+
+
+def test_a_key_of_an_earlier_batch_is_known_and_other_content_is_a_conflict(house: House) -> None:
+    filler = [draft(f"person {number}") for number in range(1_000)]
+    drafts = [
+        *(draft("a", idempotency_key="a"), draft("b"), draft("b", 1, idempotency_key="b")),
+        *filler,
+        *(draft("a", idempotency_key="a"), draft("a", idempotency_key="a", body={})),
+        draft("b", 61, idempotency_key="b", body={}),
+    ]
+    before = house.snapshot()
+    plan = house.dispatcher.plan(drafts)
+    assert house.snapshot() == before
+    assert plan.known == 1
+    assert [(each.number, each.reason) for each in plan.rejections] == [
+        (2, "QuotaExceeded 1/minute"), (1_004, "IdempotencyConflict"),
+    ]  # fmt: skip
+    steps: list[Progress] = []
+    assert_agree(plan, house.dispatcher.submit_many(drafts, progress=steps.append), steps[-1])
+
+
+def test_a_submit_under_way_with_the_same_key_shares_its_place(house: House) -> None:
+    one = draft(idempotency_key="k")
+    valid = schedule(one, settings=house.settings, now=house.clock.now())
+    house.parts.windows.reserve(
+        new_id(), terms=valid.terms, send_at=valid.send_at,
+        submit=Submit("k", valid.fingerprint or ""),
+    )  # fmt: skip
+    before = house.snapshot()
+    plan = house.dispatcher.plan([one])
+    assert (plan.accepted, plan.known) == (1, 1)
+    [other] = house.dispatcher.plan([draft(idempotency_key="k", body={})]).rejections
+    assert isinstance(other.error, IdempotencyConflict)
+    assert house.snapshot() == before
+
+
+def test_every_key_has_a_life_while_it_works(house: House) -> None:
+    lives: list[int] = []
+
+    def drafts() -> Iterator[Draft]:
+        for number in range(2_001):
+            if number in {1_000, 2_000}:
+                lives.extend(house.redis.pttl(name) for name in plan_keys(house))
+            yield draft(f"person {number % 50}", number, idempotency_key=f"key {number}")
+
+    assert house.dispatcher.plan(drafts()).accepted > 50
+    assert len(lives) > 100
+    assert min(lives) > 500_000
+    assert plan_keys(house) == []
+
+
+def test_copies_that_are_not_needed_for_long_are_renewed_too(house: House) -> None:
+    lives: list[int] = []
+
+    def drafts() -> Iterator[Draft]:
+        yield from (draft("ada", 60 * number, idempotency_key="a") for number in range(1_000))
+        for name in plan_keys(house):
+            house.redis.pexpire(name, 5_000)
+        house.moved.advance(5 * MINUTE)
+        yield from (draft("ben", 60 * number) for number in range(1_000))
+        lives.extend(house.redis.pttl(name) for name in plan_keys(house))
+        yield draft("ada")
+
+    house.submit("ada", send_at=FAR + HOUR + 1_000 * HOUR)
+    house.dispatcher.plan(drafts())
+    assert len(lives) >= 4
+    assert min(lives) > 500_000
+
+
+def test_copies_that_were_lost_are_an_error(house: House) -> None:
+    def drafts() -> Iterator[Draft]:
+        yield from (draft("ada", 60 * number) for number in range(1_000))
+        house.redis.delete(*plan_keys(house))
+        yield draft("ada")
+
+    with pytest.raises(ReservationsUnavailable, match="copies of the plan are gone"):
+        house.dispatcher.plan(drafts())
+    assert plan_keys(house) == []
+
+
+def test_nothing_stays_after_an_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.submit("ada", send_at=FAR + HOUR)
+    before = house.snapshot()
+
+    def broken() -> Iterator[Draft]:
+        yield from (
+            draft("ada", 60 * number, idempotency_key=f"{number}") for number in range(1_000)
+        )
+        assert len(plan_keys(house)) >= 3
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        house.dispatcher.plan(broken())
+    assert house.snapshot() == before
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("broken")
+
+    # What reserve left has no life yet, and the copied twins are still there.
+    monkeypatch.setattr(Copies, "_renew", fail)
+    with pytest.raises(StoreUnavailable):
+        house.dispatcher.plan([draft("ada", 300, idempotency_key="k")])
+    assert house.snapshot() == before
+
+
+def test_what_others_book_meanwhile_is_not_seen(house: House) -> None:
+    def drafts() -> Iterator[Draft]:
+        yield from (draft("ada", 60 * number) for number in range(1_000))
+        house.submit("ada", send_at=FAR + HOUR + 2_000 * MINUTE)
+        yield from (draft("ada", 60 * number) for number in (10, 2_000))
+
+    house.submit("ada", send_at=FAR + HOUR + 1_500 * MINUTE)
+    plan = house.dispatcher.plan(drafts())
+    wanted = {"QuotaExceeded 1/minute", "QuotaExceeded 5/hour", "QuotaExceeded 10/day"}
+    assert set(plan.by_reason) <= wanted
+    assert plan.last_send_at == FAR + HOUR + 2_000 * MINUTE
+
+
+def test_a_closed_shard_is_an_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def booked(*_: object) -> None:
+        raise AssertionError("a part of a window was taken for all of it")
+
+    monkeypatch.setattr(Copies, "_copy_twins", booked)
+    house.redis.delete(house.keys("ada").epoch)
+    before = house.snapshot()
+    with pytest.raises(ReservationsUnavailable, match="not complete"):
+        house.dispatcher.plan([draft("ada")])
+    assert house.snapshot() == before
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["spread", "at one instant"])
+def test_a_large_window_is_copied_in_bounded_steps(
+    build: Build, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    house = build(quotas="20000/hour")
+    window = house.keys("ada").window("ada")
+    start = to_ms(FAR + HOUR)
+    members = {new_id().bytes: start if at_once else start + 100 * n for n in range(20_000)}
+    house.redis.zadd(window, cast("dict[Any, Any]", members))
+    sizes = [0]
+    step = Copies._copy_some
+
+    def watched(self: Copies, copy: Any, most: int, client: Any) -> Any:
+        # The first steps are in a pipeline; each later one finds the window changed.
+        if client is house.parts.redis:
+            sizes.append(house.redis.zcard(copy.name))
+            done = cast("list[bytes]", house.redis.zrange(copy.name, 0, -1))
+            house.redis.zrem(window, done[0], done[-1])
+        return step(self, copy, most, client)
+
+    monkeypatch.setattr(Copies, "_copy_some", watched)
+    missing: list[set[bytes]] = []
+    renew = Copies._renew
+
+    def compare(self: Copies, copies: Any) -> None:
+        [copy] = copies
+        copied = set(cast("list[bytes]", house.redis.zrange(copy.name, 0, -1)))
+        missing.append(set(cast("list[bytes]", house.redis.zrange(window, 0, -1))) - copied)
+        renew(self, copies)
+
+    monkeypatch.setattr(Copies, "_renew", compare)
+    plan = house.dispatcher.plan([draft("ada", 600)])
+    assert len(sizes) >= 5
+    assert max(after - before for before, after in pairwise(sizes)) <= 5_000
+    assert missing == [set()]
+    assert plan.by_reason == {"QuotaExceeded 20000/hour": 1}
+    assert plan_keys(house) == []

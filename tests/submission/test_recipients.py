@@ -1,0 +1,75 @@
+"""Quotas, opt-outs, keys and filters see one spelling of a recipient."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher import InvalidDraft, QuotaExceeded, Status, Suppressed
+from tests.support.house import BODY, House
+from tests.support.house_fixtures import Build
+
+HOUR = timedelta(hours=1)
+SPELLINGS = ("Ada@EXAMPLE.org", "Ada@example.org", "Ada@Example.Org")
+SPELT = "Ada@example.org"
+
+
+@pytest.fixture
+def house(build: Build) -> House:
+    return build(
+        quotas="1/hour",
+        channels={
+            "memory": {"transport": "memory", "recipients": "email"},
+            "sms": {"transport": "memory", "recipients": "phone"},
+        },
+    )
+
+
+def test_a_quota_counts_every_spelling(house: House) -> None:
+    message = house.submit(SPELLINGS[0], send_in=HOUR)
+    assert (message.recipient, message.scope) == (SPELT, SPELT)
+    for each in SPELLINGS:
+        with pytest.raises(QuotaExceeded):
+            house.submit(each, send_in=HOUR)
+        slot = house.dispatcher.next_slot(recipient=each, channel="memory", after=message.send_at)
+        assert slot == message.send_at + HOUR
+
+
+def test_a_key_means_the_same_in_every_spelling(house: House) -> None:
+    first, *others = (
+        house.submit(each, send_at="2100-01-02T12:00Z", idempotency_key="k") for each in SPELLINGS
+    )
+    assert {each.id for each in others} == {first.id}
+
+
+def test_who_has_opted_out_is_known_in_every_spelling(house: House) -> None:
+    message = house.submit(SPELLINGS[0], send_in=HOUR)
+    assert house.dispatcher.suppress(SPELLINGS[2]) == 1
+    assert house.again(message).status is Status.CANCELLED
+    for each in SPELLINGS:
+        with pytest.raises(Suppressed):
+            house.submit(each, send_in=HOUR)
+        assert [one.recipient for one in house.dispatcher.suppressed(each)] == [SPELT]
+    assert house.dispatcher.unsuppress(SPELLINGS[0], channel=None) == ()
+    house.submit(SPELLINGS[1], send_in=HOUR)
+
+
+def test_filters_find_every_spelling(house: House) -> None:
+    message = house.submit(SPELLINGS[0], send_in=HOUR)
+    for each in SPELLINGS:
+        assert [one.id for one in house.dispatcher.select(recipient=each)] == [message.id]
+        assert house.dispatcher.count(recipient=each, channel="memory") == 1
+
+
+def test_many_at_once_and_moves_are_spelt_as_well(house: House) -> None:
+    house.submit("+49 151 2345678", channel="sms", send_in=HOUR)
+    with pytest.raises(QuotaExceeded):
+        house.submit("0049-151-2345678", channel="sms", send_in=HOUR)
+    with pytest.raises(InvalidDraft, match="country code"):
+        house.submit("ada", channel="sms", body=BODY, send_in=HOUR)
+    with pytest.raises(InvalidDraft, match="no \\+ before a country code"):
+        house.submit("491512345678", channel="sms", body=BODY, send_in=HOUR)
+    [message] = [*house.dispatcher.select(recipient="00491512345678")]
+    moved = house.dispatcher.reschedule(message.id, send_in=3 * HOUR)
+    assert moved.recipient == "+491512345678"

@@ -1,0 +1,528 @@
+"""Reschedule and update: message and reservation move together, and the row settles every race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn, cast
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, update
+
+from dispatcher import (
+    InvalidDraft,
+    InvalidSendTime,
+    Message,
+    MessageNotFound,
+    QuietHours,
+    QuotaExceeded,
+    ReservationsUnavailable,
+    Status,
+    StoreUnavailable,
+    TooLate,
+)
+from dispatcher.message import new_id
+from dispatcher.reservation import Terms
+from dispatcher.store import Movable, NewTime
+from dispatcher.times.send_time import to_ms
+from tests.support.doubles import Between, at_once, once, raising
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+from tests.support.tables import messages
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+LATER = FAR + HOUR
+
+
+@pytest.fixture
+def message(house: House) -> Message:
+    return house.submit(send_at=LATER)
+
+
+def between(house: House, part: str, **hooks: Any) -> None:
+    """Let something happen before or after a call that ``changes`` makes."""
+    changes = vars(house.parts.moves)
+    changes[part] = Between(changes[part], **hooks)
+
+
+def settled(house: House) -> bool:
+    """Whether nothing is held, and the windows are what the store says."""
+    return house.places() == house.all_members()
+
+
+@pytest.mark.every_database
+def test_message_and_reservation_move(house: House, message: Message) -> None:
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved == house.again(message)
+    assert (moved.send_at, moved.next_attempt_at) == (LATER + HOUR, LATER + HOUR)
+    assert house.columns(moved, "enqueue_at")[0] == moved.send_at - house.settings.horizon
+    assert house.members() == {message.id: to_ms(LATER + HOUR)}
+    assert house.submit(send_at=LATER).send_at == LATER, "the old place is free at once"
+
+
+def test_its_own_place_is_not_in_its_way(house: House, message: Message) -> None:
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + MINUTE / 2)
+    assert moved.send_at == LATER + MINUTE / 2
+    assert settled(house)
+
+
+def test_a_refused_move_changes_nothing(house: House, message: Message) -> None:
+    other = house.submit(send_at=LATER + HOUR)
+    before = house.snapshot()
+    refusals: list[tuple[type[Exception], dict[str, Any]]] = [
+        (QuotaExceeded, {"send_at": LATER + HOUR + MINUTE / 2}),
+        (InvalidSendTime, {"send_at": FAR - HOUR}),
+        (InvalidSendTime, {"send_at": "2099"}),
+        (InvalidSendTime, {}),
+        (InvalidSendTime, {"send_at": LATER, "expires_at": LATER}),
+        (InvalidDraft, {"send_at": LATER, "on_conflict": "ask"}),
+        (InvalidSendTime, {"send_at": "2100-06-01T10:00", "zone": "Europe/Nowhere"}),
+        (InvalidSendTime, {"send_at": LATER + MINUTE, "zone": ""}),
+    ]
+    for kind, asked in refusals:
+        with pytest.raises(kind) as refused:
+            house.dispatcher.reschedule(message.id, **asked)
+        if isinstance(refused.value, QuotaExceeded):
+            assert refused.value.conflicting == (other.id,)
+        assert house.snapshot() == before
+
+
+def test_a_shift_finds_the_first_time_that_fits(house: House, message: Message) -> None:
+    house.submit(send_at=LATER + HOUR)
+    moved = house.dispatcher.reschedule(
+        message.id, send_at=LATER + HOUR - MINUTE / 2, on_conflict="shift"
+    )
+    assert moved.send_at == LATER + HOUR + MINUTE
+    assert settled(house)
+
+
+def test_a_message_keeps_its_zone_its_hours_and_its_expiry(house: House) -> None:
+    message = house.submit(
+        send_at="2100-01-02T10:00", zone="Asia/Tokyo", send_window="09:00-17:00",
+        expires_at="2100-01-03T12:00",
+    )  # fmt: skip
+    with pytest.raises(QuietHours) as refused:
+        house.dispatcher.reschedule(message.id, send_at="2100-01-02T18:00")
+    moved = house.dispatcher.reschedule(message.id, send_at=refused.value.next_slot)
+    assert moved.send_at.isoformat() == "2100-01-03T00:00:00+00:00"
+    with pytest.raises(InvalidSendTime, match="expires_at"):
+        house.dispatcher.reschedule(message.id, send_at="2100-01-03T12:00")
+    moved = house.dispatcher.reschedule(
+        message.id, send_at="2100-01-04T10:00", expires_at="2100-01-05T10:00"
+    )
+    assert moved.expires_at is not None
+    assert moved.expires_at.isoformat() == "2100-01-05T01:00:00+00:00"
+
+
+def test_several_scopes_move_together(build: Build) -> None:
+    house = build(
+        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
+        scopes={"tenant": {"quotas": ["1/minute"]}},
+    )
+    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
+    house.submit("ben", send_at=LATER + HOUR)
+    with pytest.raises(QuotaExceeded) as refused:
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert refused.value.scope == "channel.memory"
+    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR, on_conflict="shift")
+    house.submit("cleo", send_at=LATER, scopes={"tenant": "acme"})
+    assert house.again(message).send_at == LATER + HOUR + MINUTE
+
+
+def test_what_comes_near_is_enqueued(slow: House) -> None:
+    now = slow.clock.now()
+    message = slow.submit(send_at=now + 5 * HOUR)
+    slow.dispatcher.reschedule(message.id, send_at=now + MINUTE / 6)
+    assert slow.broker.llen("dispatcher.memory") == 1
+
+
+@pytest.mark.parametrize(
+    "status", [each for each in Status if each is not Status.SCHEDULED], ids=str
+)
+def test_what_is_being_sent_or_has_ended_stays(slow: House, status: Status) -> None:
+    message = slow.submit()
+    if status is Status.SENT:
+        slow.deliver(message)
+    elif status is Status.SENDING:
+        slow.parts.delivery.parts.claims.claim([message.id])
+    else:
+        slow.dispatcher.cancel(message.id)
+        ended = {} if status.is_final else {"finished_at": None}
+        slow.change([message], status=status.value, **ended)
+    before = slow.snapshot()
+    calls: list[Callable[[], object]] = [
+        lambda: slow.dispatcher.reschedule(message.id, send_in=HOUR),
+        lambda: slow.dispatcher.update(message.id, body={"other": 1}),
+    ]
+    for call in calls:
+        with pytest.raises(TooLate) as refused:
+            call()
+        assert refused.value.status == status
+    assert slow.snapshot() == before
+
+
+def test_an_unknown_message_cannot_move(house: House) -> None:
+    with pytest.raises(MessageNotFound):
+        house.dispatcher.reschedule(new_id(), send_at=LATER)
+    with pytest.raises(MessageNotFound):
+        house.dispatcher.update(new_id(), body={})
+
+
+def test_update_changes_the_body_alone(house: House, message: Message) -> None:
+    updated = house.dispatcher.update(message.id, body={"text": "half past nine"})
+    assert updated == house.again(message)
+    assert updated.body == {"text": "half past nine"}
+    assert settled(house)
+    with pytest.raises(InvalidDraft):
+        house.dispatcher.update(message.id, body={"n": float("inf")})
+
+
+@pytest.mark.every_database
+def test_a_worker_that_claims_first_wins(slow: House) -> None:
+    message = slow.submit()
+    claim = once(lambda: slow.parts.delivery.parts.claims.claim([message.id]))
+    between(slow, "_windows", after={"move_many": claim})
+    with pytest.raises(TooLate) as refused:
+        slow.dispatcher.reschedule(message.id, send_in=HOUR)
+    assert refused.value.status == "sending"
+    assert slow.members() == {message.id: to_ms(message.send_at)}, "nothing is held"
+
+
+def test_a_task_for_the_old_time_sends_nothing(slow: House) -> None:
+    message = slow.submit()
+    slow.dispatcher.reschedule(message.id, send_in=3 * HOUR)
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+
+
+def test_a_cancel_meanwhile_is_final(house: House, message: Message) -> None:
+    between(
+        house, "_windows", after={"move_many": once(lambda: house.dispatcher.cancel(message.id))}
+    )
+    with pytest.raises(TooLate):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.all_members() == {}
+
+
+@pytest.mark.every_database
+def test_a_move_whose_row_was_changed_otherwise_in_that_moment_has_its_place(
+    house: House, message: Message
+) -> None:
+    """Its own look at the row tells of another expiry; the time is the one that it holds."""
+    end = LATER + 9 * HOUR
+
+    def other() -> None:
+        house.change([message], expires_at=end)
+
+    messages, change = house.parts.messages, once(other)
+
+    def move(given: Sequence[NewTime], **values: Any) -> dict[UUID, Movable]:
+        messages.move(given, **values)
+        change()
+        return messages.movables([each.found.message.id for each in given])
+
+    double = Between(messages)
+    vars(double)["move"] = move
+    vars(house.parts.moves)["_messages"] = double
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    assert settled(house)
+
+
+@pytest.mark.every_database
+def test_moves_of_one_message_at_once_leave_it_one_place(build: Build) -> None:
+    house = build()
+    message = house.submit(send_at=LATER)
+
+    def to(hours: int) -> Callable[[], Message]:
+        return lambda: house.dispatcher.reschedule(message.id, send_at=LATER + hours * HOUR)
+
+    answers = at_once([to(hours) for hours in range(1, 9)])
+    assert all(isinstance(each, Message) for each in answers)
+    assert settled(house)
+
+
+def test_a_process_that_dies_after_the_row_changed_is_healed(
+    house: House, message: Message
+) -> None:
+    between(house, "_windows", before={"take": raising(KeyboardInterrupt())})
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).send_at == LATER + HOUR
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=LATER + HOUR)
+    past_the_grace(house)
+    assert settled(house)
+
+
+def test_a_process_that_dies_before_the_row_changed_is_healed(
+    house: House, message: Message
+) -> None:
+    between(house, "_messages", before={"move": raising(KeyboardInterrupt())})
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).send_at == LATER
+    past_the_grace(house)
+    assert settled(house)
+    assert house.submit(send_at=LATER + HOUR).send_at == LATER + HOUR
+
+
+def test_a_store_that_breaks_leaves_the_old_time_or_the_new_one(
+    house: House, message: Message
+) -> None:
+    for when in ("before", "after"):
+        between(house, "_messages", **{when: {"move": raising(StoreUnavailable("broke"))}})
+        with pytest.raises(StoreUnavailable):
+            house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+        assert house.again(message).send_at == (LATER if when == "before" else LATER + HOUR)
+        past_the_grace(house)
+        assert settled(house)
+
+
+def test_windows_rebuilt_meanwhile_take_the_message_again(house: House, message: Message) -> None:
+    def lose() -> None:
+        house.redis.flushall()
+        house.open()
+
+    between(house, "_messages", after={"move": once(lose)})
+    house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert settled(house)
+
+
+def test_a_place_taken_while_the_windows_were_rebuilt_refuses_the_move(
+    house: House, message: Message
+) -> None:
+    taken: list[Message] = []
+
+    def lose_and_take() -> None:
+        house.redis.flushall()
+        house.open()
+        taken.append(house.submit(send_at=LATER + HOUR))
+
+    between(house, "_messages", before={"move": once(lose_and_take)})
+    with pytest.raises(QuotaExceeded) as refused:
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert refused.value.conflicting == (taken[0].id,)
+    assert house.again(message).send_at == LATER
+    assert settled(house)
+
+
+def test_a_move_that_stands_still_for_too_long_takes_no_effect_and_is_made_again(
+    house: House, message: Message
+) -> None:
+    """Its hold is gone by the time at which it changes the row: another may have the place."""
+    taken: list[Message] = []
+
+    def stand_still() -> None:
+        past_the_grace(house)
+        taken.append(house.submit(send_at=LATER + HOUR))
+
+    between(house, "_messages", before={"move": once(stand_still)})
+    with pytest.raises(QuotaExceeded) as refused:
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert refused.value.conflicting == (taken[0].id,)
+    assert house.again(message).send_at == LATER
+    assert settled(house)
+
+
+@pytest.mark.every_database
+def test_a_move_that_stood_still_for_too_long_and_then_dies_has_changed_nothing(
+    house: House, message: Message
+) -> None:
+    taken: list[Message] = []
+    messages = house.parts.messages
+
+    def move(found: Sequence[NewTime], **values: Any) -> NoReturn:
+        past_the_grace(house)
+        taken.append(house.submit(send_at=LATER + HOUR))
+        messages.move(found, **values)
+        raise KeyboardInterrupt
+
+    double = Between(messages)
+    vars(double)["move"] = move
+    vars(house.parts.moves)["_messages"] = double
+    with pytest.raises(KeyboardInterrupt):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.again(message).send_at == LATER
+    assert settled(house)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_hold_stays_while_its_move_is_under_way_in_the_store(
+    house: House, message: Message
+) -> None:
+    """Its statement has changed the row, and its transaction has not ended yet."""
+    movable = house.parts.messages.movable(message.id)
+    house.parts.windows.move(
+        message.id, terms=house.parts.moves._scopes_of(message), send_at=LATER + HOUR
+    )
+    window = house.keys(message.scope).window(message.scope)
+
+    def work(connection: Connection) -> None:
+        connection.execute(
+            update(messages)
+            .where(messages.c.id == message.id, messages.c.move_token == movable.token)
+            .values(
+                send_at=LATER + HOUR,
+                next_attempt_at=LATER + HOUR,
+                move_token=messages.c.move_token + 1,
+            )
+        )
+        past_the_grace(house)
+        assert house.redis.zcard(window) == 2
+
+    house.database.transact(work)
+    past_the_grace(house)
+    assert house.again(message).send_at == LATER + HOUR
+    assert settled(house)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
+@pytest.mark.parametrize("is_free", [True, False], ids=["its place is free", "another has it"])
+def test_a_hold_lost_in_one_shard_of_several(build: Build, lost: int, is_free: bool) -> None:
+    """Windows of one shard were rebuilt while the row changed."""
+    house = build(
+        shards=16,
+        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
+        scopes={"tenant": {"quotas": ["1/minute"]}},
+    )
+    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
+    terms = house.parts.moves._scopes_of(message)
+    groups = house.parts.windows.legs(terms)
+    assert len(groups) == 3
+    windows = house.parts.windows
+
+    def lose() -> None:
+        (hold,) = (
+            member for member, _ in house.redis.zscan_iter(groups[0].windows[0]) if len(member) > 16
+        )
+        house.parts.windows.shards.drop([(groups[lost], hold)])
+        if not is_free:
+            windows.reserve(
+                new_id(), terms=Terms(groups[lost].scopes), send_at=LATER + HOUR + MINUTE / 2
+            )
+        between(house, "_windows", before={"move": still_taken})
+
+    def still_taken() -> None:
+        for group in groups:
+            with pytest.raises(QuotaExceeded):
+                windows.reserve(new_id(), terms=Terms(group.scopes), send_at=LATER)
+
+    house.change([message], next_attempt_at=LATER + MINUTE)  # put off
+    between(house, "_messages", after={"move": once(lose)})
+    if is_free:
+        moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+        assert moved.send_at == LATER + HOUR
+    else:
+        with pytest.raises(QuotaExceeded):
+            house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    at = house.again(message).send_at
+    assert at == (LATER + HOUR if is_free else LATER)
+    wait = timedelta(0) if is_free else MINUTE
+    assert house.again(message).next_attempt_at == at + wait, "a refused move changes nothing"
+    for group in groups:
+        for window in group.windows:
+            assert house.redis.zscore(window, message.id.bytes) == to_ms(at)
+            assert house.redis.zcard(window) == 1 + (not is_free and group == groups[lost])
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "second", "third"])
+def test_a_move_without_a_way_back_is_put_right_in_the_windows_that_can(
+    build: Build, lost: int
+) -> None:
+    house = build(
+        shards=16,
+        channels={"memory": {"transport": "memory", "quotas": ["1/minute"]}},
+        scopes={"tenant": {"quotas": ["1/minute"]}},
+    )
+    message = house.submit(send_at=LATER, scopes={"tenant": "acme"})
+    past_the_grace(house)
+    groups = house.parts.windows.legs(house.parts.moves._scopes_of(message))
+    windows = house.parts.windows
+
+    def lose() -> None:
+        for member, _ in house.redis.zscan_iter(groups[0].windows[0]):
+            if len(member) > 16:
+                windows.shards.drop([(groups[lost], member)])
+        at = LATER + HOUR + MINUTE / 2
+        windows.reserve(new_id(), terms=Terms(groups[lost].scopes), send_at=at)
+        gone = ReservationsUnavailable("redis did not answer")
+        between(house, "_windows", before={"move": raising(gone)})
+
+    between(house, "_messages", after={"move": once(lose)})
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    past_the_grace(house)
+    for group in groups:
+        for window in group.windows:
+            assert house.redis.zscore(window, message.id.bytes) == to_ms(LATER + HOUR)
+
+
+def test_windows_that_are_closed_for_a_moment_are_asked_again(
+    house: House, message: Message
+) -> None:
+    closed = ReservationsUnavailable("the windows are not complete")
+    between(house, "_windows", before={"take": raising(closed, closed)})
+    moved = house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert moved.send_at == LATER + HOUR
+    assert settled(house)
+
+
+def test_a_hold_whose_message_cannot_be_barred_from_moving_stays(
+    house: House, message: Message
+) -> None:
+    """SQLite lets nobody in beside one who writes."""
+    terms = house.parts.moves._scopes_of(message)
+    house.parts.windows.move(message.id, terms=terms, send_at=LATER + HOUR)
+    window = house.keys(message.scope).window(message.scope)
+    sweep = vars(house.parts.reconciler)
+    locked = raising(StoreUnavailable("the database is locked"))
+    sweep["_store"] = Between(sweep["_store"], before={"bar_moves": locked})
+    past_the_grace(house)
+    assert house.redis.zcard(window) == 2
+    past_the_grace(house)
+    assert house.redis.zcard(window) == 1
+
+
+def test_a_cancel_after_the_row_moved_frees_the_new_place_too(
+    house: House, message: Message
+) -> None:
+    between(house, "_windows", before={"take": once(lambda: house.dispatcher.cancel(message.id))})
+    with pytest.raises(TooLate):
+        house.dispatcher.reschedule(message.id, send_at=LATER + HOUR)
+    assert house.all_members() == {}
+
+
+def test_an_update_that_met_a_try_in_between_is_made_again(slow: House) -> None:
+    message = slow.submit()
+    real = slow.parts.changes._messages
+    tries: list[None] = []
+
+    class Interrupted:
+        def get(self, message_id: UUID) -> Message:
+            return real.get(message_id)
+
+        def update(self, message_id: UUID, *, body: Any) -> Message:
+            tries.append(None)
+            return real.update(message_id, body=body) if len(tries) > 1 else message
+
+    vars(slow.parts.changes)["_messages"] = Interrupted()
+    assert slow.dispatcher.update(message.id, body={"other": 1}).body == {"other": 1}
+    assert len(tries) == 2
+
+
+def test_an_expiry_at_the_beginning_of_time_is_refused(house: House, message: Message) -> None:
+    with pytest.raises(InvalidSendTime):
+        house.dispatcher.reschedule(
+            message.id, send_at=LATER, on_conflict="shift", expires_at="0001-01-01T00:00Z"
+        )
+
+
+def past_the_grace(house: House) -> None:
+    """Reconcile as if the grace were over."""
+    for shard in range(house.settings.shards):
+        pending = house.pending_key(shard)
+        for member in cast("list[bytes]", house.redis.zrange(pending, 0, -1)):
+            house.redis.zincrby(pending, -120_000, member)
+    house.open()

@@ -1,0 +1,163 @@
+"""Redis cannot be trusted: the submit is refused, and nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, ReservationsUnavailable
+from dispatcher.times.send_time import to_ms
+from tests.support.house import FAR, House
+from tests.support.house_fixtures import Build
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+SOON = FAR + timedelta(minutes=1)
+MINUTE = timedelta(minutes=1)
+WAYS: list[dict[str, Any]] = [{}, {"idempotency_key": "key"}, {"on_conflict": "shift"}]
+
+
+@pytest.fixture
+def shaky(build: Build, own_redis: RedisServer) -> House:
+    """Give a house on a Redis that the test may stop and starve, with one message in it."""
+    house = build(server=own_redis)
+    house.submit("before", send_at=SOON)
+    return house
+
+
+def refuses_everything(house: House, *, says: str) -> None:
+    rows = house.rows()
+    for way in WAYS:
+        with pytest.raises(ReservationsUnavailable, match=says) as caught:
+            house.submit(send_at=SOON, **way)
+        assert house.server.url not in str(caught.value)
+        assert "ada" not in str(caught.value)
+    with pytest.raises(ReservationsUnavailable):
+        house.dispatcher.next_slot(recipient="ada")
+    assert house.rows() == rows
+
+
+def accepts_again(house: House) -> None:
+    for n, way in enumerate(WAYS):
+        house.submit(send_at=SOON + n * MINUTE, **way)
+    assert house.places() == house.all_members()
+
+
+def test_redis_is_down(shaky: House) -> None:
+    shaky.server.stop()
+    refuses_everything(shaky, says="cannot be reached")
+    shaky.server.start()
+    refuses_everything(shaky, says="not complete")
+    shaky.open()
+    accepts_again(shaky)
+
+
+def test_redis_is_empty(house: House) -> None:
+    house.submit("before", send_at=SOON)
+    house.redis.flushall()
+    refuses_everything(house, says="not complete")
+    assert house.redis.keys("*") == []
+    house.open()
+    accepts_again(house)
+
+
+def test_redis_was_never_opened(build: Build) -> None:
+    house = build(opened=False)
+    refuses_everything(house, says="not complete")
+    assert house.redis.keys("*") == []
+
+
+def test_only_the_shard_that_lost_its_epoch_is_refused(house: House) -> None:
+    other = next(name for name in "bcdefgh" if house.keys(name) != house.keys("ada"))
+    house.redis.delete(house.keys("ada").epoch)
+    refuses_everything(house, says="not complete")
+    house.submit(other, send_at=SOON)
+
+
+def test_redis_evicts(shaky: House, build: Build) -> None:
+    shaky.redis.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ReservationsUnavailable, match=r"allkeys-lru.*must be noeviction"):
+        shaky.parts.reconciler.reconcile()
+    refuses_everything(shaky, says="not complete")
+    refuses_everything(build(server=shaky.server, opened=False), says="must be noeviction")
+    shaky.redis.config_set("maxmemory-policy", "noeviction")
+    shaky.open()
+    accepts_again(shaky)
+
+
+def test_redis_is_full(shaky: House) -> None:
+    before = shaky.snapshot()
+    shaky.redis.config_set("maxmemory", 1)
+    rows = shaky.rows()
+    for way in WAYS:
+        with pytest.raises(ReservationsUnavailable, match="reservations unavailable"):
+            shaky.submit(send_at=SOON, **way)
+    assert shaky.rows() == rows
+    shaky.redis.config_set("maxmemory", 0)
+    assert shaky.snapshot() == before
+    accepts_again(shaky)
+
+
+@pytest.fixture
+def line(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.socket) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_lost_reply_of_redis_reserves_once(
+    build: Build, line: Proxy, way: dict[str, Any]
+) -> None:
+    house = build(redis_url=f"redis://127.0.0.1:{line.port}")
+    house.submit("ben", send_at=SOON, **way | {"idempotency_key": "first"})
+    line.drop_reply(b":window:ada")
+    message = house.submit(send_at=SOON, **way)
+    assert line.dropped == 1
+    assert message.send_at == SOON
+    assert house.members() == {message.id: to_ms(SOON)}
+    assert house.places() == house.all_members()
+
+
+@pytest.mark.parametrize("lost", [2, 100])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_redis_that_books_and_does_not_answer_keeps_no_place(
+    build: Build, line: Proxy, way: dict[str, Any], lost: int
+) -> None:
+    house = build(redis_url=f"redis://127.0.0.1:{line.port}")
+    before = house.snapshot()
+    line.drop_reply(b":window:ada", times=lost)
+    with pytest.raises(ReservationsUnavailable):
+        house.submit(send_at=SOON, **way)
+    assert line.dropped >= 2
+    assert house.snapshot() == before
+    line.pass_all()
+    accepts_again(house)
+
+
+def test_a_place_booked_right_before_redis_went_away_is_given_back_after_the_grace(
+    build: Build, line: Proxy
+) -> None:
+    graces = {"settle": 0.001, "reconcile_grace": 0.002}
+    house = build(redis_url=f"redis://127.0.0.1:{line.port}", **graces)
+    line.drop_reply(b":window:ada", then_refuse=True)
+    with pytest.raises(ReservationsUnavailable):
+        house.submit(send_at=SOON)
+    assert len(house.members()) == 1
+    assert house.rows() == []
+    line.pass_all()
+    wait_until(lambda: house.reconciled().members() == {})
+    accepts_again(house)
+
+
+def test_a_place_is_given_back_later_when_redis_went_down_at_a_cancel(shaky: House) -> None:
+    message: Message = shaky.submit(send_at=SOON)
+    shaky.server.stop()
+    assert shaky.dispatcher.cancel(message.id).status == "cancelled"
+    shaky.server.start()
+    shaky.open()
+    assert shaky.members() == {}
+    shaky.submit(send_at=SOON)

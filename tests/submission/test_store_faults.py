@@ -1,0 +1,245 @@
+"""The database does not take the message: an error that says so, and no place is held."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from dispatcher import OutcomeUnknown, QuotaExceeded, StoreUnavailable
+from tests.support.far import FarDatabase
+from tests.support.house import FAR, House, house_on
+from tests.support.house_fixtures import Build
+from tests.support.servers import PostgresServer, RedisServer
+from tests.support.waiting import wait_until
+
+SOON = FAR + timedelta(minutes=1)
+WAYS: list[dict[str, Any]] = [{}, {"idempotency_key": "key"}, {"on_conflict": "shift"}]
+SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
+# query_canceled (a statement timeout), lock_not_available, serialization_failure, deadlock,
+# disk_full, insufficient_privilege, raise_exception, too_many_connections
+REFUSALS = ["57014", "55P03", "40001", "40P01", "53100", "42501", "P0001", "53300"]
+# deadlock, the table is full, SIGNAL
+_SIGNALLED = 1644
+MARIADB_REFUSALS = [1213, 1114, _SIGNALLED]
+
+Through = Callable[..., House]
+
+
+@pytest.fixture
+def through(redis_server: RedisServer, far: FarDatabase) -> Iterator[Through]:
+    """Give a maker of houses that reach their database through the proxy."""
+    with ExitStack() as made:
+
+        def make(**settings: Any) -> House:
+            house = house_on(redis_server, far.direct, database_url=far.through, **settings)
+            return made.enter_context(house)
+
+        yield make
+        far.proxy.pass_all()
+
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+
+
+def refuses_everything(house: House, *, says: str) -> None:
+    """Check that each way of submitting is refused and leaves what was there before."""
+    before = house.snapshot()
+    for way in WAYS:
+        with pytest.raises(StoreUnavailable, match=says) as caught:
+            house.submit(send_at=SOON, body={"text": SECRET}, **way)
+        assert type(caught.value) is StoreUnavailable
+        assert SECRET not in f"{caught.value!r} {caught.value.__cause__!r}"
+        assert house.snapshot() == before
+
+
+@on_sqlite
+def test_no_database_can_be_opened(build: Build, tmp_path: Path) -> None:
+    house = build(database_url=f"sqlite:///{tmp_path}/missing/store.db", opened=False)
+    build()  # opens the windows
+    refuses_everything(house, says="SQLITE_CANTOPEN")
+
+
+@pytest.mark.every_database
+def test_the_database_is_down(through: Through, far: FarDatabase) -> None:
+    house = through()
+    house.dispatcher.close()  # no connection is left from before
+    far.proxy.refuse()
+    refuses_everything(house, says="unavailable")
+    far.proxy.pass_all()
+    house.submit(send_at=SOON)
+    assert house.places() == house.all_members()
+
+
+@pytest.mark.every_database
+def test_the_database_went_down_since_the_last_submit(through: Through, far: FarDatabase) -> None:
+    house = through(settle=0.001, reconcile_grace=0.002)
+    house.submit("ben", send_at=SOON)
+    far.proxy.refuse()
+    far.proxy.cut_all()
+    with pytest.raises(StoreUnavailable):  # OutcomeUnknown: the line broke after the question
+        house.submit(send_at=SOON)
+    far.proxy.pass_all()
+    wait_until(lambda: house.reconciled().members() == {})
+    assert len(house.rows()) == 1
+    house.submit(send_at=SOON)
+
+
+def test_the_tables_are_missing(build: Build, empty_database_url: str) -> None:
+    build()
+    house = build(database_url=empty_database_url, opened=False)
+    refuses_everything(house, says="its schema is behind")
+
+
+def refuse_inserts(house: House, sqlstate: str) -> None:
+    if house.url.startswith("sqlite"):
+        house.sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages "
+            f"BEGIN SELECT RAISE(ABORT, '{SECRET}'); END"
+        )
+        return
+    house.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"RAISE EXCEPTION 'refused' USING ERRCODE = '{sqlstate}'; END $$"
+    )
+    house.sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages EXECUTE FUNCTION refuse()"
+    )
+
+
+@on_postgresql
+@pytest.mark.parametrize("sqlstate", REFUSALS)
+def test_postgresql_refuses_the_row(house: House, sqlstate: str) -> None:
+    refuse_inserts(house, sqlstate)
+    refuses_everything(house, says=f"the database answered {sqlstate}")
+    house.sql("DROP TRIGGER refuse ON dispatcher_messages")
+    house.submit(send_at=SOON)
+    assert house.places() == house.all_members()
+
+
+@on_mariadb
+@pytest.mark.parametrize("number", MARIADB_REFUSALS)
+def test_mariadb_refuses_the_row(house: House, number: int) -> None:
+    says = SECRET if number == _SIGNALLED else "no"
+    house.sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages FOR EACH ROW "
+        f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{says}', MYSQL_ERRNO = {number}"
+    )
+    refuses_everything(house, says=f"the database answered {number}")
+    house.sql("DROP TRIGGER refuse")
+    house.submit(send_at=SOON)
+    assert house.places() == house.all_members()
+
+
+@on_mariadb
+def test_mariadb_is_read_only(build: Build, database_url: str) -> None:
+    refuses_everything(
+        build(database_url=f"{database_url}?init_command=SET SESSION TRANSACTION READ ONLY"),
+        says="the database answered 1792",
+    )
+
+
+@on_postgresql
+def test_a_lock_is_waited_for_once(build: Build, database_url: str) -> None:
+    house = build(database_url=f"{database_url}&options=-c%20lock_timeout%3D100ms")
+    inserts: list[str] = []
+
+    @event.listens_for(house.parts.database.engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        inserts.append(statement)
+
+    with house.database.engine.connect() as other:
+        other.exec_driver_sql("BEGIN")
+        other.exec_driver_sql("LOCK TABLE dispatcher_messages")
+        with pytest.raises(StoreUnavailable, match="55P03"):
+            house.submit(send_at=SOON)
+        other.exec_driver_sql("ROLLBACK")
+    assert inserts == [], "it was asked again, through SQLAlchemy"
+    assert not house.all_members()
+
+
+@on_sqlite
+def test_sqlite_refuses_the_row(house: House) -> None:
+    refuse_inserts(house, "")
+    refuses_everything(house, says="the database answered SQLITE_CONSTRAINT_TRIGGER")
+    house.sql("DROP TRIGGER refuse")
+    house.submit(send_at=SOON)
+    assert house.places() == house.all_members()
+
+
+@on_sqlite
+def test_sqlite_is_read_only(build: Build, sqlite_template: Path, tmp_path: Path) -> None:
+    path = tmp_path / "read-only.db"
+    shutil.copy(sqlite_template, path)
+    house = build(url=f"sqlite:///file:{path}?mode=ro&uri=true")
+    refuses_everything(house, says="the database answered SQLITE_READONLY")
+
+
+@on_postgresql
+def test_postgresql_is_read_only(
+    build: Build, postgres: PostgresServer, postgres_name: str
+) -> None:
+    postgres.execute(f'ALTER DATABASE "{postgres_name}" SET default_transaction_read_only = on')
+    refuses_everything(build(), says="the database answered 25006")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_reply_of_the_commit_returns_what_is_stored(
+    through: Through, far: FarDatabase, way: dict[str, Any], lost: int
+) -> None:
+    house = through()
+    far.proxy.drop_reply(b"INSERT INTO dispatcher_messages", times=lost)
+    message = house.submit(send_at=SOON, **way)
+    assert far.proxy.dropped == lost
+    assert house.again(message) == message
+    assert len(house.rows()) == 1
+    assert house.places() == house.all_members()
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SOON)
+
+
+@pytest.mark.every_database
+def test_an_answer_that_never_comes_is_an_unknown_outcome_that_keeps_its_place(
+    through: Through, far: FarDatabase
+) -> None:
+    house = through(settle=0.001, reconcile_grace=0.002)
+    far.proxy.drop_reply(b"INSERT INTO dispatcher_messages", times=100)
+    with pytest.raises(OutcomeUnknown) as caught:
+        house.submit(send_at=SOON, idempotency_key="key")
+    message_id = caught.value.message_id
+    assert str(message_id) in str(caught.value)
+    assert set(house.members()) == house.pending() == {message_id}
+    far.proxy.pass_all()
+    assert house.submit(send_at=SOON, idempotency_key="key").id == message_id
+    wait_until(lambda: house.reconciled().pending() == set())
+    assert house.places() == house.all_members()
+
+
+@pytest.mark.parametrize("far", ["postgresql"], indirect=True)
+def test_a_line_that_breaks_before_the_insert_is_done_leaves_nothing_after_the_grace(
+    through: Through, far: FarDatabase
+) -> None:
+    house = through(settle=0.001, reconcile_grace=0.002)
+    house.sql(
+        "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$"
+    )
+    house.sql(
+        "CREATE TRIGGER die BEFORE INSERT ON dispatcher_messages "
+        "FOR EACH ROW EXECUTE FUNCTION die()"
+    )
+    with pytest.raises(OutcomeUnknown):
+        house.submit(send_at=SOON)
+    assert house.rows() == []
+    house.sql("DROP TRIGGER die ON dispatcher_messages")
+    wait_until(lambda: house.reconciled().members() == {})
+    house.submit(send_at=SOON)

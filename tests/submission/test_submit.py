@@ -1,0 +1,238 @@
+"""The front door: what is accepted, refused, shifted, read back and cancelled."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dispatcher import InvalidSendTime, MessageNotFound, QuotaExceeded, Status, TooLate
+from dispatcher.message import new_id
+from dispatcher.times.send_time import to_ms
+from tests.support.house import BODY, FAR, House
+from tests.support.house_fixtures import Build
+
+SEED = datetime(2100, 1, 1, 11, 11, 11, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.every_database
+def test_a_message_is_accepted_stored_and_reserved(house: House) -> None:
+    message = house.submit(send_at=SEED, expires_at=SEED + MINUTE, idempotency_key="k")
+    assert message == house.dispatcher.get(message.id) == house.dispatcher.get(str(message.id))
+    assert (message.status, message.attempt_count, message.max_attempts) == ("scheduled", 0, 10)
+    assert (message.channel, message.recipient, message.scope) == ("memory", "ada", "ada")
+    assert message.body == BODY
+    assert message.send_at == message.next_attempt_at == SEED
+    assert message.expires_at == SEED + MINUTE
+    assert message.idempotency_key == "k"
+    assert message.created_at == FAR
+    assert (message.finished_at, message.last_error) == (None, None)
+    assert message.id.version == 7
+    assert house.members() == {message.id: to_ms(SEED)}
+    assert house.dispatcher.attempts(message.id) == []
+
+
+def test_the_seed_case(house: House) -> None:
+    first = house.submit(send_at=SEED)
+    with pytest.raises(QuotaExceeded) as caught:
+        house.submit(send_at=SEED + SECOND)
+    refusal = caught.value
+    assert (refusal.quota, refusal.scope) == ("1/minute", "ada")
+    assert refusal.send_at == SEED + SECOND
+    assert refusal.conflicting == (first.id,)
+    assert refusal.next_slot == datetime(2100, 1, 1, 11, 12, 11, tzinfo=UTC)
+    assert str(refusal) == (
+        "2100-01-01T11:11:12+00:00 does not fit the quota 1/minute of 'ada': "
+        f"in the way is {first.id}; the next free slot is 2100-01-01T11:12:11+00:00"
+    )
+    assert house.members() == {first.id: to_ms(SEED)}
+    second = house.submit(send_at=refusal.next_slot)
+    assert second.send_at - first.send_at == MINUTE
+    assert house.places() == house.all_members()
+
+
+def test_exactly_a_minute_apart_fits_on_both_sides_and_a_millisecond_less_does_not(
+    house: House,
+) -> None:
+    house.submit(send_at=SEED)
+    for near in (MINUTE - timedelta(milliseconds=1), timedelta(0)):
+        for at in (SEED + near, SEED - near):
+            with pytest.raises(QuotaExceeded):
+                house.submit(send_at=at)
+    house.submit(send_at=SEED - MINUTE)
+    house.submit(send_at=SEED + MINUTE)
+
+
+def test_between_two_that_are_exactly_a_minute_apart_there_is_room_for_one(build: Build) -> None:
+    house = build(quotas="2/minute")
+    for seconds in (0, 60, 30):
+        house.submit(send_at=SEED + seconds * SECOND)
+    with pytest.raises(QuotaExceeded):
+        house.submit(send_at=SEED + 31 * SECOND)
+
+
+def test_the_quota_of_the_hour_is_the_one_that_is_named(house: House) -> None:
+    booked = [house.submit(send_at=SEED + n * MINUTE) for n in range(5)]
+    with pytest.raises(QuotaExceeded) as caught:
+        house.submit(send_at=SEED + 5 * MINUTE)
+    assert caught.value.quota == "5/hour"
+    assert set(caught.value.conflicting) == {message.id for message in booked}
+    assert caught.value.next_slot == SEED + timedelta(hours=1)
+    assert "and 2 more" in str(caught.value)
+
+
+def test_a_scope_of_its_own_is_counted_instead_of_the_recipient(house: House) -> None:
+    house.submit("ada", send_at=SEED, scope="family")
+    with pytest.raises(QuotaExceeded) as caught:
+        house.submit("ben", send_at=SEED, scope="family")
+    assert caught.value.scope == "family"
+    house.submit("ada", send_at=SEED)
+    house.submit("ben", send_at=SEED)
+    assert set(house.all_members()) == {"family", "ada", "ben"}
+
+
+def test_a_shift_books_the_first_slot_that_fits(house: House) -> None:
+    house.submit(send_at=SEED)
+    untouched = house.submit(send_at=SEED + 3 * MINUTE, on_conflict="shift")
+    assert untouched.send_at == SEED + 3 * MINUTE
+    shifted = house.submit(send_at=SEED, on_conflict="shift")
+    assert shifted.send_at == SEED + MINUTE
+    assert house.again(shifted) == shifted
+    third = house.submit(send_at=SEED, on_conflict="shift", latest=SEED + 2 * MINUTE)
+    assert third.send_at == SEED + 2 * MINUTE
+    assert house.places() == house.all_members()
+
+
+def test_a_shift_past_its_latest_is_refused_and_leaves_nothing(house: House) -> None:
+    first = house.submit(send_at=SEED)
+    before = house.snapshot()
+    with pytest.raises(QuotaExceeded) as caught:
+        house.submit(send_at=SEED + SECOND, on_conflict="shift", latest=SEED + MINUTE - SECOND)
+    assert caught.value.next_slot == SEED + MINUTE
+    assert caught.value.conflicting == (first.id,)
+    assert house.snapshot() == before
+
+
+def test_a_shift_stays_before_the_expiry(house: House) -> None:
+    house.submit(send_at=SEED)
+    before = house.snapshot()
+    for late in (SEED + MINUTE, "2100-01-01T11:12:11Z"):
+        with pytest.raises(QuotaExceeded):
+            house.submit(send_at=SEED, on_conflict="shift", expires_at=late)
+    assert house.snapshot() == before
+    millisecond = timedelta(milliseconds=1)
+    just = house.submit(send_at=SEED, on_conflict="shift", expires_at=SEED + MINUTE + millisecond)
+    assert just.send_at == SEED + MINUTE
+
+
+def test_a_shift_never_goes_beyond_the_farthest_time_allowed(build: Build) -> None:
+    house = build(quotas="1/7 day", max_horizon="10 days", retention="60 days")
+    first = house.submit(send_in=timedelta(days=9))
+    latest = first.send_at + timedelta(days=90)
+    with pytest.raises((QuotaExceeded, InvalidSendTime)):
+        house.submit(send_at=first.send_at, on_conflict="shift", latest=latest)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"send_at": "2100-06-01T12:00:00+02:00"}, datetime(2100, 6, 1, 10, tzinfo=UTC)),
+        ({"send_at": "2100-06-01T10:00Z"}, datetime(2100, 6, 1, 10, tzinfo=UTC)),
+        (
+            {"send_at": "2100-06-01T12:00", "zone": "Europe/Berlin"},
+            datetime(2100, 6, 1, 10, tzinfo=UTC),
+        ),
+        (
+            {"send_at": datetime(2100, 6, 1, 12), "zone": "Europe/Berlin"},  # noqa: DTZ001 - local
+            datetime(2100, 6, 1, 10, tzinfo=UTC),
+        ),
+        (
+            {"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 0},
+            datetime(2100, 10, 31, 0, 30, tzinfo=UTC),
+        ),
+        (
+            {"send_at": "2100-10-31T02:30", "zone": "Europe/Berlin", "fold": 1},
+            datetime(2100, 10, 31, 1, 30, tzinfo=UTC),
+        ),
+        ({"send_in": timedelta(hours=1)}, FAR + timedelta(hours=1)),
+        ({"send_in": timedelta(0)}, FAR),
+        ({"send_in": timedelta(microseconds=1)}, FAR + timedelta(milliseconds=1)),
+        ({"send_at": FAR + timedelta(microseconds=1_001)}, FAR + timedelta(milliseconds=2)),
+    ],
+)
+def test_the_time_asked_for_is_the_time_promised(
+    house: House, asked: dict[str, Any], expected: datetime
+) -> None:
+    message = house.submit(**asked)
+    assert message.send_at == expected
+    assert message.send_at.utcoffset() == timedelta(0)
+    assert house.again(message).send_at == expected
+
+
+def test_the_next_slot_books_nothing(house: House) -> None:
+    dispatcher = house.dispatcher
+    assert dispatcher.next_slot(recipient="ada") == FAR
+    house.submit(send_at=SEED)
+    before = house.snapshot()
+    assert dispatcher.next_slot(recipient="ada", after=SEED + SECOND) == SEED + MINUTE
+    assert dispatcher.next_slot(scope="ada", after="2100-01-01T11:11:12Z") == SEED + MINUTE
+    local = dispatcher.next_slot(recipient="ada", after="2100-01-01T12:11:12", zone="Europe/Berlin")
+    assert local == SEED + MINUTE
+    assert dispatcher.next_slot(recipient="ada", after=SEED - MINUTE) == SEED - MINUTE
+    assert dispatcher.next_slot(recipient="ben", after=SEED) == SEED
+    assert dispatcher.next_slot(recipient="ben", scope="ada", after=SEED) == SEED + MINUTE
+    house.moved.set_wall(SEED + SECOND)
+    assert dispatcher.next_slot(recipient="ada") == SEED + MINUTE
+    assert house.snapshot() == before
+
+
+@pytest.mark.every_database
+def test_messages_are_found_by_what_they_are(house: House) -> None:
+    one = house.submit("ada", send_at=SEED)
+    two = house.submit("ben", send_at=SEED, channel="file")
+    three = house.submit("ada", send_at=SEED + MINUTE)
+    house.dispatcher.cancel(three.id)
+    assert [each.id for each in house.dispatcher.list()] == [three.id, two.id, one.id]
+    assert [each.id for each in house.dispatcher.list(limit=2)] == [three.id, two.id]
+    assert [each.id for each in house.dispatcher.list(recipient="ada")] == [three.id, one.id]
+    assert [each.id for each in house.dispatcher.list(channel="file")] == [two.id]
+    assert [each.id for each in house.dispatcher.list(status="cancelled")] == [three.id]
+    scheduled = house.dispatcher.list(status=Status.SCHEDULED, recipient="ada")
+    assert [each.id for each in scheduled] == [one.id]
+    assert [*house.dispatcher.list(recipient="ADA")] == []
+
+
+def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:
+    message = house.submit(send_at=SEED)
+    cancelled = house.dispatcher.cancel(message.id)
+    assert cancelled.status is Status.CANCELLED
+    assert cancelled.finished_at is not None
+    assert house.members() == {}
+    assert house.pending() == set()
+    house.submit(send_at=SEED)
+    assert house.dispatcher.cancel(str(message.id)) == cancelled
+    assert house.places() == house.all_members(), "cancelling again frees no other's place"
+
+
+@pytest.mark.parametrize("status", ["sent", "failed", "expired"])
+def test_what_has_ended_cannot_be_cancelled_and_keeps_its_place(house: House, status: str) -> None:
+    message = house.submit(send_at=SEED)
+    house.change([message], status=status, finished_at=FAR)
+    before = house.snapshot()
+    with pytest.raises(TooLate) as caught:
+        house.dispatcher.cancel(message.id)
+    assert (caught.value.message_id, caught.value.status) == (message.id, status)
+    assert house.snapshot() == before
+
+
+def test_an_unknown_id_is_not_found(house: House) -> None:
+    unknown = new_id()
+    for call in (house.dispatcher.get, house.dispatcher.cancel):
+        with pytest.raises(MessageNotFound) as caught:
+            call(unknown)
+        assert caught.value.message_id == unknown
+    assert house.dispatcher.attempts(UUID(int=0)) == []

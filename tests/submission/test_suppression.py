@@ -1,0 +1,320 @@
+"""Who has opted out gets nothing: nothing new is taken, what is scheduled ends at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from dispatcher import (
+    DispatcherError,
+    Draft,
+    Message,
+    QuietHours,
+    QuotaExceeded,
+    Rejection,
+    Status,
+    Suppressed,
+    UnknownChannel,
+)
+from dispatcher.store import Messages
+from tests.support.house import BODY, FAR, House
+from tests.support.house_fixtures import Build
+
+pytestmark = pytest.mark.every_database
+
+LATER = FAR + timedelta(hours=1)
+QUOTAS = ["50/minute"]
+TWO_CHANNELS = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
+
+
+def draft(recipient: str, **more: Any) -> Draft:
+    asked: dict[str, Any] = {"channel": "memory", "recipient": recipient, "body": BODY}
+    return Draft(**{**asked, "send_at": LATER, **more})
+
+
+def test_a_submit_is_refused_and_leaves_no_trace(house: House) -> None:
+    house.dispatcher.suppress("ada")
+    before = house.snapshot()
+    with pytest.raises(Suppressed) as refused:
+        house.submit("ada", send_at=LATER)
+    assert (refused.value.field, refused.value.channel) == ("recipient", "memory")
+    assert "ada" not in str(refused.value)
+    assert house.all_members() == {}
+    assert house.snapshot().messages == before.messages == []
+    assert house.submit("ben", send_at=LATER).status is Status.SCHEDULED
+
+
+def test_one_channel_is_not_the_other(build: Build) -> None:
+    house = build(channels=TWO_CHANNELS, quotas=QUOTAS)
+    house.dispatcher.suppress("ada", channel="other")
+    kept = house.submit("ada", send_at=LATER)
+    with pytest.raises(Suppressed):
+        house.submit("ada", send_at=LATER, channel="other")
+    assert house.dispatcher.suppress("ada", channel="other") == 0
+    assert house.again(kept).status is Status.SCHEDULED
+    with pytest.raises(UnknownChannel):
+        house.dispatcher.suppress("ada", channel="fax")
+
+
+def test_what_is_scheduled_ends_at_once_and_gives_its_quota_back(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.submission.suppressing._AT_ONCE", 3)
+    house = build(channels=TWO_CHANNELS, quotas=QUOTAS)
+    mine = [house.submit("ada", send_at=LATER) for _ in range(7)]
+    others = house.submit("ada", send_at=LATER, channel="other"), house.submit("ben", send_at=LATER)
+    assert house.dispatcher.suppress("ada", channel="memory") == 7
+    assert {house.again(each).status for each in mine} == {Status.CANCELLED}
+    assert {house.again(each).status for each in others} == {Status.SCHEDULED}
+    assert {*house.members()} == {others[0].id}
+
+
+def test_a_repeated_submit_still_gets_its_message(house: House) -> None:
+    asked: dict[str, Any] = {"send_at": LATER, "idempotency_key": "k"}
+    message = house.submit("ada", **asked)
+    house.dispatcher.suppress("ada")
+    again = house.submit("ada", **asked)
+    assert (again.id, again.status) == (message.id, Status.CANCELLED)
+
+
+def test_many_are_refused_one_by_one(house: House) -> None:
+    house.dispatcher.suppress("r1")
+    drafts = [draft(f"r{n}") for n in range(3)] + [draft("r1", idempotency_key="k")] * 2
+    planned = house.dispatcher.plan(drafts)
+    assert (planned.accepted, len(planned.rejections)) == (2, 3)
+    answers = house.dispatcher.submit_many(drafts)
+    kinds = [each.error if isinstance(each, Rejection) else each.status for each in answers]
+    assert [isinstance(each, Suppressed) for each in kinds] == [False, True, False, True, True]
+    assert {*house.all_members()} == {"r0", "r2"}
+    refused = house.dispatcher.submit_many([draft("r1"), draft("r9")], atomic=True)
+    assert all(isinstance(each, Rejection) for each in refused)
+    assert {*house.all_members()} == {"r0", "r2"}
+
+
+def test_many_that_are_stored_one_by_one_are_looked_at_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody opts out while a batch is under way that cannot be stored together."""
+    house.dispatcher.suppress("r1")
+    monkeypatch.setattr(house.parts.suppressions, "among", lambda _: set())
+    monkeypatch.setattr(house.parts.own_transaction._bulk, "add", lambda _: False)
+    answers = house.dispatcher.submit_many([draft("r0"), draft("r1")])
+    assert isinstance(answers[0], Message)
+    assert isinstance(answers[1], Rejection)
+    assert isinstance(answers[1].error, Suppressed)
+    assert {*house.all_members()} == {"r0"}
+
+
+def test_a_refused_submit_leaves_the_callers_transaction_as_it_was(house: House) -> None:
+    house.dispatcher.suppress("ada")
+    with house.database.engine.execution_options(
+        isolation_level="READ COMMITTED" if "sqlite" not in house.url else "SERIALIZABLE"
+    ).begin() as connection:
+        kept = house.submit("ben", send_at=LATER, session=connection)
+        with pytest.raises(Suppressed):
+            house.submit("ada", send_at=LATER, session=connection)
+    assert house.again(kept).status is Status.SCHEDULED
+    assert {*house.all_members()} == {"ben"}
+
+
+def test_who_has_opted_out_is_told_so_before_quotas_and_quiet_hours(build: Build) -> None:
+    house = build(
+        channels={"memory": {"transport": "memory", "quiet_hours": "14:00-15:00"}},
+        quotas=["1/minute"],
+    )
+    quiet = FAR + timedelta(hours=3, minutes=30)
+    house.submit("someone", send_at=LATER, scope="shared")
+    moved = house.submit("ada", send_at=FAR + timedelta(minutes=7), scope="shared")
+
+    def ways(at: datetime) -> list[Callable[[], object]]:
+        asked = draft("ada", scope="shared", send_at=at)
+        return [
+            lambda: house.submit("ada", send_at=at, scope="shared"),
+            lambda: raised(house.dispatcher.submit_many([asked])),
+            lambda: raised(house.dispatcher.plan([asked]).rejections),
+            lambda: joined(house, "ada", send_at=at, scope="shared"),
+            lambda: house.dispatcher.reschedule(moved.id, send_at=at),
+            lambda: raised(house.dispatcher.reschedule_many([moved.id], send_at=at)),
+        ]
+
+    for at, error in ((LATER, QuotaExceeded), (quiet, QuietHours)):
+        for way in ways(at):
+            with pytest.raises(error):
+                way()
+    house.parts.suppressions.add("ada", None)
+    before = house.snapshot()
+    for at in (LATER, quiet):
+        for way in ways(at):
+            with pytest.raises(Suppressed):
+                way()
+    assert house.snapshot() == before
+
+
+def test_of_many_that_are_moved_each_who_has_opted_out_is_told_so(build: Build) -> None:
+    house = build(quotas=["1/minute"])
+    house.submit("someone", send_at=LATER, scope="shared")
+    times = [LATER + n * timedelta(minutes=5) for n in (1, 2)]
+    messages = [house.submit(name, send_at=at, scope="shared")
+                for name, at in zip(("ada", "ben"), times, strict=True)]  # fmt: skip
+    house.parts.suppressions.add("ada", None)
+    before = house.snapshot()
+    answers = house.dispatcher.reschedule_many([each.id for each in messages], send_at=LATER)
+    assert [type(each) for each in answers] == [Suppressed, QuotaExceeded]
+    assert house.snapshot() == before
+
+
+def raised(answers: Sequence[Message | Rejection | DispatcherError]) -> None:
+    (answer,) = answers
+    assert not isinstance(answer, Message)
+    raise answer.error if isinstance(answer, Rejection) else answer
+
+
+def joined(house: House, recipient: str, **asked: Any) -> None:
+    with house.database.engine.execution_options(
+        isolation_level="READ COMMITTED" if "sqlite" not in house.url else "SERIALIZABLE"
+    ).begin() as connection:
+        house.submit(recipient, session=connection, **asked)
+
+
+def slip_in(house: House, recipient: str, **asked: Any) -> Message:
+    """Submit what looked before its recipient opted out, and is stored after that."""
+    house.dispatcher.unsuppress(recipient)
+    message = house.submit(recipient, **asked)
+    house.parts.suppressions.add(recipient, None)
+    return message
+
+
+def test_what_slips_in_is_cancelled_when_it_is_due(slow: House) -> None:
+    message = slip_in(slow, "ada")
+    other = slow.submit("ben")
+    assert slow.deliver(message, other) == 1
+    assert slow.sent == [other.id]
+    ended = slow.again(message)
+    assert (ended.status, ended.attempt_count) == (Status.CANCELLED, 0)
+    assert ended.last_error == "its recipient is suppressed"
+    assert slow.dispatcher.attempts(message.id) == []
+    slow.parts.reconciler.reconcile()
+    assert {*slow.all_members()} == {"ben"}
+
+
+def test_a_submit_between_look_and_commit_is_not_handed_over(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The suppression commits, and has cancelled what it found, before the message is stored."""
+    really = Messages.add
+
+    def late(self: Messages, message: Message, **more: Any) -> Message:
+        slow.dispatcher.suppress("ada")
+        slow.parts.suppressions.remove("ada", None)
+        stored = really(self, message, **more)
+        slow.parts.suppressions.add("ada", None)
+        return stored
+
+    monkeypatch.setattr(Messages, "add", late)
+    message = slow.submit("ada")
+    assert slow.deliver(message) == 0
+    assert slow.sent == []
+    assert slow.again(message).status is Status.CANCELLED
+
+
+def come_back(house: House, **columns: Any) -> Message:
+    message = house.submit("ada")
+    house.change([message], **columns)
+    house.parts.suppressions.add("ada", None)
+    return message
+
+
+def test_what_is_held_or_has_failed_does_not_come_back(slow: House) -> None:
+    held = come_back(slow, status="held")
+    with pytest.raises(Suppressed):
+        slow.dispatcher.release(held.id)
+    assert slow.again(held).status is Status.HELD
+    slow.change([held], status="failed", finished_at=slow.database_time())
+    with pytest.raises(Suppressed):
+        slow.dispatcher.retry(held.id)
+    assert slow.again(held).status is Status.FAILED
+
+
+@pytest.mark.parametrize("again", ["retry", "release", "reschedule"])
+def test_what_comes_back_in_that_moment_is_cancelled_when_it_is_due(
+    slow: House, again: str
+) -> None:
+    message = slow.submit("ada")
+    moves: dict[str, Callable[[], Message]] = {
+        "retry": lambda: slow.dispatcher.retry(message.id),
+        "release": lambda: slow.dispatcher.release(message.id),
+        "reschedule": lambda: slow.dispatcher.reschedule(message.id, send_in=timedelta(seconds=1)),
+    }
+    if again == "retry":
+        slow.change([message], status="failed", finished_at=slow.database_time())
+    if again == "release":
+        slow.change([message], status="held")
+    moves[again]()
+    slow.parts.suppressions.add("ada", None)
+    assert slow.deliver(message) == 0
+    assert slow.again(message).status is Status.CANCELLED
+    assert slow.sent == []
+
+
+def test_a_process_that_died_before_it_cancelled_has_opted_out_nevertheless(slow: House) -> None:
+    message = slow.submit("ada")
+    slow.parts.suppressions.add("ada", "memory")
+    assert slow.deliver(message) == 0
+    assert slow.dispatcher.suppress("ada", channel="memory") == 0
+    assert slow.again(message).status is Status.CANCELLED
+
+
+def test_it_can_be_taken_back_as_it_was_said(house: House) -> None:
+    house.dispatcher.suppress("ada")
+    house.dispatcher.suppress("ada", channel="memory")
+    [every, one] = house.dispatcher.suppressed("ada")
+    assert (every.channel, one.channel) == (None, "memory")
+    assert abs(house.database_time() - every.created_at) < timedelta(minutes=1)
+    assert house.dispatcher.unsuppress("ada") == (one,)
+    with pytest.raises(Suppressed):
+        house.submit("ada", send_at=LATER)
+    assert house.dispatcher.unsuppress("ada", channel="memory") == ()
+    assert house.dispatcher.unsuppress("ada", channel="fax") == ()
+    assert house.submit("ada", send_at=LATER).status is Status.SCHEDULED
+
+
+def test_all_are_listed_in_order_page_by_page(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.submission.suppressing._AT_ONCE", 2)
+    said = [("ada", None), ("ada", "memory"), ("Ada", None), ("zoë", "memory"), ("é", None)]
+    for recipient, channel in said:
+        house.dispatcher.suppress(recipient, channel=channel)
+        house.dispatcher.suppress(recipient, channel=channel)
+    found = [(each.recipient, each.channel) for each in house.dispatcher.suppressed()]
+    assert len(found) == len(said)
+    assert {*found} == {*said}
+
+
+def test_the_usual_submit_asks_the_store_no_further_question(house: House) -> None:
+    house.submit("ada", send_at=LATER)
+    asked: list[str] = []
+
+    def note(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    event.listen(house.parts.database.engine, "before_cursor_execute", note)
+    house.submit("ben", send_at=LATER)
+    inserts = (
+        [] if house.url.startswith("postgresql") else ["INSERT INTO dispatcher_messages"]
+    )  # past it
+    assert [" ".join(each.split()[:3]) for each in asked] == inserts
+
+
+def test_no_recipient_reaches_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "dispatcher")
+    house.submit("canary@example.org", send_at=LATER)
+    house.dispatcher.suppress("canary@example.org")
+    with pytest.raises(Suppressed):
+        house.submit("canary@example.org", send_at=LATER)
+    assert "canary" not in caplog.text

@@ -1,0 +1,330 @@
+"""Late, broken or killed: however the transaction ends, Redis agrees with the store."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from dispatcher import Dispatcher, ReservationsUnavailable, Settings, StoreUnavailable
+from dispatcher.message import new_id
+from dispatcher.reservation import Terms
+from dispatcher.store import Database
+from dispatcher.times.send_time import to_ms
+from tests.support.callers import SOON, callers_engine, order, ordered, queued, remind
+from tests.support.doubles import Between, raising
+from tests.support.house import BODY, House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.processes import forking
+from tests.support.proxy import Proxy
+from tests.support.servers import PostgresServer
+from tests.support.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+PATIENT = {"settle": 0.001, "reconcile_grace": 0.002}
+QUICK = PATIENT | {"transaction_grace": 0.002}
+
+
+@contextmanager
+def transaction(house: House) -> Iterator[Session]:
+    with callers_engine(house.database) as engine, Session(engine) as session:
+        yield session
+
+
+def reserve(house: House, message_id: Any = None) -> None:
+    house.parts.windows.reserve(message_id or new_id(), terms=Terms.plain("ada"), send_at=SOON)
+
+
+def settle_grace(house: House) -> None:
+    """Let the grace of plain submits pass, and the sweep look."""
+    end = house.redis_ms() + 10
+    wait_until(lambda: house.redis_ms() > end)
+    house.reconciled()
+
+
+def outlast_the_grace(house: House) -> None:
+    """Let the sweep look at the place that ada has when its grace is over."""
+    settle_grace(house)
+    house.moved.advance(timedelta(minutes=11))
+
+
+def lose_the_place(house: House) -> None:
+    """Let Redis be lost and rebuilt from a store that does not show the message yet."""
+    house.redis.flushdb()
+    house.open()
+    house.moved.advance(timedelta(seconds=2))
+
+
+def fail_after_the_end(house: House, *errors: BaseException) -> None:
+    """Let the question what is stored fail."""
+    joined = vars(house.parts.callers_transactions)
+    joined["_store"] = Between(joined["_store"], before={"stored": raising(*errors)})
+
+
+def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: Build) -> None:
+    house = build(**PATIENT)
+    with transaction(house) as session:
+        message = remind(house, session, idempotency_key="key")
+        settle_grace(house)
+        assert house.members() == {message.id: to_ms(SOON)}
+        reserve(house, message.id)
+        settle_grace(house)
+        assert house.members() == {message.id: to_ms(SOON)}, "a twin does not shorten its grace"
+        session.rollback()
+    assert house.members() == {}
+    assert house.pending() == set()
+
+
+@on_postgresql
+def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.delivery.duties.BATCH", 2)
+    house = build(**QUICK, shards=1)
+    with transaction(house) as session:
+        for n in range(5):
+            remind(house, session, recipient=f"{n}")
+        reserve(house)
+        assert len(house.members()) == 1
+        settle_grace(house)
+        assert house.members() == {}
+        assert len(house.pending()) == 5, "the database was not told what becomes of them"
+        session.rollback()
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_outlasts_the_grace_keeps_its_place(
+    build: Build, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database has the message's id, though nobody else can see it."""
+    monkeypatch.setattr("dispatcher.store.engines.sqlite._BUSY_SECONDS", 0.2)  # SQLite's one writer
+    house = build(**QUICK)
+    with transaction(house) as session:
+        message = remind(house, session)
+        outlast_the_grace(house)
+        assert house.members() == {message.id: to_ms(SOON)}
+        getattr(session, end)()
+    expected = {"ada": {message.id: to_ms(SOON)}} if end == "commit" else {}
+    assert house.places() == house.reconciled().all_members() == expected
+
+
+def test_a_commit_after_its_place_was_given_away_keeps_its_time_and_says_so(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = build()
+    with transaction(house) as session:
+        message = remind(house, session)
+        lose_the_place(house)
+        reserve(house)
+        session.commit()
+    assert house.members()[message.id] == to_ms(SOON)
+    assert len(house.members()) == 2
+    [record] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert str(message.id) in record.getMessage()
+    assert "ada" not in record.getMessage().replace(str(message.id), "")
+
+
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_a_commit_after_redis_was_lost_has_its_place(build: Build, rebuilt: bool) -> None:
+    house = build()
+    with transaction(house) as session:
+        message = remind(house, session)
+        house.redis.flushdb()
+        if rebuilt:
+            house.open()
+            assert house.members() == {}, "the rebuild cannot see it yet"
+        house.moved.advance(timedelta(seconds=2))
+        session.commit()
+    assert house.reconciled().all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.places() == house.all_members()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), RuntimeError("boom")], ids=repr)
+def test_no_error_after_the_commit_reaches_the_caller(
+    slow: House, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    fail_after_the_end(slow, error)
+    with transaction(slow) as session:
+        message = remind(slow, session, send_at=slow.moved.now())
+        session.commit()
+        session.rollback()
+    assert caplog.records
+    assert queued(slow) == 0
+    assert slow.parts.sweep.enqueue_due() == 1, "the sweep hands it over"
+    assert slow.deliver(message) == 1
+    assert slow.places() == slow.all_members()
+
+
+def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = build(**QUICK)
+    down = raising(ReservationsUnavailable("gone"))
+    reserver = vars(house.parts.reserver)
+    reserver["_bulk"] = Between(reserver["_bulk"], before={"withdraw": down})
+    with transaction(house) as session:
+        remind(house, session)
+        session.rollback()
+        assert len(house.members()) == 1
+    assert "reconcile releases them" in caplog.text
+    wait_until(lambda: house.reconciled().members() == {})
+
+
+@pytest.mark.every_database
+def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> None:
+    house = build()
+    with callers_engine(house.database) as engine:
+        for commits in (False, True):
+            with engine.connect() as connection, connection.begin() as outer:
+                with Session(connection, join_transaction_mode="create_savepoint") as session:
+                    message = remind(house, session)
+                    session.commit()
+                assert house.members() == {message.id: to_ms(SOON)}
+                outer.commit() if commits else outer.rollback()
+            assert (house.members() == {}) is not commits
+    assert house.places() == house.all_members()
+
+
+@on_sqlite
+def test_what_sqlites_driver_commits_on_its_own_keeps_its_place(build: Build) -> None:
+    house = build()
+    with callers_engine(house.database, begins=False) as engine:
+        with Session(engine) as session:
+            with session.begin_nested():
+                remind(house, session)
+            session.rollback()  # too late: with the driver's habits the savepoint has committed
+        with Session(engine) as session:
+            remind(house, session, "ben")
+            session.rollback()
+    assert len(house.rows()) == 1
+    assert house.places() == house.all_members()
+
+
+@on_postgresql
+def test_a_commit_whose_reply_is_lost_has_happened(
+    build: Build, postgres: PostgresServer, postgres_name: str, postgres_proxy: Proxy
+) -> None:
+    house = build(clock=hour_ago())
+    through = Database(postgres.url(postgres_name, port=postgres_proxy.port))
+    with callers_engine(through) as engine, Session(engine) as session:
+        order(session)
+        message = remind(house, session, send_at=house.moved.now())
+        postgres_proxy.drop_reply(b"COMMIT")
+        with pytest.raises(DBAPIError):
+            session.commit()
+        session.rollback()
+        assert queued(house) == 1
+    assert ordered(house.database.engine) == [1]
+    assert house.again(message).id == message.id
+    assert house.places() == house.all_members()
+
+
+@on_postgresql
+@pytest.mark.parametrize("at_commit", [True, False])
+def test_a_line_that_breaks_leaves_no_place(build: Build, at_commit: bool) -> None:
+    house = build(**QUICK)
+    with transaction(house) as session:
+        remind(house, session)
+        pid = session.connection().exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        house.sql(f"SELECT pg_terminate_backend({pid})")
+        with pytest.raises(DBAPIError):
+            session.commit() if at_commit else order(session)
+        session.rollback()
+        assert len(house.members()) == int(at_commit), "a COMMIT that was sent may still be done"
+    wait_until(lambda: house.reconciled().members() == {})
+
+
+@on_sqlite
+def test_an_abandoned_session_is_left_to_the_sweep(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = build(**QUICK)
+    with callers_engine(house.database) as engine:
+        session = Session(engine)
+        remind(house, session)
+        fail_after_the_end(house, AssertionError("asked by the garbage collector"))
+        del session
+        gc.collect()
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
+    assert not [each for each in caplog.records if each.name.startswith("dispatcher.store")]
+    assert len(house.members()) == 1
+    wait_until(lambda: house.reconciled().members() == {})
+    house.submit(send_at=SOON)
+
+
+@pytest.mark.every_database
+def test_threads_join_transactions_of_one_engine(build: Build) -> None:
+    house = build(quotas="1000/minute")
+    gate = threading.Barrier(4)
+    with callers_engine(house.database) as engine:
+
+        def work(number: int) -> None:
+            gate.wait(60)
+            for turn in range(3):
+                with Session(engine) as session:
+                    try:
+                        remind(house, session, f"name {number}")
+                    except StoreUnavailable:  # SQLite lets one write at a time
+                        continue
+                    session.commit() if turn % 2 else session.rollback()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+    assert house.places() == house.all_members()
+
+
+def die(environment: dict[str, str], when: str) -> None:
+    """Submit in a transaction, and die before its commit or right after."""
+    os.environ.update(environment)
+    dispatcher = Dispatcher(Settings.load(), clock=hour_ago())
+
+    def end(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if when == "after":
+        vars(dispatcher._app.enqueuer)["enqueue"] = end
+    database = Database(dispatcher.settings.database_url)
+    with callers_engine(database) as engine, Session(engine) as session, session.begin():
+        order(session)
+        dispatcher.submit(
+            channel="memory",
+            recipient="ada",
+            body=BODY,
+            send_in=timedelta(0),
+            idempotency_key="key",
+            session=session,
+        )
+        if when == "before":
+            end()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_killed_process_leaves_what_the_sweep_heals(build: Build, when: str) -> None:
+    house = build(clock=hour_ago(), **QUICK)
+    process = forking().Process(target=die, args=(house.settings.environment(), when))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert queued(house) == 0
+    stored = int(when == "after")
+    assert len(house.rows()) == stored
+    assert ordered(house.database.engine) == [1] * stored
+    assert len(house.members()) == 1
+    assert house.parts.sweep.enqueue_due() == queued(house) == stored
+    wait_until(lambda: house.reconciled().pending() == set())
+    assert house.places() == house.all_members()
+    house.submit(send_in=timedelta(0), idempotency_key="key")
+    assert len(house.rows()) == 1
+    assert house.places() == house.all_members()

@@ -1,0 +1,306 @@
+"""A message that joins the caller's transaction is stored if and when that commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from traceback import format_exception
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.event import contains
+from sqlalchemy.orm import Session
+
+from dispatcher import IdempotencyConflict, QuotaExceeded, Status, StoreUnavailable
+from dispatcher.store.outbox import _returns
+from dispatcher.times.send_time import to_ms
+from tests.support.callers import (
+    SOON,
+    WAYS,
+    Way,
+    callers_engine,
+    calling,
+    order,
+    ordered,
+    queued,
+    remind,
+)
+from tests.support.doubles import Between
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+
+MINUTE = timedelta(minutes=1)
+SECRET = "see-you-at-nine"  # noqa: S105 - looked for where it must not be
+
+each_way = pytest.mark.parametrize("way", WAYS)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def engine(house: House) -> Iterator[Engine]:
+    """Give the caller's engine."""
+    with callers_engine(house.database) as engine:
+        yield engine
+
+
+@pytest.mark.every_database
+@each_way
+def test_the_message_commits_with_the_callers_rows(house: House, engine: Engine, way: Way) -> None:
+    with calling(engine, way) as caller:
+        order(caller)
+        message = remind(house, caller)
+        assert message.status is Status.SCHEDULED
+        assert house.rows() == [], "nobody else sees it yet"
+        assert house.members() == {message.id: to_ms(SOON)}, "its place is taken already"
+        caller.commit()
+        assert house.again(message) == message
+    assert ordered(engine) == [1]
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+
+
+@pytest.mark.every_database
+@each_way
+def test_without_a_commit_nothing_of_it_is_left(house: House, engine: Engine, way: Way) -> None:
+    before = house.snapshot()
+    for end in ("rollback", "close", "error", "error in its block"):
+        with suppress(ZeroDivisionError), calling(engine, way) as caller:
+            with caller.begin() if end == "error in its block" else nullcontext():
+                order(caller)
+                remind(house, caller)
+                remind(house, caller, "ben", idempotency_key="key")
+                assert set(house.all_members()) == {"ada", "ben"}
+                if end.startswith("error"):
+                    raise ZeroDivisionError
+            caller.rollback() if end == "rollback" else caller.close()
+        assert house.snapshot() == before, end
+    assert ordered(engine) == []
+
+
+@pytest.mark.every_database
+@each_way
+def test_a_savepoint_takes_only_its_own_messages_away(
+    house: House, engine: Engine, way: Way
+) -> None:
+    with calling(engine, way) as caller:
+        order(caller)
+        first = remind(house, caller, "ada")
+        with suppress(ZeroDivisionError), caller.begin_nested():
+            order(caller, 2)
+            lost = remind(house, caller, "ben")
+            raise ZeroDivisionError
+        with caller.begin_nested():
+            third = remind(house, caller, "cyd")
+        assert set(house.all_members()) == {"ada", "cyd"}, "the next submit finds it gone"
+        with suppress(ZeroDivisionError), caller.begin_nested():
+            remind(house, caller, "dan")
+            raise ZeroDivisionError
+        caller.commit()
+    assert ordered(engine) == [1]
+    assert {row[0] for row in house.rows()} == {first.id, third.id}
+    assert house.places() == house.all_members()
+    assert lost.id not in house.pending()
+
+
+@pytest.mark.every_database
+def test_what_a_savepoint_took_away_can_be_submitted_again(house: House, engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        savepoint = session.begin_nested()
+        remind(house, session, idempotency_key="key")
+        savepoint.rollback()
+        message = remind(house, session, idempotency_key="key", body={"text": "other"})
+    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.again(message).body == {"text": "other"}
+
+
+@pytest.mark.every_database
+@each_way
+def test_a_repeated_key_gives_the_message_of_the_same_transaction(
+    house: House, engine: Engine, way: Way
+) -> None:
+    with calling(engine, way) as caller:
+        first = remind(house, caller, idempotency_key="key")
+        assert remind(house, caller, idempotency_key="key") == first
+        with pytest.raises(IdempotencyConflict) as caught:
+            remind(house, caller, idempotency_key="key", body={"text": "other"})
+        assert caught.value.message_id == first.id
+        order(caller)
+        caller.commit()
+    assert house.submit(send_at=SOON, idempotency_key="key") == first
+    assert ordered(engine) == [1]
+    assert house.places() == house.all_members()
+
+
+@on_postgresql
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
+    house: House, engine: Engine, commits: bool
+) -> None:
+    with Session(engine) as first, Session(engine) as second, ThreadPoolExecutor(1) as pool:
+        mine = remind(house, first, idempotency_key="key")
+        theirs = pool.submit(remind, house, second, idempotency_key="key")
+        with pytest.raises(TimeoutError):
+            theirs.result(0.2)
+        first.commit() if commits else first.rollback()
+        assert theirs.result(60).id == mine.id, "twins share the place"
+        assert house.members() == {mine.id: to_ms(SOON)}
+        second.rollback() if commits else second.commit()
+    assert len(house.rows()) == 1
+    assert house.places() == house.all_members()
+
+
+@on_postgresql
+def test_a_key_in_another_transaction_that_never_ends_is_refused(
+    house: House, engine: Engine
+) -> None:
+    with Session(engine) as first, Session(engine) as second:
+        message = remind(house, first, idempotency_key="key")
+        second.connection().exec_driver_sql("SET lock_timeout = '100ms'")
+        order(second)
+        with pytest.raises(StoreUnavailable, match="55P03"):
+            remind(house, second, idempotency_key="key")
+        second.commit()
+        assert house.members() == {message.id: to_ms(SOON)}
+        first.commit()
+    assert ordered(engine) == [1]
+    assert house.places() == house.all_members()
+
+
+@on_sqlite
+def test_a_second_writer_on_sqlite_is_refused_and_leaves_the_first_alone(
+    house: House, engine: Engine
+) -> None:
+    with Session(engine) as first, Session(engine) as second:
+        message = remind(house, first, idempotency_key="key")
+        for key in ("key", None):
+            with pytest.raises(StoreUnavailable, match="SQLITE_BUSY"):
+                remind(house, second, "ben" if key is None else "ada", idempotency_key=key)
+        second.rollback()
+        assert house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+        first.commit()
+    assert house.places() == house.all_members()
+
+
+@each_way
+def test_messages_of_one_transaction_see_each_other(house: House, engine: Engine, way: Way) -> None:
+    with calling(engine, way) as caller:
+        first = remind(house, caller)
+        with pytest.raises(QuotaExceeded) as caught:
+            remind(house, caller)
+        assert caught.value.conflicting == (first.id,)
+        shifted = remind(house, caller, on_conflict="shift")
+        assert shifted.send_at == SOON + MINUTE
+        order(caller)
+        caller.commit()
+    assert ordered(engine) == [1]
+    assert set(house.members()) == {first.id, shifted.id}
+    assert house.places() == house.all_members()
+
+
+@pytest.mark.every_database
+@each_way
+def test_a_message_that_the_database_refuses_leaves_the_transaction_usable(
+    house: House, engine: Engine, way: Way
+) -> None:
+    if house.url.startswith("sqlite"):
+        house.sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages "
+            "BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    elif house.url.startswith("mysql"):
+        house.sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages FOR EACH ROW "
+            f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{SECRET}'"
+        )
+    else:
+        house.sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "RAISE EXCEPTION 'no'; END $$"
+        )
+        house.sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON dispatcher_messages EXECUTE FUNCTION refuse()"
+        )
+    before = house.snapshot()
+    with calling(engine, way) as caller:
+        order(caller)
+        for key in (None, "key"):
+            with pytest.raises(StoreUnavailable, match="answered") as caught:
+                remind(house, caller, idempotency_key=key, body={"text": SECRET})
+            assert SECRET not in "".join(format_exception(caught.value))
+        order(caller, 2)
+        caller.commit()
+    assert ordered(engine) == [1, 2]
+    assert house.snapshot() == before
+
+
+def test_what_is_near_is_published_together_after_the_commit(build: Build, slow: House) -> None:
+    calls: list[str] = []
+    seen = Between(slow.parts.queue, before={"enqueue": lambda: calls.append("enqueue")})
+    slow.swap("queue", seen)
+    with callers_engine(slow.database) as engine:
+        with Session(engine) as session:
+            now = slow.moved.now()
+            for recipient in ("ada", "ben"):
+                remind(slow, session, recipient, send_at=now)
+            remind(slow, session, "cyd", send_at=now + timedelta(days=1))
+            assert queued(slow) == 0
+            session.commit()
+            assert (calls, queued(slow)) == (["enqueue"], 1)
+            remind(slow, session, "dan", send_at=now)
+            session.rollback()
+        with engine.connect() as connection:
+            remind(slow, connection, "eve", send_at=now)
+            connection.commit()
+            remind(slow, connection, "fay", send_at=now)
+            assert queued(slow) == 2, "a connection tells when it is used again, or returned"
+            connection.commit()
+        assert queued(slow) == 3
+    assert len(slow.rows()) == 5
+
+
+@pytest.mark.every_database
+@each_way
+def test_between_insert_and_commit_the_store_is_asked_nothing_else(
+    build: Build, database_url: str, way: Way
+) -> None:
+    house = build()
+    asked: list[object] = []
+    with callers_engine(house.database) as engine:
+        with calling(engine, way) as first:
+            remind(house, first)  # the first time, the two databases are compared
+        event.listen(house.parts.database.engine, "checkout", lambda *each: asked.append(each))
+        with calling(engine, way) as caller:
+            order(caller)
+            remind(house, caller, idempotency_key="key")
+            remind(house, caller, idempotency_key="key")
+            with pytest.raises(IdempotencyConflict):
+                remind(house, caller, idempotency_key="key", body={})
+            with pytest.raises(QuotaExceeded):
+                remind(house, caller, idempotency_key="other")
+            remind(house, caller, on_conflict="shift")
+            with caller.begin_nested() as savepoint:
+                remind(house, caller, "ben")
+                savepoint.rollback()
+            remind(house, caller, "ben")
+            assert asked == []
+            caller.commit()
+    assert len(asked) == 1
+    assert len(house.rows()) == 3
+    assert house.places() == house.all_members()
+
+
+def test_no_listener_is_left_on_a_session_and_one_on_its_pool(house: House, engine: Engine) -> None:
+    with Session(engine) as session:
+        for number in range(5):
+            remind(house, session, f"name {number}")
+            session.commit() if number % 2 else session.rollback()
+            names = [name for name in dir(session.dispatch) if name.startswith(("after", "before"))]
+            assert not any(list(getattr(session.dispatch, name)) for name in names)
+            assert [each for each in engine.pool.dispatch.checkin if each is _returns] == [_returns]
+            assert "dispatcher.watches" not in session.connection().info
+            session.rollback()
+    assert contains(engine.pool, "checkin", _returns)
+    assert len(house.rows()) == 2
+    assert house.places() == house.all_members()

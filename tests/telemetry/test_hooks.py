@@ -1,0 +1,177 @@
+"""Every transition is told, once, after it is committed, whoever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, TemporaryFailure
+from tests.support.house import BODY, House, hour_ago
+from tests.support.house_fixtures import Build
+
+pytestmark = pytest.mark.every_database
+
+CALLS: list[tuple[str, Message]] = []
+
+
+class Hooks:
+    """Writes down what it is told."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dir__():
+            raise AttributeError(name)
+        return lambda message: CALLS.append((name.removeprefix("on_"), message))
+
+    def __dir__(self) -> list[str]:
+        kinds = (
+            "scheduled", "sent", "failed", "retry", "held", "expired", "cancelled", "rescheduled",
+            "reslotted", "snoozed",
+        )  # fmt: skip
+        return [f"on_{kind}" for kind in kinds]
+
+
+class Enqueued:
+    """Is told of nothing else."""
+
+    def on_enqueued(self, message: Message) -> None:
+        CALLS.append(("enqueued", message))
+
+
+class Fickle:
+    """A transport that does what the body says."""
+
+    def send(self, message: Message) -> None:
+        failures: dict[object, Exception] = {
+            "never": PermanentFailure(), "later": TemporaryFailure(), "perhaps": PerhapsSent(),
+        }  # fmt: skip
+        failure = failures.get(message.body["text"])
+        if failure is not None:
+            raise failure
+
+
+@pytest.fixture
+def house(build: Build) -> Iterator[House]:
+    CALLS.clear()
+    name = __name__
+    channels = {"memory": {"transport": f"{name}:Fickle", "max_attempts": 2, "on_unknown": "hold"}}
+    yield build(clock=hour_ago(), hooks=f"{name}:Hooks", channels=channels, quotas=["100/minute"])
+    CALLS.clear()
+
+
+def told(house: House) -> list[tuple[str, str]]:
+    """Wait for the hooks; return what they were told, with the status the message had."""
+    hooks = house.parts.hooks
+    assert hooks is not None
+    hooks.close(30)
+    return [(kind, message.status.value) for kind, message in CALLS]
+
+
+ENDS = {
+    "fine": [("sent", "sent")],
+    "never": [("failed", "failed")],
+    "later": [("retry", "scheduled")],
+    "perhaps": [("held", "held")],
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_delivery_is_told(house: House, text: str) -> None:
+    message = house.submit(body={"text": text})
+    house.deliver(message)
+    assert told(house) == [("scheduled", "scheduled"), *ENDS[text]]
+    assert CALLS[-1][1] == house.again(message)
+
+
+def test_every_way_in_is_told_once(house: House) -> None:
+    drafts = [
+        Draft(channel="memory", recipient=f"r{n}", body=BODY, send_in=timedelta(0),
+              idempotency_key=f"{n}")
+        for n in range(3)
+    ]  # fmt: skip
+    house.dispatcher.submit_many(drafts)
+    house.dispatcher.submit_many(drafts)
+    level = "SERIALIZABLE" if house.url.startswith("sqlite") else "READ COMMITTED"
+    engine = house.database.engine.execution_options(isolation_level=level)
+    with engine.begin() as connection:
+        house.submit(session=connection)
+        assert len(CALLS) <= 3
+    connection = engine.connect()
+    with connection, connection.begin() as undone:
+        house.submit(session=connection)
+        undone.rollback()
+    assert told(house) == [("scheduled", "scheduled")] * 4
+
+
+def test_what_ends_without_a_hand_over_is_told(house: House) -> None:
+    one, many, out, past = (house.submit(f"r{n}") for n in range(4))
+    house.dispatcher.cancel(one.id)
+    house.dispatcher.cancel_many([many.id])
+    house.parts.suppressions.add("r2", None)
+    house.change([past], send_at=house.database_time() - timedelta(hours=2),
+                 expires_at=house.database_time() - timedelta(seconds=9))  # fmt: skip
+    for _ in range(2):
+        house.deliver(out, past)
+    ends = told(house)[4:]
+    assert sorted(ends) == sorted([("cancelled", "cancelled")] * 3 + [("expired", "expired")])
+
+
+def test_what_a_dead_worker_left_is_told(house: House) -> None:
+    held, again = house.submit("ada"), house.submit("ben", on_unknown="retry")
+    house.parts.delivery.parts.claims.claim([held.id, again.id])
+    house.end_claims(held, again)
+    assert house.parts.sweep.rescue() == 2
+    house.dispatcher.drop(held.id)
+    ends = told(house)[2:]
+    assert ("retry", "scheduled") in ends
+    assert ends[-1] == ("failed", "failed")
+
+
+def test_what_gets_another_time_is_told_with_it(build: Build, house: House) -> None:
+    far = house.submit(send_in=timedelta(hours=9))
+    moved = house.dispatcher.reschedule(far.id, send_in=timedelta(hours=10))
+    assert told(house)[1:] == [("rescheduled", "scheduled")]
+    assert CALLS[-1][1] == moved
+    CALLS.clear()
+    channels = {"memory": {"transport": "memory", "catch_up": "reslot", "limits": ["1/minute"]}}
+    house = build(clock=hour_ago(), hooks=f"{__name__}:Hooks", channels=channels)
+    overdue = house.submit()
+    house.change([overdue], enqueue_at=overdue.send_at)
+    assert house.parts.catch_up.run().moved == 1
+    one, two = (house.submit(f"r{n}", send_in=timedelta(hours=1)) for n in range(2))
+    house.change([one, two], next_attempt_at=house.database_time())
+    house.deliver(one, two)
+    kinds = [kind for kind, _ in told(house)]
+    assert kinds[:4] == ["scheduled", "reslotted", "scheduled", "scheduled"]
+    assert sorted(kinds[4:]) == ["sent", "snoozed"]
+    moved, snoozed = CALLS[1][1], next(each for kind, each in CALLS if kind == "snoozed")
+    assert (moved.id, moved.asked_at) == (overdue.id, overdue.send_at)
+    assert moved == house.again(overdue)
+    assert snoozed.attempt_count == 0
+    assert snoozed.next_attempt_at > house.database_time()
+
+
+def test_hooks_that_raise_break_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("canary")
+
+    monkeypatch.setattr(house.parts.hooks, "_calls", {"on_scheduled": broken, "on_sent": broken})
+    message = house.submit()
+    assert house.deliver(message) == 1
+    assert told(house) == []
+    assert house.again(message).status == "sent"
+
+
+def test_what_is_given_to_celery_is_told_by_whom_gives_it(build: Build) -> None:
+    CALLS.clear()
+    house = build(clock=hour_ago(), hooks=f"{__name__}:Enqueued", quotas=["100/minute"])
+    near = house.submit()
+    far = house.submit(send_in=timedelta(minutes=10))  # the database's clock is an hour ahead
+    assert house.parts.sweep.enqueue_due() >= 1
+    assert set(told(house)) == {("enqueued", "scheduled")}
+    first, *others = [message.id for _, message in CALLS]
+    assert first == near.id
+    assert far.id in others
+    CALLS.clear()

@@ -1,0 +1,199 @@
+"""Each transition of a message is a line in the log, and a refused one is none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import (
+    Draft,
+    Message,
+    PerhapsSent,
+    PermanentFailure,
+    QuotaExceeded,
+    TemporaryFailure,
+)
+from dispatcher.telemetry.journal import FIELDS
+from dispatcher.times.send_time import as_text
+from tests.support.callers import callers_engine
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+
+MINUTE = timedelta(minutes=1)
+ROOMY = "100/minute"
+KEY = "sixteen letters and more"
+
+
+@pytest.fixture(autouse=True)
+def at_debug(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.DEBUG, "dispatcher.journal"):
+        yield
+
+
+@pytest.fixture
+def roomy(build: Build) -> House:
+    return build(clock=hour_ago(), quotas=ROOMY, log_key=KEY)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Any:
+    def of(message: Message, *names: str) -> list[Any]:
+        """What was told of a message: the transitions, or with names those fields of them."""
+        lines = [vars(each) for each in caplog.records if each.name == "dispatcher.journal"]
+        mine = [line for line in lines if line["message_id"] == str(message.id)]
+        assert all(set(FIELDS) & set(line) for line in mine)
+        wanted = names or ("transition",)
+        found = [tuple(line.get(name) for name in wanted) for line in mine]
+        return found if names else [each[0] for each in found]
+
+    return of
+
+
+def fail(house: House, error: Exception) -> None:
+    def before(_: Message) -> None:
+        raise error
+
+    house.memory.before = before
+
+
+def again(house: House, message: Message) -> None:
+    house.change([message], next_attempt_at=message.send_at)
+    house.deliver(message)
+
+
+def test_one_that_is_sent(roomy: House, told: Any) -> None:
+    message = roomy.submit()
+    roomy.deliver(message)
+    roomy.deliver(message)
+    assert told(message) == ["scheduled", "enqueued", "sent"]
+    names = told(message, "recipient")
+    assert names[0] == names[2] != (None,)
+    assert told(message, "attempt")[2] == (1,)
+
+
+def test_one_that_is_retried_and_fails_and_is_tried_again(roomy: House, told: Any) -> None:
+    message = roomy.submit()
+    fail(roomy, TemporaryFailure("busy", retry_after=timedelta(minutes=5)))
+    roomy.deliver(message)
+    fail(roomy, PermanentFailure("gone"))
+    again(roomy, message)
+    roomy.dispatcher.retry(message.id)
+    lines = told(message, "transition", "attempt", "outcome")
+    assert lines[2:] == [
+        ("retried", 1, "temporary"),
+        ("failed", 2, "permanent"),
+        ("retried", 2, None),
+    ]
+    assert told(message, "wait_seconds")[2][0] >= 300
+
+
+def test_one_whose_outcome_nobody_knows(roomy: House, told: Any) -> None:
+    released, dropped = (roomy.submit(on_unknown="hold") for _ in range(2))
+    fail(roomy, PerhapsSent("the line broke"))
+    roomy.deliver(released, dropped)
+    roomy.dispatcher.release(released.id)
+    roomy.dispatcher.drop(dropped.id)
+    assert told(released)[2:] == ["held", "released"]
+    assert told(dropped)[2:] == ["held", "failed"]
+
+
+def test_one_that_a_limiter_puts_back(build: Build, told: Any) -> None:
+    channels = {"memory": {"transport": "memory", "limits": ["1/minute"]}}
+    house = build(clock=hour_ago(), quotas=ROOMY, channels=channels)
+    first, second = house.submit(), house.submit()
+    house.deliver(first, second)
+    assert told(first)[2:] == ["sent"]
+    assert told(second)[2:] == ["snoozed"]
+    assert 50 < told(second, "wait_seconds")[2][0] <= 60
+
+
+def test_those_that_expire(build: Build, told: Any) -> None:
+    channels = {
+        "memory": {"transport": "memory", "catch_up": "expire"},
+        "other": {"transport": "memory"},
+    }
+    house = build(clock=hour_ago(), quotas=ROOMY, channels=channels)
+    overdue = house.submit()
+    house.change([overdue], enqueue_at=overdue.send_at)
+    assert house.parts.catch_up.run().expired == 1
+    late = house.submit(channel="other", expire_after=timedelta(seconds=1))
+    house.deliver(late)
+    house.deliver(late)
+    assert told(overdue)[-1] == told(late)[-1] == "expired"
+    assert told(late).count("expired") == 1
+
+
+def test_one_whose_recipient_opted_out_unseen(roomy: House, told: Any) -> None:
+    message = roomy.submit()
+    late = roomy.submit("ben", expire_after=timedelta(seconds=1))
+    roomy.parts.suppressions.add(message.recipient, None)
+    for _ in range(2):
+        roomy.deliver(message, late)
+    assert told(message)[2:] == ["cancelled"]
+    assert told(late)[2:] == ["expired"]
+
+
+def test_one_whose_next_try_would_come_after_its_expiry(roomy: House, told: Any) -> None:
+    message = roomy.submit(expire_after=timedelta(hours=2))
+    fail(roomy, TemporaryFailure("busy", retry_after=timedelta(hours=3)))
+    roomy.deliver(message)
+    assert told(message)[2:] == ["expired"]
+
+
+def test_those_that_are_rescued(roomy: House, told: Any) -> None:
+    again_, held = roomy.submit(), roomy.submit(on_unknown="hold")
+    roomy.parts.delivery.parts.claims.claim([again_.id, held.id])
+    roomy.end_claims(again_, held)
+    assert roomy.parts.sweep.rescue() == 2
+    assert told(again_)[2:] == ["rescued"]
+    assert told(held)[2:] == ["rescued", "held"]
+
+
+def test_those_that_are_moved_and_cancelled(house: House, told: Any) -> None:
+    at = house.clock.now() + 60 * MINUTE
+    alone, *many = (house.submit(f"ada {n}", send_at=at) for n in range(3))
+    moved = house.dispatcher.reschedule(alone.id, send_at=at + MINUTE)
+    house.dispatcher.cancel(alone.id)
+    house.dispatcher.cancel_many([each.id for each in many])
+    assert told(alone) == ["scheduled", "rescheduled", "cancelled"]
+    assert told(alone, "send_at")[1] == (as_text(moved.send_at),)
+    assert [told(each) for each in many] == [["scheduled", "cancelled"]] * 2
+
+
+def test_those_of_a_batch(house: House, told: Any, caplog: pytest.LogCaptureFixture) -> None:
+    at = house.clock.now() + 60 * MINUTE
+    drafts = [
+        Draft(channel="memory", recipient=name, body={}, send_at=at) for name in ("a", "b", "b")
+    ]
+    done = house.dispatcher.submit_many(drafts)
+    accepted = [each for each in done if isinstance(each, Message)]
+    assert [told(each) for each in accepted] == [["scheduled"]] * 2
+    assert len(caplog.records) == 2
+
+
+def test_those_of_a_transaction_once_it_has_committed(house: House, told: Any) -> None:
+    with callers_engine(house.database) as engine:
+        with engine.connect() as caller:
+            message = house.submit(session=caller, send_in=timedelta(hours=1))
+            assert told(message) == []
+            caller.commit()
+        assert told(message) == ["scheduled"]
+        with engine.connect() as caller:
+            undone = house.submit("ben", session=caller, send_in=timedelta(hours=1))
+            caller.rollback()
+        assert told(undone) == []
+
+
+def test_what_is_refused_is_no_transition(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        caplog.clear()
+        try:
+            house.submit(send_in=timedelta(hours=1))
+        except QuotaExceeded:
+            assert not [each for each in caplog.records if each.name == "dispatcher.journal"]
+            return
+    pytest.fail("the quota was not full")

@@ -1,0 +1,383 @@
+"""Spans of submits and hand-overs, as OpenTelemetry's own SDK sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    NoOpTracer,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    use_span,
+)
+
+from dispatcher import (
+    Draft,
+    Message,
+    PerhapsSent,
+    PermanentFailure,
+    QuotaExceeded,
+    StoreUnavailable,
+    TemporaryFailure,
+)
+from dispatcher.telemetry.tracing.spans import Spans
+from dispatcher.testing import a_message
+from tests.support.callers import callers_engine
+from tests.support.house import House, hour_ago
+from tests.support.house_fixtures import Build
+from tests.support.tracing import Collected, collecting
+
+CANARY = "canary-4711"
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def spans() -> Iterator[Collected]:
+    """Give what the SDK exports from now on."""
+    with collecting() as collected:
+        yield collected
+
+
+@pytest.fixture
+def traced(build: Build, spans: Collected) -> House:
+    """Give a house that traces, in which what is submitted is due at once."""
+    return build(clock=hour_ago(), traces=True, quotas="100/minute")
+
+
+def written(context: SpanContext | None) -> str:
+    """A traceparent as the W3C writes it."""
+    assert context is not None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def traceparent(span: ReadableSpan) -> str:
+    return written(span.get_span_context())
+
+
+def linked(span: ReadableSpan) -> list[str]:
+    return [written(each.context) for each in span.links]
+
+
+def stored(house: House, message: Message) -> Any:
+    return house.columns(message, "trace")[0]
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def fail_with(house: House, error: BaseException | None) -> None:
+    def before(_: Message) -> None:
+        if error is not None:
+            raise error
+
+    house.memory.before = before
+
+
+def drafts(many: int, **asked: Any) -> list[Draft]:
+    given: dict[str, Any] = {"channel": "memory", "body": {}, "send_in": HOUR} | asked
+    return [Draft(**{"recipient": f"to {n}"} | given) for n in range(many)]
+
+
+@pytest.mark.every_database
+def test_a_hand_over_is_linked_to_its_submit(traced: House, spans: Collected) -> None:
+    message = traced.submit()
+    traced.deliver(message)
+    (submit,), (deliver,) = spans.named("dispatcher.submit"), spans.named("dispatcher.deliver")
+    assert stored(traced, message) == message.trace == traceparent(submit)
+    assert linked(deliver) == [traceparent(submit)]
+    assert deliver.parent is None
+    assert (submit.kind, deliver.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    known = {
+        "messaging.system": "dispatcher",
+        "messaging.destination.name": "memory",
+        "messaging.message.id": str(message.id),
+    }
+    assert attributes(submit) == known | {
+        "messaging.operation.name": "submit",
+        "messaging.operation.type": "send",
+    }
+    assert attributes(deliver) == known | {
+        "messaging.operation.name": "deliver",
+        "messaging.operation.type": "process",
+        "dispatcher.attempt": 1,
+        "dispatcher.outcome": "sent",
+    }
+    assert {each.status.status_code for each in (submit, deliver)} == {StatusCode.UNSET}
+
+
+def test_each_try_has_a_span_and_all_are_linked_to_the_one_submit(
+    traced: House, spans: Collected
+) -> None:
+    message = traced.submit()
+    fail_with(traced, TemporaryFailure("busy"))
+    traced.deliver(message)
+    fail_with(traced, None)
+    traced.change([message], next_attempt_at=message.send_at)
+    traced.deliver(message)
+    first, second = spans.named("dispatcher.deliver")
+    assert linked(first) == linked(second) == [stored(traced, message)]
+    assert [attributes(each)["dispatcher.attempt"] for each in (first, second)] == [1, 2]
+    assert first.status.status_code is StatusCode.ERROR
+    assert second.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (TemporaryFailure(CANARY), "temporary"),
+        (PermanentFailure(CANARY), "permanent"),
+        (PerhapsSent(CANARY), "unknown"),
+        (OSError(CANARY), "temporary"),
+    ],
+)
+def test_a_failed_try_tells_its_outcome_and_the_type_of_its_error_alone(
+    traced: House, spans: Collected, error: Exception, outcome: str
+) -> None:
+    fail_with(traced, error)
+    traced.deliver(traced.submit())
+    (deliver,) = spans.named("dispatcher.deliver")
+    assert deliver.status.status_code is StatusCode.ERROR
+    assert attributes(deliver)["dispatcher.outcome"] == outcome
+    assert attributes(deliver)["error.type"] == type(error).__name__
+    assert CANARY not in spans.text()
+
+
+def test_what_escapes_from_a_transport_ends_its_span(traced: House, spans: Collected) -> None:
+    message = traced.submit()
+    fail_with(traced, SystemExit(CANARY))
+    with pytest.raises(SystemExit):
+        traced.deliver(message)
+    (deliver,) = spans.named("dispatcher.deliver")
+    assert deliver.status.status_code is StatusCode.ERROR
+    assert attributes(deliver)["error.type"] == "SystemExit"
+
+
+def test_what_a_transport_does_is_a_child_of_the_hand_over(traced: House, spans: Collected) -> None:
+    tracer = trace.get_tracer("an instrumented client")
+
+    def before(_: Message) -> None:
+        with tracer.start_as_current_span("POST"):
+            pass
+
+    traced.memory.before = before
+    traced.deliver(traced.submit())
+    (post,), (deliver,) = spans.named("POST"), spans.named("dispatcher.deliver")
+    assert post.parent == deliver.get_span_context()
+
+
+def test_a_submit_is_a_child_of_what_its_caller_does_and_a_hand_over_is_not(
+    traced: House, spans: Collected
+) -> None:
+    with trace.get_tracer("a web framework").start_as_current_span("GET") as request:
+        traced.deliver(traced.submit())
+    (submit,), (deliver,) = spans.named("dispatcher.submit"), spans.named("dispatcher.deliver")
+    assert submit.parent == request.get_span_context()
+    assert deliver.parent is None
+
+
+def test_an_awaited_submit_is_a_child_of_what_its_coroutine_does(
+    traced: House, spans: Collected
+) -> None:
+    async def serve() -> None:
+        with trace.get_tracer("a web framework").start_as_current_span("GET"):
+            await traced.dispatcher.asubmit(
+                channel="memory", recipient="ada", body={}, send_in=HOUR
+            )
+
+    asyncio.run(serve())
+    (submit,), (request,) = spans.named("dispatcher.submit"), spans.named("GET")
+    assert submit.parent == request.get_span_context()
+
+
+def test_a_hand_over_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
+    tracing = traced.parts.tracing
+    assert tracing is not None
+    with trace.get_tracer("a task").start_as_current_span("run"), tracing.delivering(a_message()):
+        pass
+    (deliver,) = spans.named("dispatcher.deliver")
+    assert deliver.parent is None
+    assert linked(deliver) == []
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.every_database
+def test_many_submits_are_one_span(traced: House, spans: Collected, atomic: bool) -> None:
+    messages = traced.dispatcher.submit_many(drafts(3), atomic=atomic)
+    (submit,) = spans.named("dispatcher.submit")
+    assert len(messages) == 3
+    for each in messages:
+        assert isinstance(each, Message)
+        assert stored(traced, each) == each.trace == traceparent(submit)
+    assert attributes(submit)["messaging.batch.message_count"] == 3
+    assert attributes(submit)["dispatcher.accepted"] == 3
+
+
+def test_drafts_that_are_read_one_by_one_are_one_span_that_is_not_the_callers(
+    traced: House, spans: Collected
+) -> None:
+    current = set()
+    asked = (each for each in [*drafts(2), *drafts(1, recipient="")])
+    answers = traced.dispatcher.submit_many(asked)
+    for _ in answers:
+        current.add(trace.get_current_span())
+    (submit,) = spans.named("dispatcher.submit")
+    assert current == {INVALID_SPAN}
+    counts = ("messaging.batch.message_count", "dispatcher.accepted", "dispatcher.refused")
+    assert [attributes(submit)[each] for each in counts] == [3, 2, 1]
+    assert submit.status.status_code is StatusCode.UNSET
+
+
+def test_a_span_of_many_ends_where_nobody_reads_on(traced: House, spans: Collected) -> None:
+    answers = iter(traced.dispatcher.submit_many(each for each in drafts(2)))
+    next(answers)
+    assert spans.named("dispatcher.submit") == []
+    del answers
+    (submit,) = spans.named("dispatcher.submit")
+    assert attributes(submit)["messaging.batch.message_count"] == 1
+    assert submit.status.status_code is StatusCode.UNSET
+
+
+def test_a_submit_in_a_transaction_of_the_callers(traced: House, spans: Collected) -> None:
+    with callers_engine(traced.database) as engine, engine.begin() as caller:
+        message = traced.submit(session=caller)
+    (submit,) = spans.named("dispatcher.submit")
+    assert stored(traced, message) == message.trace == traceparent(submit)
+    assert attributes(submit)["messaging.message.id"] == str(message.id)
+
+
+def test_a_refused_submit_tells_the_type_of_its_error(build: Build, spans: Collected) -> None:
+    house = build(traces=True, quotas="1/minute")
+    house.submit(CANARY, send_in=HOUR)
+    with pytest.raises(QuotaExceeded):
+        house.submit(CANARY, send_in=HOUR)
+    _, refused = spans.named("dispatcher.submit")
+    assert refused.status.status_code is StatusCode.ERROR
+    assert attributes(refused)["error.type"] == "QuotaExceeded"
+    assert CANARY not in spans.text()
+
+
+def test_a_batch_that_breaks_off_ends_its_span_as_failed(traced: House, spans: Collected) -> None:
+    class Broken:
+        def among(self, *_: object) -> object:
+            raise StoreUnavailable(CANARY)
+
+    traced.swap("suppressions", Broken())
+    with pytest.raises(StoreUnavailable):
+        traced.dispatcher.submit_many(drafts(2))
+    (submit,) = spans.named("dispatcher.submit")
+    assert attributes(submit)["error.type"] == "StoreUnavailable"
+    assert CANARY not in spans.text()
+
+
+def test_the_same_key_gives_the_message_with_the_trace_of_its_first_submit(
+    traced: House, spans: Collected
+) -> None:
+    first, second = (traced.submit(idempotency_key="key") for _ in range(2))
+    traced.deliver(second)
+    submit, repeated = spans.named("dispatcher.submit")
+    assert second == first
+    assert first.trace == traceparent(submit)
+    assert attributes(repeated)["messaging.message.id"] == str(first.id)
+    assert linked(spans.named("dispatcher.deliver")[0]) == [first.trace]
+
+
+def test_no_span_names_a_recipient_a_scope_a_key_or_a_body(traced: House, spans: Collected) -> None:
+    asked: dict[str, Any] = {
+        "recipient": CANARY,
+        "body": {"text": CANARY},
+        "scope": CANARY,
+        "idempotency_key": CANARY,
+    }
+    traced.deliver(traced.submit(**asked))
+    traced.dispatcher.submit_many(drafts(2, **asked | {"idempotency_key": None}))
+    assert len(spans.named("dispatcher.submit")) == 2
+    assert CANARY not in spans.text()
+
+
+def test_where_it_is_off_nothing_is_stored_and_nothing_is_told(
+    build: Build, spans: Collected
+) -> None:
+    house = build(clock=hour_ago(), quotas="100/minute")
+    with trace.get_tracer("a web framework").start_as_current_span("GET"):
+        message = house.submit()
+        (other,) = house.dispatcher.submit_many(drafts(1))
+        house.deliver(message)
+    assert isinstance(other, Message)
+    assert [stored(house, message), stored(house, other)] == [None, None]
+    assert {each.name for each in spans.all()} == {"GET"}
+
+
+def test_a_message_that_nobody_traced_is_delivered_without_a_link(
+    traced: House, spans: Collected
+) -> None:
+    message, other = traced.submit(), traced.submit("ben")
+    traced.change([message], trace=None)
+    traced.change([other], trace="not what W3C has in mind")
+    traced.deliver(message, other)
+    assert [linked(each) for each in spans.named("dispatcher.deliver")] == [[], []]
+    assert len(traced.sent) == 2
+
+
+class Faulty(SpanProcessor):
+    """A processor that fails where it is asked to."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def on_start(self, span: Span, parent_context: object = None) -> None:
+        del span, parent_context
+        if self.when == "start":
+            raise RuntimeError(CANARY)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        del span
+        if self.when == "end":
+            raise RuntimeError(CANARY)
+
+
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_a_fault_of_the_sdk_holds_up_no_message_and_makes_no_outcome_unknown(
+    traced: House, spans: Collected, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = traced.submit()
+    with spans.also(Faulty(when)):
+        assert traced.deliver(message) == 1
+        other = traced.submit("ben")
+        assert traced.deliver(other) == 1
+    assert traced.sent == [message.id, other.id]
+    assert [traced.again(each).status for each in (message, other)] == ["sent", "sent"]
+    assert caplog.text.count("nothing is traced any more") == 1
+    assert CANARY not in caplog.text
+
+
+@pytest.fixture
+def api_alone(traced: House) -> House:
+    """Give the house as it is where the program has set up no SDK."""
+    tracing = traced.parts.tracing
+    assert isinstance(tracing, Spans)
+    tracing._tracer = NoOpTracer()
+    return traced
+
+
+def test_without_an_sdk_nothing_is_stored(api_alone: House) -> None:
+    message = api_alone.submit()
+    api_alone.deliver(message)
+    assert stored(api_alone, message) is None
+    assert api_alone.sent == [message.id]
+
+
+def test_without_an_sdk_what_a_caller_was_given_is_passed_on(api_alone: House) -> None:
+    given = SpanContext(trace_id=1, span_id=2, is_remote=True)
+    with use_span(NonRecordingSpan(given)):
+        message = api_alone.submit()
+    assert stored(api_alone, message) == written(given)

@@ -1,0 +1,286 @@
+"""Apprise against a local server, by the plug-in that posts JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from apprise import Apprise
+
+from dispatcher import (
+    Channel,
+    InvalidDraft,
+    InvalidSettings,
+    PerhapsSent,
+    PermanentFailure,
+    Settings,
+    TemporaryFailure,
+)
+from dispatcher.testing import a_message
+from dispatcher.transports import Checks, load
+from dispatcher.transports.apprise import AppriseTransport
+from tests.support.http_receiver import Handler, Receiver, pause, receiving
+from tests.transports.webhooks import in_time
+
+SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
+
+
+def url_of(receiver: Receiver, rest: str = "/hook") -> str:
+    return f"json://127.0.0.1:{receiver.port}{rest}"
+
+
+def to(receiver: Receiver, rest: str = "/hook", **options: Any) -> AppriseTransport:
+    return AppriseTransport(urls=[url_of(receiver, rest)], **options)
+
+
+def test_a_message_goes_to_the_services_of_the_settings(receiver: Receiver) -> None:
+    with receiving() as other:
+        transport = AppriseTransport(urls=[url_of(receiver), url_of(other)])
+        body = {"title": "Reminder", "text": "5 < 7 & :smile: \\n"}
+        assert transport.send(a_message(body=body)) == "JSON, JSON"
+        for each in (receiver, other):
+            [received] = each.received
+            content = json.loads(received.content)
+            assert (content["title"], content["message"]) == (body["title"], body["text"])
+            assert content["attachments"] == []
+
+
+def test_the_recipient_is_written_where_the_settings_say(receiver: Receiver) -> None:
+    transport = to(receiver, "/to/{recipient}/?+X-To={recipient}")
+    transport.send(a_message(recipient="+49#ops@x.org"))
+    [received] = receiver.received
+    assert received.path == "/to/+49%23ops@x.org/", "as requests writes it"
+    assert received.headers["x-to"] == "+49#ops@x.org"
+
+
+def test_without_a_placeholder_the_recipient_is_any_text(receiver: Receiver) -> None:
+    to(receiver).send(a_message(recipient="all, of us/../x"))
+    assert receiver.received[0].path == "/hook"
+
+
+SEPARATORS = ["a,b", "a b", "a;b", "a/b", "../b", "..", ".", "a..b", "a?b", "a&b", "a%2fb", "a\\b",
+              "a\nb", "a{b}", "{recipient}", "a'b", 'a"b', "a|b", "<a>", "ä", "@", "#"]  # fmt: skip
+
+
+@pytest.mark.parametrize("recipient", SEPARATORS)
+def test_a_recipient_that_could_be_two_or_another_path_is_refused(
+    receiver: Receiver, recipient: str
+) -> None:
+    options = {"urls": [url_of(receiver, "/{recipient}")]}
+    checks = Checks({"chat": Channel(transport="apprise", options=options)})
+    with pytest.raises(InvalidDraft) as caught:
+        checks("chat", recipient, {"text": "x"})
+    assert caught.value.field == "recipient"
+    with pytest.raises(PermanentFailure, match="recipient"):
+        AppriseTransport(**options).send(a_message(recipient=recipient))  # type: ignore[arg-type] # as settings are read
+    assert receiver.received == []
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "body.text"),
+        ({"text": ""}, "body.text"),
+        ({"text": " "}, "body.text"),
+        ({"text": 7}, "body.text"),
+        ({"text": "x", "title": 7}, "body.title"),
+        ({"text": "x", "title": "a\r\nBcc: eve@x.org"}, "body.title"),
+        ({"text": "x", "title": "x" * 256}, "body.title"),
+        ({"text": "x", "attach": "/etc/passwd"}, "body.attach"),
+        ({"text": "x", "attach": "http://169.254.169.254/"}, "body.attach"),
+        ({"text": "x", "urls": ["json://evil"]}, "body.urls"),
+        ({"text": "x", "Dear Ada, " * 20: 1}, "body." + ("Dear Ada, " * 20)[:40]),
+    ],
+)
+def test_a_body_holds_a_text_and_a_title_and_nothing_to_fetch(
+    receiver: Receiver, body: dict[str, Any], field: str
+) -> None:
+    checks = Checks({"chat": Channel(transport="apprise")})
+    with pytest.raises(InvalidDraft) as caught:
+        checks("chat", "ada", body)
+    assert caught.value.field == field
+    with pytest.raises(PermanentFailure, match=field):
+        to(receiver).send(a_message(body=body))
+    assert receiver.received == []
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"text": "5 < 7"}, "body.text"),
+        ({"html": "5", "title": "<b>"}, "body.title"),
+        ({"html": "5", "title": "a & b"}, "body.title"),
+        ({"html": " "}, "body.html"),
+    ],
+)
+def test_what_is_html_stands_under_html_where_templates_escape(
+    receiver: Receiver, body: dict[str, Any], field: str
+) -> None:
+    checks = Checks({"chat": Channel(transport="apprise", options={"format": "html"})})
+    with pytest.raises(InvalidDraft) as caught:
+        checks("chat", "ada", body)
+    assert caught.value.field == field
+    with pytest.raises(PermanentFailure, match=field):
+        to(receiver, format="html").send(a_message(body=body))
+    checks("chat", "ada", {"html": "<b>5</b>", "title": "five"})
+    assert receiver.received == []
+
+
+def test_a_text_that_looks_like_a_path_or_a_template_stays_a_text(receiver: Receiver) -> None:
+    text = "file:///etc/passwd ${HOME} {recipient} {{ app_id }}"
+    to(receiver).send(a_message(body={"text": text}))
+    assert json.loads(receiver.received[0].content)["message"] == text
+
+
+def test_a_text_is_turned_into_what_a_service_wants(receiver: Receiver) -> None:
+    to(receiver, "/?format=html").send(a_message(body={"text": "5 < 7 <b>"}))
+    to(receiver, "/?format=html", format="html").send(a_message(body={"html": "5 < 7 <b>"}))
+    plain, html = (json.loads(each.content)["message"] for each in receiver.received)
+    assert "&lt;b&gt;" in plain
+    assert html == "5 < 7 <b>"
+
+
+def test_a_recipient_that_a_service_does_not_take_has_failed(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = AppriseTransport(urls=[url_of(receiver), url_of(receiver, "/{recipient}")])
+    real = Apprise.instantiate
+
+    def only_without(url: str, **more: Any) -> Any:
+        return None if url.endswith("/ada") else real(url, **more)
+
+    monkeypatch.setattr(Apprise, "instantiate", only_without)
+    with pytest.raises(PermanentFailure, match="does not take this recipient"):
+        transport.send(a_message())
+    assert receiver.received == [], "no service got it"
+
+
+def test_a_refusal_is_tried_again_and_where_it_must_not_be_it_is_held(receiver: Receiver) -> None:
+    receiver.answers(500, body=SECRET.encode())
+    with pytest.raises(TemporaryFailure, match="0 of 1 services took it") as caught:
+        to(receiver).send(a_message())
+    assert SECRET not in str(caught.value)
+    with pytest.raises(PerhapsSent, match="0 of 1"):
+        to(receiver).send(a_message(on_unknown="hold"))
+
+
+def test_what_some_services_took_and_others_did_not_is_unknown(receiver: Receiver) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = f"json://127.0.0.1:{listener.getsockname()[1]}/"
+    with pytest.raises(PerhapsSent, match="1 of 2 services took it"):
+        AppriseTransport(urls=[closed, url_of(receiver)]).send(a_message())
+    assert len(receiver.received) == 1
+
+
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    with receiving() as canary:
+        receiver.answers(307, {"Location": canary.url})
+        with pytest.raises(TemporaryFailure):
+            to(receiver).send(a_message())
+        assert canary.received == []
+
+
+def drip(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"x")
+        pause(0.02)
+
+
+@pytest.mark.parametrize("answer", [Handler.wait_for_its_end, drip])
+def test_a_service_that_does_not_end_is_left_at_the_deadline(
+    receiver: Receiver, answer: Any
+) -> None:
+    receiver.answer = answer
+    with in_time(), pytest.raises((PerhapsSent, TemporaryFailure)):
+        to(receiver, timeout=0.3).send(a_message())
+
+
+def test_hand_overs_that_never_end_do_not_pile_up(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.transports.apprise._MOST_LEFT", 1)
+    receiver.answer = drip
+    transport = to(receiver, timeout=0.1)
+    with pytest.raises(PerhapsSent, match="in time"):
+        transport.send(a_message())
+    with pytest.raises(TemporaryFailure, match="1 earlier"):
+        transport.send(a_message())
+
+
+def test_where_the_system_gives_no_thread_nothing_was_sent_and_nothing_is_lost(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.transports.apprise._MOST_LEFT", 1)
+    transport = to(receiver)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(TemporaryFailure, match="no more threads"):
+            transport.send(a_message())
+    assert [transport.send(a_message()) for _ in range(2)] == ["JSON", "JSON"]
+
+
+def test_threads_share_a_transport_without_waiting_for_each_other(receiver: Receiver) -> None:
+    transport = to(receiver, "/{recipient}")
+    # one of Apprise's own would pause between requests
+    with in_time(), ThreadPoolExecutor(8) as pool:
+        ended = pool.map(transport.send, [a_message(recipient=f"n{n}") for n in range(40)])
+        assert set(ended) == {"JSON"}
+    assert {each.path for each in receiver.received} == {f"/n{number}" for number in range(40)}
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("urls", {"urls": []}),
+    ("urls", {"urls": "json://127.0.0.1/"}),
+    ("urls.0", {"urls": [7]}),
+    ("urls.1", {"urls": ["json://127.0.0.1/", f"nosuch://{SECRET}/"]}),
+    ("urls.0", {"urls": [f"tgram://{SECRET}"]}),
+    ("urls.0", {"urls": ["{recipient}"]}),
+    ("urls.0", {"urls": ["{recipient}://host/"]}),
+    ("urls.0", {"urls": [f"json://{SECRET}:{{recipient}}@host/"]}),
+    ("urls.0", {"urls": ["json://{recipient}/"]}),
+    ("urls.0", {"urls": ["json://host:{recipient}/"]}),
+    ("urls.0", {"urls": [f"file:///etc/{SECRET}"]}),
+    ("format", {"urls": ["json://127.0.0.1/"], "format": "pdf"}),
+]
+
+
+@pytest.mark.parametrize(("option", "options"), OPTIONS)
+def test_an_option_that_cannot_be_used_is_named_and_no_secret_with_it(
+    option: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(InvalidSettings) as caught:
+        load("chat", Channel(transport="apprise", options=options), Settings.load())
+    assert caught.value.field == f"channels.chat.options.{option}"
+    assert SECRET not in str(caught.value)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_no_log_tells_a_url_a_recipient_or_a_text(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(1)
+    receiver.answers(status, body=SECRET.encode())
+    transport = to(receiver, f"/{SECRET}/{{recipient}}")
+    message = a_message(recipient=f"to-{SECRET}", body={"text": SECRET, "title": SECRET})
+    with nullcontext() if status == 200 else pytest.raises(TemporaryFailure) as caught:
+        transport.send(message)
+    assert SECRET not in str(caught)
+    assert SECRET not in caplog.text
+    assert str(receiver.port) not in caplog.text
+    assert SECRET not in repr(transport)
+    logging.getLogger("apprise").warning("of others is written as ever")
+    assert "as ever" in caplog.text

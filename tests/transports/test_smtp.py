@@ -1,0 +1,333 @@
+"""E-mail over a real mail server: security, log-in, and lines that are used again."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import ssl
+from collections.abc import Iterator
+from email.headerregistry import Address
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dispatcher import InvalidDraft, InvalidSettings, PermanentFailure, TemporaryFailure
+from dispatcher.transports.smtp import SmtpTransport
+from dispatcher.transports.smtp.mail import check_mail, compose
+from tests.support.clock import MovableClock
+from tests.support.doubles import at_once
+from tests.support.mail import (
+    PASSWORD,
+    USER,
+    MailServer,
+    ScriptedServer,
+    an_email,
+    certified,
+    smtp,
+)
+from tests.transports.test_mail import nasty
+
+SCHEMES = {"tls": "smtps", "starttls": "smtp+starttls", "none": "smtp"}
+LOG_IN = f"{USER}:{quote(PASSWORD, safe='')}@"
+
+
+def transport_to(
+    server: MailServer | ScriptedServer, security: str = "none", log_in: str = "", **options: Any
+) -> SmtpTransport:
+    url = f"{SCHEMES[security]}://{log_in}localhost:{server.port}"
+    return smtp(options.pop("url", url), **{"timeout": 5} | options)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH:UserWarning")  # of aiosmtpd
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+    return certified(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.mark.parametrize("security", SCHEMES)
+def test_a_mail_arrives_as_it_was_meant(security: str, tls: tuple[ssl.SSLContext, str]) -> None:
+    context, authority = tls
+    with MailServer(security=security, context=context, auth=True) as server:
+        transport = transport_to(server, security, LOG_IN, ca_file=authority)
+        sent = an_email(body={"subject": "Größe", "text": "hé\n.\n..\nx", "html": "<p>hé"})
+        assert transport.send(sent) == "250 2.0.0 queued as 1"
+        transport.close()
+        [taken] = server.taken
+    assert (taken.sender, taken.recipients) == ("mail@shop.example", ["ada@example.org"])
+    parsed = email.message_from_bytes(taken.content, policy=email.policy.default)
+    assert parsed["Message-ID"] == f"<{sent.id}@shop.example>"
+    assert parsed["Subject"] == "Größe"
+    assert isinstance(parsed, email.message.EmailMessage)
+    plain = parsed.get_body(("plain",))
+    assert plain is not None
+    assert plain.get_content().split() == ["hé", ".", "..", "x"]
+
+
+@pytest.fixture(scope="module")
+def sink() -> Iterator[MailServer]:
+    with MailServer() as server:
+        yield server
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    recipient=st.one_of(nasty.map(lambda text: f"{text}@b.c"), st.just("a@b.c")),
+    subject=nasty,
+    text=nasty,
+)
+@example(recipient="a@b.c", subject="s", text="\r\n.\r\nMAIL FROM:<v@e.org>\r\n")
+@example(recipient="a@b.c", subject="s", text="\n.\nRCPT TO:<v@e.org>\n.\r.\n..")
+def test_whatever_is_written_the_server_takes_one_mail_to_one_recipient_as_composed(
+    sink: MailServer, recipient: str, subject: str, text: str
+) -> None:
+    body = {"subject": subject, "text": text}
+    try:
+        check_mail(recipient, body)
+    except InvalidDraft:
+        with pytest.raises(PermanentFailure):
+            transport_to(sink).send(an_email(recipient, body))
+        return
+    clock = MovableClock()
+    transport = transport_to(sink, clock=clock)
+    message = an_email(recipient, body)
+    before = len(sink.taken)
+    transport.send(message)
+    transport.close()
+    [taken] = sink.taken[before:]
+    assert taken.recipients == [recipient]
+    sender = Address("Shop", addr_spec="mail@shop.example")
+    assert taken.content == compose(message, sender=sender, now=clock.now()).content
+
+
+def test_addresses_beyond_ascii_go_where_they_are_understood() -> None:
+    with MailServer() as server:
+        transport = transport_to(server)
+        assert transport.send(an_email("jörg@müller.example"))
+        assert transport.send(an_email("ada@example.org"))
+        transport.close()
+    assert [each.recipients for each in server.taken] == [
+        ["jörg@müller.example"], ["ada@example.org"],
+    ]  # fmt: skip
+    assert "SMTPUTF8" in server.taken[0].options
+    assert "SMTPUTF8" not in server.taken[1].options
+    with MailServer(enable_SMTPUTF8=False) as server:
+        transport = transport_to(server)
+        with pytest.raises(PermanentFailure, match="no SMTPUTF8"):
+            transport.send(an_email("jörg@müller.example"))
+        assert transport.send(an_email("ada@example.org"))
+        transport.close()
+    assert server.connections == 1, "a refusal of ours costs no line"
+
+
+@pytest.mark.parametrize("security", ["tls", "starttls"])
+def test_a_server_that_nobody_vouches_for_is_told_nothing(
+    security: str, tls: tuple[ssl.SSLContext, str]
+) -> None:
+    context, _ = tls
+    with MailServer(security=security, context=context, auth=True) as server:
+        transport = transport_to(server, security, LOG_IN)
+        with pytest.raises(TemporaryFailure, match="TLS with it failed: ") as caught:
+            transport.send(an_email())
+        transport.close()
+    assert caught.value.closes_channel
+    assert server.taken == []
+
+
+def test_a_certificate_for_another_name_is_refused(tls: tuple[ssl.SSLContext, str]) -> None:
+    context, authority = tls
+    with MailServer(security="tls", context=context) as server:
+        url = f"smtps://127.0.0.1:{server.port}"
+        transport = transport_to(server, url=url, ca_file=authority)
+        with pytest.raises(TemporaryFailure, match="IP address mismatch"):
+            transport.send(an_email())
+        transport.close()
+
+
+def test_without_starttls_nothing_is_said_in_the_clear() -> None:
+    with ScriptedServer() as server:
+        transport = transport_to(server, "starttls", LOG_IN)
+        with pytest.raises(TemporaryFailure, match="offers no STARTTLS") as caught:
+            transport.send(an_email())
+    assert caught.value.closes_channel
+    assert [each.split()[0] for each in server.heard] == ["ehlo"]
+
+
+def test_what_is_slipped_in_before_the_encryption_ends_the_line() -> None:
+    ehlo = "250-scripted\r\n250 STARTTLS"
+    script = {"EHLO": ehlo, "STARTTLS": "220 go\r\n250-evil\r\n250 AUTH PLAIN"}
+    with ScriptedServer(script) as server:
+        transport = transport_to(server, "starttls", LOG_IN)
+        with pytest.raises(TemporaryFailure, match="between STARTTLS and the encryption"):
+            transport.send(an_email())
+
+
+def test_a_plain_server_on_a_tls_port_is_no_tls(tls: tuple[ssl.SSLContext, str]) -> None:
+    with ScriptedServer() as server:
+        transport = transport_to(server, "tls", ca_file=tls[1])
+        with pytest.raises(TemporaryFailure, match="TLS with it failed"):
+            transport.send(an_email())
+
+
+def test_a_wrong_password_blames_the_settings_and_closes_the_channel(
+    tls: tuple[ssl.SSLContext, str],
+) -> None:
+    context, authority = tls
+    with MailServer(security="tls", context=context, auth=True) as server:
+        transport = transport_to(server, "tls", f"{USER}:hunter3@", ca_file=authority)
+        with pytest.raises(TemporaryFailure, match=r"535.* to the credentials") as caught:
+            transport.send(an_email())
+        transport.close()
+    assert caught.value.closes_channel
+    assert caught.value.retry_after is not None
+    assert "hunter3" not in str(caught.value)
+    assert server.taken == []
+
+
+def test_a_server_that_wants_credentials_says_so_about_the_settings(
+    tls: tuple[ssl.SSLContext, str],
+) -> None:
+    context, authority = tls
+    with MailServer(security="tls", context=context, auth=True) as server:
+        transport = transport_to(server, "tls", ca_file=authority)
+        with pytest.raises(TemporaryFailure, match="it answered 530 ") as caught:
+            transport.send(an_email())
+        transport.close()
+    assert caught.value.closes_channel
+
+
+def test_a_line_is_used_again_and_each_thread_has_one() -> None:
+    with MailServer() as server:
+        transport = transport_to(server)
+        for _ in range(5):
+            transport.send(an_email())
+        assert server.connections == 1
+        receipts = at_once([lambda: transport.send(an_email()) for _ in range(8)])
+        assert all(isinstance(each, str) for each in receipts)
+        assert 1 <= server.connections <= 8
+        before = server.connections
+        at_once([lambda: transport.send(an_email()) for _ in range(before)])
+        assert server.connections == before
+        assert len({tuple(each.recipients) for each in server.taken}) == 1
+        transport.close()
+    assert len(server.taken) == 5 + 8 + before
+
+
+def test_a_line_that_was_idle_for_long_is_not_used() -> None:
+    clock = MovableClock()
+    with MailServer() as server:
+        transport = transport_to(server, idle_seconds=60, clock=clock)
+        transport.send(an_email())
+        clock.sleep(61)
+        transport.send(an_email())
+        assert server.connections == 2
+        clock.sleep(59)
+        transport.send(an_email())
+        assert server.connections == 2
+        transport.close()
+
+
+def test_a_line_carries_a_hundred_messages_and_no_more() -> None:
+    with ScriptedServer() as server:
+        transport = transport_to(server)
+        for _ in range(101):
+            transport.send(an_email())
+        transport.close()
+        assert server.connections == 2
+        assert len(server.got) == 101
+
+
+def test_a_closed_transport_still_sends_and_keeps_no_line() -> None:
+    with MailServer() as server:
+        transport = transport_to(server)
+        transport.send(an_email())
+        transport.close()
+        transport.close()
+        transport.send(an_email())
+        transport.send(an_email())
+        assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "says"),
+    [
+        ({"url": 7}, "url", "an int"),
+        ({"url": "mail.example.org"}, "url", "schemes"),
+        ({"url": "imap://mail.example.org"}, "url", "schemes"),
+        ({"url": "smtps://"}, "url", "no host"),
+        *(
+            ({"url": f"smtps://{host}"}, "url", "no host")
+            for host in (
+                "a..b",
+                ".a",
+                "müller.example",
+                "a b",
+                "a%20b",
+                f"{'a' * 64}.b",
+            )
+        ),
+        ({"url": "smtps://mail.example.org/inbox"}, "url", "more than a host"),
+        ({"url": "smtps://mail.example.org?tls=no"}, "url", "more than a host"),
+        ({"url": "smtps://mail.example.org:port"}, "url", "cannot be read"),
+        ({"url": "smtps://mail.example.org:99999"}, "url", "cannot be read"),
+        ({"url": "smtps://ada@mail.example.org"}, "url", "a user or a password"),
+        ({"url": "smtps://ada:h%C3%BCnter2@mail.example.org"}, "url", "a user or a password"),
+        ({"url": "smtp://mail.example.org"}, "url", "in the clear"),
+        ({"url": "smtp://127.0.0.1.example.org"}, "url", "in the clear"),
+        ({"url": "smtp://10.0.0.1"}, "url", "in the clear"),
+        ({"plaintext": "no"}, "plaintext", "a str"),
+        ({"from": "shop"}, "from", "not one address"),
+        ({"from": "a@b.c, d@e.f"}, "from", "not one address"),
+        ({"ca_file": "/nowhere.pem", "url": "smtps://h"}, "ca_file", "No such file"),
+        ({"ca_file": "/dev/null", "url": "smtps://h"}, "ca_file", "no certificate"),
+        ({"name": "two words"}, "name", "no host name"),
+        ({"name": "a\r\nMAIL"}, "name", "no host name"),
+        ({"idle_seconds": 0}, "idle_seconds", "no such length"),
+        ({"idle_seconds": "60"}, "idle_seconds", "no such length"),
+        ({"timeout": -1}, "timeout", "no such length"),
+        ({"form": "a@b.c"}, "form", "unknown"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_used_is_named_and_not_quoted(
+    options: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        smtp(options.pop("url", "smtp://localhost"), **options)
+    assert caught.value.field == field
+    assert says in caught.value.problem
+    assert caught.value.accepted
+    assert "nter2" not in str(caught.value)
+
+
+def test_a_sender_must_be_given() -> None:
+    with pytest.raises(InvalidSettings, match="from: not given"):
+        SmtpTransport(url="smtp://localhost")
+
+
+@pytest.mark.parametrize(
+    "host", ["mail", "mail_server", "mail.example.org.", "10.0.0.1", "[fe80::1]"]
+)
+def test_a_server_may_have_any_name_that_can_be_looked_up(host: str) -> None:
+    assert host.strip("[]") in repr(smtp(f"smtps://{host}"))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "[::1]", "mail.localhost"])
+def test_this_machine_may_be_spoken_to_in_the_clear(host: str) -> None:
+    assert host.strip("[]") in repr(smtp(f"smtp://{host}"))
+
+
+def test_another_one_where_the_settings_say_so() -> None:
+    assert "mail.example.org:25" in repr(smtp("smtp://mail.example.org", plaintext=True))
+
+
+def test_nothing_shows_a_password() -> None:
+    transport = smtp(f"smtps://{LOG_IN}mail.example.org")
+    shown = f"{transport!r} {vars(transport)!r}"
+    assert "SmtpTransport(mail.example.org:465)" in shown
+    assert PASSWORD not in shown
+    assert quote(PASSWORD, safe="") not in shown

@@ -1,0 +1,311 @@
+"""Webhooks against a real server on loopback: what is posted, and what its answers mean."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from dispatcher import (
+    Channel,
+    InvalidSettings,
+    PerhapsSent,
+    PermanentFailure,
+    Settings,
+    TemporaryFailure,
+)
+from dispatcher.errors import DeliveryError
+from dispatcher.testing import a_message
+from dispatcher.transports import load
+from dispatcher.transports.webhook import WebhookTransport, receiver_secret
+from dispatcher.transports.webhook.signatures import Signer
+from tests.support.clock import NOON, MovableClock
+from tests.support.http_receiver import Received, Receiver, receiving
+from tests.transports.conftest import Authority
+from tests.transports.webhooks import LOOPBACK, open_to, to
+
+SECRET = "whsec_" + base64.b64encode(b"an old key of twenty-nine....").decode()
+NEW_SECRET = "whsec_" + base64.b64encode(b"a new key of twenty-nine.....").decode()
+
+
+def verified(received: Received, secret: str = SECRET) -> Any:
+    return Webhook(secret).verify(received.content, received.headers)
+
+
+def test_a_message_is_posted_as_versioned_json_with_its_recipient_as_data(
+    receiver: Receiver,
+) -> None:
+    message = a_message(body={"text": "hé"}, recipient="user 4711", attempt_count=2)
+    assert to(receiver).send(message) == "204"
+    [received] = receiver.received
+    assert received.path == "/hook"
+    assert json.loads(received.content) == {
+        "version": 1,
+        "id": str(message.id),
+        "channel": "test",
+        "recipient": "user 4711",
+        "body": {"text": "hé"},
+        "send_at": "2100-01-01T12:00:00.000Z",
+        "attempt": 2,
+    }
+    assert received.headers["content-type"] == "application/json"
+    assert received.headers["idempotency-key"] == str(message.id)
+    assert received.headers["webhook-id"] == str(message.id)
+    assert "webhook-signature" not in received.headers, "no secret was given"
+
+
+def test_without_a_url_the_recipient_is_where_it_goes(receiver: Receiver) -> None:
+    url = f"http://127.0.0.1:{receiver.port}/of/ada?token=x%20y"
+    open_to(receiver.port, payload="body").send(
+        a_message(body={"text": "é", "n": 1}, recipient=url)
+    )
+    [received] = receiver.received
+    assert received.path == "/of/ada?token=x%20y"
+    assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert received.content == '{"text":"é","n":1}'.encode()
+
+
+def test_the_library_of_receivers_verifies_the_signature(receiver: Receiver) -> None:
+    message = a_message(body={"text": "hé 💌"})
+    to(receiver, secrets=[SECRET]).send(message)
+    assert verified(receiver.received[0])["id"] == str(message.id)
+
+
+def test_while_keys_change_the_old_and_the_new_one_verify(receiver: Receiver) -> None:
+    to(receiver, secrets=[NEW_SECRET, SECRET]).send(a_message())
+    [received] = receiver.received
+    assert received.headers["webhook-signature"].count("v1,") == 2
+    assert verified(received, SECRET) == verified(received, NEW_SECRET)
+
+
+def test_each_try_has_the_same_id_and_a_timestamp_of_its_own(receiver: Receiver) -> None:
+    clock = MovableClock()
+    transport, message = to(receiver, secrets=[SECRET], clock=clock), a_message()
+    for _ in range(2):
+        transport.send(message)
+        clock.advance(timedelta(seconds=61))
+    first, second = (each.headers for each in receiver.received)
+    assert first["webhook-id"] == second["webhook-id"]
+    assert int(first["webhook-timestamp"]) == int(NOON.timestamp())
+    assert int(second["webhook-timestamp"]) == int(NOON.timestamp()) + 61
+    assert first["webhook-signature"] != second["webhook-signature"]
+
+
+def test_the_signature_is_that_of_the_specification_s_example() -> None:
+    signer = Signer(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
+    at = datetime(2021, 2, 25, 15, 2, 10, tzinfo=UTC)
+    content = b'{"test": 2432232314}'
+    headers = signer.headers("msg_p5jXN8AQM9LWM0D4loKWxJek", at, content, receiver=None)
+    assert headers["webhook-timestamp"] == "1614265330"
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_a_success_is_sent_and_its_receipt_names_status_and_request(
+    receiver: Receiver, status: int
+) -> None:
+    receiver.answers(status, {"X-Request-Id": "r-" + "7" * 300, "Content-Length": "0"})
+    assert to(receiver).send(a_message()) == f"{status} x-request-id=r-{'7' * 98}"
+
+
+FAILURES: dict[int, type[DeliveryError]] = {
+    300: PermanentFailure, 301: PermanentFailure, 302: PermanentFailure, 307: PermanentFailure,
+    308: PermanentFailure, 400: PermanentFailure, 403: PermanentFailure,
+    404: PermanentFailure, 409: PermanentFailure, 410: PermanentFailure, 413: PermanentFailure,
+    422: PermanentFailure, 408: TemporaryFailure, 425: TemporaryFailure, 429: TemporaryFailure,
+    500: TemporaryFailure, 502: TemporaryFailure, 503: TemporaryFailure, 507: TemporaryFailure,
+    599: TemporaryFailure, 504: PerhapsSent, 600: PerhapsSent, 999: PerhapsSent,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "kind"), FAILURES.items())
+def test_each_status_is_the_failure_it_means(
+    receiver: Receiver, status: int, kind: type[DeliveryError]
+) -> None:
+    receiver.answers(status, body=b"quotes the secret body")
+    with pytest.raises(kind, match=f"answered {status}") as caught:
+        to(receiver).send(a_message())
+    assert "quotes" not in str(caught.value)
+    if isinstance(caught.value, TemporaryFailure):
+        assert (caught.value.retry_after, caught.value.closes_channel) == (None, False)
+
+
+def test_refused_credentials_of_a_channel_wait_until_they_are_mended(receiver: Receiver) -> None:
+    receiver.answers(401, body=b"quotes the secret body")
+    with pytest.raises(TemporaryFailure, match=r"answered 401: .* credentials") as caught:
+        to(receiver).send(a_message())
+    assert caught.value.retry_after == timedelta(minutes=1)
+    assert caught.value.closes_channel, "all messages have the same"
+
+
+def test_a_recipient_s_own_server_that_knows_nobody_fails_the_message(receiver: Receiver) -> None:
+    receiver.answers(401)
+    with pytest.raises(PermanentFailure, match="answered 401"):
+        open_to(receiver.port).send(a_message(recipient=receiver.url))
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(receiver: Receiver, status: int) -> None:
+    with receiving() as canary:
+        receiver.answers(status, {"Location": canary.url})
+        with pytest.raises(PermanentFailure, match="redirect") as caught:
+            to(receiver).send(a_message())
+        assert canary.received == []
+        assert "127.0.0.1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7),
+        (" 120 ", 120),
+        ("0", 0),
+        ("Fri, 20 Nov 2026 12:01:30 GMT", 90),
+        ("Friday, 20-Nov-26 12:01:30 GMT", 90),
+        ("Fri, 20 Nov 2026 11:00:00 GMT", 0),
+        ("Fri, 20 Nov 2126 12:00:00 GMT", 86_400),
+        ("999999999", 86_400),
+        ("99999999999999999999", None),
+        ("-5", None),
+        ("1.5", None),
+        ("soon", None),
+        ("Fri, 99 Nov 2026 12:01:30 GMT", None),
+        ("", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_says_when_to_come_back(
+    receiver: Receiver, status: int, text: str, seconds: int | None
+) -> None:
+    receiver.answers(status, {"Retry-After": text})
+    with pytest.raises(TemporaryFailure) as caught:
+        to(receiver, clock=MovableClock(NOON)).send(a_message())
+    asked = None if seconds is None else timedelta(seconds=seconds)
+    assert caught.value.retry_after == asked
+    assert caught.value.closes_channel is (asked is not None), "all go to this server"
+
+
+def test_one_of_many_servers_closes_the_channel_for_nobody_else(receiver: Receiver) -> None:
+    receiver.answers(429, {"Retry-After": "60"})
+    with pytest.raises(TemporaryFailure) as caught:
+        open_to(receiver.port).send(a_message(recipient=receiver.url))
+    assert caught.value.retry_after == timedelta(seconds=60)
+    assert not caught.value.closes_channel
+
+
+def test_a_wait_is_taken_only_from_those_that_may_ask_for_one(receiver: Receiver) -> None:
+    receiver.answers(500, {"Retry-After": "60"})
+    with pytest.raises(TemporaryFailure) as caught:
+        to(receiver).send(a_message())
+    assert caught.value.retry_after is None
+
+
+def test_headers_of_the_channel_go_along(receiver: Receiver) -> None:
+    to(receiver, headers={"Authorization": "Bearer x", "User-Agent": "me"}).send(a_message())
+    [received] = receiver.received
+    assert received.headers["authorization"] == "Bearer x"
+    assert received.headers["user-agent"] == "me"
+
+
+def test_threads_share_a_transport_and_reuse_its_connections(receiver: Receiver) -> None:
+    transport = to(receiver, secrets=[SECRET])
+    messages = [a_message(body={"n": number}) for number in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(transport.send, messages)) == {"204"}
+    bodies = {verified(each)["id"]: verified(each)["body"] for each in receiver.received}
+    assert bodies == {str(each.id): each.body for each in messages}
+    assert len({each.connection for each in receiver.received}) <= 8
+    transport.close()
+    transport.close()
+    assert transport.send(a_message()) == "204", "a late hand-over opens one anew"
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("url", {"url": "http://example.com/"}),
+    ("url", {"url": "https://127.0.0.1/"}),
+    ("url", {"url": "https://ada:hunter2@example.com/"}),
+    ("url", {"url": 7}),
+    ("secrets", {"secrets": SECRET}),
+    ("secrets", {"secrets": ["hunter2"]}),
+    ("secrets", {"secrets": ["whsec_hunter2"]}),
+    ("secrets", {"secrets": ["whsec_" + "hunter2!" * 8]}),
+    ("secrets", {"secrets": ["whsec_" + "A" * 100]}),
+    ("secrets", {"secrets": [b"whsec_"]}),
+    ("payload", {"payload": "xml"}),
+    ("headers", {"headers": {"X-Token": "hunter2"}}),
+    ("headers", {"url": "https://example.com/", "headers": {"Host": "hunter2"}}),
+    ("headers", {"url": "https://example.com/", "headers": {"webhook-Id": "hunter2"}}),
+    ("headers", {"url": "https://example.com/", "headers": {"X": "hunter2\r\nY: z"}}),
+    ("headers", {"url": "https://example.com/", "headers": {"X Y": "hunter2"}}),
+    ("headers", {"url": "https://example.com/", "headers": {"X": 7}}),
+    ("headers", {"url": "https://example.com/", "headers": "X"}),
+    ("allow", {"allow": "10.0.0.0/8"}),
+    ("http", {"http": "yes"}),
+    ("ports", {"ports": [0]}),
+    ("ports", {"ports": 8080}),
+    ("ports", {"ports": ["8080"]}),
+    ("ca_file", {"ca_file": "/no/such/file"}),
+    ("ca_file", {"ca_file": __file__}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "options"), OPTIONS)
+def test_an_option_that_cannot_be_used_is_named_and_no_secret_with_it(
+    option: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        load("hooks", Channel(transport="webhook", options=options), Settings.load())
+    assert caught.value.field == f"channels.hooks.options.{option}"
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_channel_s_settings_become_the_transport(receiver: Receiver) -> None:
+    options = {"url": receiver.url, "allow": LOOPBACK, "http": True}
+    transport = load("hooks", Channel(transport="webhook", options=options), Settings.load())
+    assert transport.send(a_message()) == "204"
+    assert "127.0.0.1" not in repr(transport)
+
+
+def test_no_receiver_can_sign_for_another() -> None:
+    with receiving() as one, receiving() as two:
+        transport = open_to(one.port, two.port, secrets=[NEW_SECRET, SECRET])
+        for each in (one, two):
+            transport.send(a_message(recipient=each.url))
+        [first], [second] = one.received, two.received
+    for secret in (SECRET, NEW_SECRET):
+        assert verified(first, receiver_secret(secret, one.url))
+        assert verified(second, receiver_secret(secret, two.url))
+        for other in (secret, receiver_secret(secret, two.url)):
+            with pytest.raises(WebhookVerificationError):
+                verified(first, other)
+
+
+def test_no_log_tells_a_url_a_header_or_a_body(
+    receiver: Receiver, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)
+    secret = "hunter2-ada"  # noqa: S105 - looked for where it must not be
+    message = a_message(recipient=secret, body={"text": secret})
+    with receiving(authority.server("hunter2-ada.example")) as server:
+        urls = [f"{receiver.url}/{secret}", f"https://{secret}.example:{server.port}/{secret}"]
+        for url in urls:
+            transport = WebhookTransport(
+                url=url, headers={"X-Token": secret}, http=True, allow=LOOPBACK,
+                resolver=lambda *_: ["127.0.0.1"],
+            )  # fmt: skip
+            transport.send(message)
+            transport.close()
+        assert len(server.received) == 1
+    ours = {threading.current_thread().name}  # the receiver's threads write what they receive
+    assert secret not in "".join(
+        each.getMessage() for each in caplog.records if each.threadName in ours
+    )
+    logging.getLogger("httpcore.connection").warning("of others is written as ever")
+    assert "as ever" in caplog.text

@@ -1,0 +1,303 @@
+"""What a webhook does when the line, or the server behind it, does not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import httpcore
+import pytest
+
+from dispatcher import PerhapsSent, PermanentFailure, TemporaryFailure
+from dispatcher.testing import a_message
+from dispatcher.times.clock import SystemClock
+from tests.support.http_receiver import Handler, Receiver, pause, receiving
+from tests.support.waiting import wait_until
+from tests.transports.webhooks import in_time, open_to, to
+
+TIMEOUT = 0.4
+
+
+class JumpingClock(SystemClock):
+    """A clock that goes on, and can be moved."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+def drip_header(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    while True:
+        handler.wfile.write(b"x")
+        pause(0.02)
+
+
+def drip_informational(handler: Handler) -> None:
+    while True:
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        pause(0.001)
+
+
+def endless_header(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while True:
+        handler.wfile.write(b"x" * 65_536)
+
+
+@pytest.mark.parametrize("answer", [Handler.wait_for_its_end, drip_header, drip_informational])
+def test_a_server_that_does_not_finish_its_answer_is_cut_at_the_deadline(
+    receiver: Receiver, answer: Callable[[Handler], None]
+) -> None:
+    receiver.answer = answer
+    with in_time(), pytest.raises(PerhapsSent, match="no answer came in time"):
+        to(receiver, timeout=TIMEOUT).send(a_message())
+
+
+@pytest.mark.parametrize("answer", [Handler.hang_up, endless_header])
+def test_a_line_that_ends_without_an_answer_leaves_the_outcome_unknown(
+    receiver: Receiver, answer: Callable[[Handler], None]
+) -> None:
+    receiver.answer = answer
+    with pytest.raises(PerhapsSent, match="the connection broke before an answer") as caught:
+        to(receiver).send(a_message(body={"text": "hunter2"}))
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "junk", [b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00" * 64, b"HTTP/1.1 abc\r\n\r\n"]
+)
+def test_what_is_no_http_leaves_the_outcome_unknown(receiver: Receiver, junk: bytes) -> None:
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(junk)
+        handler.close_connection = True
+
+    receiver.answer = answer
+    with pytest.raises(PerhapsSent):
+        to(receiver).send(a_message())
+
+
+def test_an_answer_that_never_ends_is_not_waited_for(receiver: Receiver) -> None:
+    def stream(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b"1\r\nx\r\n")
+            pause(0.02)
+
+    receiver.answer = stream
+    with in_time():
+        assert to(receiver, timeout=5).send(a_message()) == "200"
+
+
+@pytest.mark.parametrize(("is_late", "most"), [(True, 4_100 // 6), (False, (4_096 + 16_384) // 6)])
+def test_an_answer_of_tiny_chunks_is_taken_apart_neither_after_the_deadline_nor_for_long(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, is_late: bool, most: int
+) -> None:
+    def stream(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"1\r\nx\r\n" * 100_000)
+
+    receiver.answer = stream
+    clock = JumpingClock()
+    transport = to(receiver, clock=clock)
+    taken = []
+    real = httpcore.Response.iter_stream
+
+    def iter_stream(response: httpcore.Response) -> Iterator[bytes]:
+        for chunk in real(response):
+            taken.append(chunk)
+            clock.ahead += 60.0 if is_late else 0.0
+            yield chunk
+
+    monkeypatch.setattr(httpcore.Response, "iter_stream", iter_stream)
+    assert transport.send(a_message()) == "200"
+    assert 1 <= len(taken) <= most
+
+
+def test_informational_answers_are_read_up_to_a_bound(receiver: Receiver) -> None:
+    def inform(handler: Handler) -> None:
+        while True:
+            handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1_000)
+
+    receiver.answer = inform
+    with pytest.raises(PerhapsSent, match="the connection broke before an answer"):
+        to(receiver, timeout=60).send(a_message())
+
+
+def test_an_answer_of_a_gigabyte_is_not_read(receiver: Receiver) -> None:
+    written = []
+
+    def flood(handler: Handler) -> None:
+        handler.send_response(400)
+        handler.send_header("Content-Length", str(1 << 30))
+        handler.end_headers()
+        while True:
+            written.append(handler.wfile.write(b"x" * 65_536))
+
+    receiver.answer = flood
+    with in_time(), pytest.raises(PermanentFailure, match="400"):
+        to(receiver).send(a_message())
+    assert sum(written) < 32 << 20, "what fits the buffers of two sockets"
+
+
+def test_a_server_that_reads_slowly_is_cut_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        port = listener.getsockname()[1]
+
+        def read_slowly() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                while accepted.recv(100):
+                    pause(0.01)
+
+        threading.Thread(target=read_slowly, daemon=True).start()
+        url = f"http://127.0.0.1:{port}/"
+        message = a_message(recipient=url, body={"text": "x" * 8_000_000})
+        with in_time(), pytest.raises(PerhapsSent, match="in time"):
+            open_to(port, timeout=TIMEOUT).send(message)
+
+
+def test_a_refused_connection_certainly_did_not_bring_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(TemporaryFailure, match="refused") as caught:
+        open_to(port).send(a_message(recipient=f"http://127.0.0.1:{port}/token"))
+    assert "token" not in str(caught.value)
+    assert str(port) not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_server_that_accepts_nobody_certainly_did_not_get_it() -> None:
+    with socket.socket() as full, socket.socket() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting.connect(full.getsockname())
+        port = full.getsockname()[1]
+        with in_time(), pytest.raises(TemporaryFailure, match="no connection in time"):
+            open_to(port, timeout=TIMEOUT).send(a_message(recipient=f"http://127.0.0.1:{port}/"))
+
+
+def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
+    receiver: Receiver,
+) -> None:
+    def answer_and_end(handler: Handler) -> None:
+        handler.reply(204)
+        handler.hang_up()
+
+    receiver.answer = answer_and_end
+    transport = to(receiver)
+    for _ in range(20):
+        transport.send(a_message())
+        for line in transport._connections._idle:
+            wait_until(line.wire.is_readable)
+    assert len({each.connection for each in receiver.received}) == 20
+
+
+def test_an_idle_connection_is_kept_for_a_moment_only(receiver: Receiver) -> None:
+    clock = JumpingClock()
+    transport = to(receiver, clock=clock)
+    for ahead in (0, 3.5, 7.8):
+        clock.ahead = ahead
+        transport.send(a_message())
+    first, second, third = (each.connection for each in receiver.received)
+    assert first == second
+    assert second != third
+
+
+def test_a_kept_connection_ends_soon_after_its_moment_whoever_sends_next() -> None:
+    clock = JumpingClock()
+    with receiving() as one, receiving() as two:
+        transport = open_to(one.port, two.port, clock=clock)
+        transport.send(a_message(recipient=one.url))
+        clock.ahead = 4.5
+        transport.send(a_message(recipient=two.url))
+        assert [each.key[2] for each in transport._connections._idle] == [two.port]
+
+
+def test_not_more_connections_are_kept_than_a_process_can_bear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dispatcher.transports.webhook.connections._KEEP", 2)
+    with receiving() as one, receiving() as two, receiving() as three:
+        receivers = (one, two, three)
+        transport = open_to(*(each.port for each in receivers))
+        for each in receivers * 2:
+            transport.send(a_message(recipient=each.url))
+        assert len(transport._connections._idle) == 2
+        assert [len({got.connection for got in each.received}) for each in receivers] == [2, 2, 2]
+
+
+def test_a_name_that_cannot_be_resolved_certainly_did_not_get_it() -> None:
+    def none(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, host)
+
+    transport = open_to(resolver=none)
+    with pytest.raises(TemporaryFailure, match="cannot be resolved") as caught:
+        transport.send(a_message(recipient="https://hooks.example/token"))
+    assert "hooks" not in str(caught.value)
+
+
+def test_a_resolver_that_hangs_is_not_waited_for() -> None:
+    release = threading.Event()
+
+    def hang(host: str, port: int) -> list[str]:
+        release.wait(60)
+        return []
+
+    try:
+        with in_time(), pytest.raises(TemporaryFailure, match="cannot be resolved"):
+            open_to(timeout=TIMEOUT, resolver=hang).send(a_message(recipient="https://a.example/"))
+    finally:
+        release.set()
+
+
+def test_of_several_addresses_the_first_that_answers_is_taken(receiver: Receiver) -> None:
+    transport = open_to(receiver.port, resolver=lambda *_: ["127.0.0.9", "127.0.0.1"])
+    assert transport.send(a_message(recipient=f"http://two.example:{receiver.port}/")) == "204"
+    assert receiver.received[0].headers["host"] == f"two.example:{receiver.port}"
+
+
+def test_no_proxy_of_the_environment_is_asked(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        assert to(receiver).send(a_message()) == "204"
+        assert proxy.received == []
+
+
+def test_a_timeout_is_bounded_in_sum(receiver: Receiver) -> None:
+    def slow(handler: Handler) -> None:
+        pause(0.25)
+        handler.reply(204)
+
+    receiver.answer = slow
+
+    def late(host: str, port: int) -> list[str]:
+        pause(0.25)
+        return ["127.0.0.1"]
+
+    url = f"http://slow.example:{receiver.port}/"
+    with pytest.raises(PerhapsSent, match="in time"):
+        open_to(receiver.port, timeout=TIMEOUT, resolver=late).send(a_message(recipient=url))
+    transport = open_to(receiver.port, timeout=2, resolver=late)
+    assert transport.send(a_message(recipient=url)) == "204"
+
+
+def test_what_was_written_before_says_nothing_of_the_next_request(receiver: Receiver) -> None:
+    transport = to(receiver)
+    transport.send(a_message())
+    transport._seconds = 0.0
+    with pytest.raises(TemporaryFailure, match="not sent"):
+        transport.send(a_message())
+    assert len(receiver.received) == 1
