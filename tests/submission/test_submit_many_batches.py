@@ -122,15 +122,6 @@ def test_drafts_that_cannot_be_read_to_the_end_are_stored_up_to_the_last_batch(
     assert house.places() == house.all_members()
 
 
-def test_who_stops_is_told_so_even_where_the_store_fails_too(house: House) -> None:
-    fail(house, StoreUnavailable("away"))
-    own = vars(house.parts.own_transaction)
-    away = raising(*[StoreUnavailable("away") for _ in range(9)])
-    own["_messages"] = Between(own["_messages"], before={"add": away})
-    with pytest.raises(KeyboardInterrupt):
-        house.dispatcher.submit_many(Torn([draft(f"to {n}") for n in range(BATCH + 50)]))
-
-
 def test_progress_that_raises_frees_the_batch_under_way(house: House) -> None:
     def stop(_: object) -> None:
         raise KeyboardInterrupt
