@@ -331,9 +331,14 @@ def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(
 ) -> None:
     with RedisServer() as server, house_on(server, database_url) as house:
         own, asked = vars(house.parts.own_transaction), []
+
+        def book() -> None:
+            asked.append("book")
+            house.moved.advance(timedelta(seconds=2))  # as long as the client waits and repeats
+
         windows = Between(
             house.parts.windows,
-            before={"book": lambda: asked.append("book"), "release": lambda: asked.append("free")},
+            before={"book": book, "release": lambda: asked.append("free")},
         )
         vars(house.parts.reserver)["_windows"] = windows
 
