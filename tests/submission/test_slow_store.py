@@ -326,6 +326,7 @@ def test_a_batch_waits_for_a_lost_redis_once(build: Build) -> None:
     assert sum(house.moved.sleeps) < 2 * LOOKING_SECONDS
 
 
+@pytest.mark.long
 def test_a_batch_asks_a_redis_that_hangs_about_one_message_alone(
     database_url: str,
 ) -> None:
