@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.support.rabbitmq import own_queue, rabbitmq
 from tests.support.reserving import Reserving, reserving
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.sharing import pytest_xdist_make_scheduler
+from tests.support.soak import ALL
 
 __all__ = [
     "build",
@@ -132,8 +134,10 @@ def mariadb_name(mariadb: MariaDBServer) -> str:
     return mariadb.migrated(_migrate)
 
 
-def pytest_configure() -> None:
-    """Compile the store's statements once."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the store's statements once, and note for tests that are read how many to run."""
+    if config.getoption("all"):
+        os.environ[ALL] = "1"
     compile_once()
 
 

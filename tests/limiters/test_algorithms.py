@@ -24,6 +24,7 @@ from dispatcher.limiters import (
 from dispatcher.limiters.algorithm import CountPerLength
 from tests.support.limiters import MINUTE, MS, START_US, Clocked, clocked, taken
 from tests.support.servers import RedisServer
+from tests.support.soak import examples
 
 SECOND = timedelta(seconds=1)
 
@@ -200,7 +201,7 @@ def shared(redis_session: RedisServer) -> Clocked:
     return clocked(str(redis_session.socket))
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=examples(60), deadline=None, database=None)
 @given(
     count=st.integers(1, 8),
     length=st.integers(10, 300),

@@ -26,6 +26,7 @@ from dispatcher.limiters import (
 )
 from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, clocked
 from tests.support.servers import RedisServer
+from tests.support.soak import examples
 
 SECOND = timedelta(seconds=1)
 
@@ -152,7 +153,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=examples(60), deadline=None, database=None)
 @given(
     names=st.lists(st.sampled_from(sorted(EVERY)), min_size=2, max_size=2),
     counts=st.tuples(st.integers(1, 6), st.integers(1, 6)),

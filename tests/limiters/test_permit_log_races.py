@@ -17,6 +17,7 @@ from tests.support.model import is_broken
 from tests.support.permits import Logs, logs_on
 from tests.support.processes import in_processes
 from tests.support.servers import RedisServer
+from tests.support.soak import examples
 
 THREADS = 50
 PROCESSES = 6
@@ -87,7 +88,7 @@ def shared(redis_session: RedisServer) -> RedisServer:
     return redis_session
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(ages=ages, limits=limits, wanted=st.integers(1, 8))
 def test_decisions_are_those_of_a_plain_count(
     shared: RedisServer, ages: list[int], limits: list[tuple[int, int]], wanted: int

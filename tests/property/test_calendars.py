@@ -32,6 +32,7 @@ from tests.support.calendar_model import (
     text_of,
     zoned,
 )
+from tests.support.soak import examples
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_windows_of_a_length_are_cut_by_what_the_clocks_show(zone: str, seconds:
 
 
 @pytest.mark.parametrize("days", [1, 2, 7, 10, 14])
-@settings(max_examples=30, deadline=None, database=None)
+@settings(max_examples=examples(30), deadline=None, database=None)
 @given(zoned=zoned)
 def test_windows_of_days_are_counted_from_a_monday(days: int, zoned: tuple[str, int]) -> None:
     zone, instant = zoned
@@ -131,7 +132,7 @@ def between(unit: CalendarUnit, zone: str, begins: int, ends: int) -> list[int]:
     return found
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=examples(40), deadline=None, database=None)
 @given(zoned)
 def test_a_year_is_twelve_months_of_the_calendar(zoned: tuple[str, int]) -> None:
     zone, instant = zoned
@@ -142,7 +143,7 @@ def test_a_year_is_twelve_months_of_the_calendar(zoned: tuple[str, int]) -> None
     assert from_ms(begins).astimezone(ZoneInfo(zone)).month == 1
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(150), deadline=None, database=None)
 @given(zoned, st.lists(items, min_size=1, max_size=3), st.integers(1, 30 * 60))
 def test_inside_is_when_the_clocks_show_a_time_in_the_spans(
     zoned: tuple[str, int], items: list[Item], length: int
@@ -165,7 +166,7 @@ def test_inside_is_when_the_clocks_show_a_time_in_the_spans(
     assert all(earlier[1] == later[0] for earlier, later in pairwise(both))
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 @given(zoned, st.lists(items, min_size=1, max_size=3), st.data())
 def test_part_of_a_span_gives_part_of_the_intervals(
     zoned: tuple[str, int], items: list[Item], data: st.DataObject
@@ -182,7 +183,7 @@ def test_part_of_a_span_gives_part_of_the_intervals(
     ]
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 @given(zoned)
 def test_a_local_day_is_what_lies_inside_its_whole_day(zoned: tuple[str, int]) -> None:
     """Where no clock goes back over midnight, the two ways to find a day agree."""

@@ -18,6 +18,7 @@ from dispatcher.reservation import Terms
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
 from tests.support.reserving import Reserving, window
+from tests.support.soak import examples
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 LENGTH = 10
@@ -48,7 +49,7 @@ packed = st.builds(
     st.frozensets(st.integers(0, 1_299), max_size=3),
 )
 long_search = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

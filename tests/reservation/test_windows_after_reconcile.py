@@ -17,6 +17,7 @@ from dispatcher.reservation import Terms
 from tests.support.house import House, hour_ago, house_on
 from tests.support.model import is_broken
 from tests.support.servers import RedisServer
+from tests.support.soak import examples
 from tests.support.waiting import wait_until
 
 QUOTAS = ((1, 60_000), (3, 600_000))
@@ -75,7 +76,7 @@ def play(house: House, event: tuple[str, object, int], accepted: list[Message]) 
             house.dispatcher.cancel(message.id)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(history=st.lists(events, max_size=25))
 def test_windows_and_store_agree_after_a_reconcile(
     shared: House, history: list[tuple[str, object, int]]

@@ -1,13 +1,19 @@
-"""How many examples property tests try: few in the suite, many where DISPATCHER_SOAK is set."""
+"""How many examples property tests try: few in `make test`, many where DISPATCHER_SOAK is set."""
 
 from __future__ import annotations
 
 import os
 
 SOAKING = bool(os.environ.get("DISPATCHER_SOAK"))
+ALL = "DISPATCHER_TESTS_ALL"
+"""The variable that ``pytest --all`` sets, for itself and the processes that it starts."""
+
 _TIMES_AS_MANY = 40
+_FEW = 3
 
 
 def examples(usual: int) -> int:
-    """Return how many examples to try of what usually takes so many."""
-    return usual * _TIMES_AS_MANY if SOAKING else usual
+    """Return how many examples to try of what usually takes so many; a third without ``--all``."""
+    if SOAKING:
+        return usual * _TIMES_AS_MANY
+    return usual if os.environ.get(ALL) else max(1, usual // _FEW)

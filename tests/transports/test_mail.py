@@ -22,6 +22,7 @@ from dispatcher.transports.smtp import SmtpTransport
 from dispatcher.transports.smtp.address import check_address
 from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_sender
 from tests.support.mail import an_email
+from tests.support.soak import examples
 
 SENDER = Address("Shop", "mail", "shop.example")
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
@@ -289,7 +290,7 @@ OURS = {"From", "To", "Date", "Message-ID", "Subject", "MIME-Version", "Content-
 PART = {"Content-Type", "Content-Transfer-Encoding", "Content-Disposition", "MIME-Version"}
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     recipient=nasty | nasty.map(lambda text: f"{text}@b.c"),
     subject=nasty,

@@ -28,6 +28,7 @@ from tests.support.mail import (
     certified,
     smtp,
 )
+from tests.support.soak import examples
 from tests.transports.test_mail import nasty
 
 SCHEMES = {"tls": "smtps", "starttls": "smtp+starttls", "none": "smtp"}
@@ -74,7 +75,7 @@ def sink() -> Iterator[MailServer]:
         yield server
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     recipient=st.one_of(nasty.map(lambda text: f"{text}@b.c"), st.just("a@b.c")),
     subject=nasty,
