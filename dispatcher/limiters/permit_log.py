@@ -20,7 +20,7 @@ from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters.base import translated
 from dispatcher.quota import CalendarLimit, Limit
 from dispatcher.redis.keys import line_of
-from dispatcher.redis.scripts import source
+from dispatcher.redis.scripts import replies_of, source
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
 
@@ -131,7 +131,7 @@ class PermitLog:
             described = [kinds, [part for log in logs for part in of_log[log]]]
             words: _Words = [hold // _MILLISECOND, json.dumps(described), json.dumps(wanted), *ids]
             with translated():
-                reply = self._acquire(keys=names, args=words)
+                [reply] = replies_of(self._client, self._acquire, [(names, words)])
             if reply and reply[0] == b"closed":
                 raise LimitersUnavailable(CLOSED)
             if not reply or reply[0] != b"elsewhere":
@@ -162,7 +162,7 @@ class PermitLog:
         ]
         words: _Words = [json.dumps(uses), *[request.permit_id for request, _ in used]]
         with translated():
-            self._settle(keys=logs, args=words)
+            replies_of(self._client, self._settle, [(logs, words)])
 
     def give_back(self, unused: Sequence[PermitRequest]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -179,7 +179,8 @@ class PermitLog:
             *[request.permit_id for request in unused],
         ]
         with translated():
-            self._give_back(keys=[self._room_key, *logs, *map(line_of, logs)], args=words)
+            names = [self._room_key, *logs, *map(line_of, logs)]
+            replies_of(self._client, self._give_back, [(names, words)])
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[bytes]]:
         """Return the messages that room was made for: the first in line of each such log.

@@ -55,6 +55,11 @@ def cause(error: Exception) -> Exception | None:
     return None if isinstance(error, redis.ResponseError) else error
 
 
+def is_silence(error: Unavailable) -> bool:
+    """Return whether an error of :func:`translated` says that Redis gave no answer at all."""
+    return isinstance(error.__cause__, (redis.ConnectionError, redis.TimeoutError))
+
+
 @contextmanager
 def translated(unavailable: Callable[[str], Unavailable]) -> Iterator[None]:
     """Raise ``unavailable`` with the reason of an error of redis-py inside."""

@@ -45,21 +45,31 @@ def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> li
     ``script`` may be run again: where replies are lost the client's retry repeats all calls. Raises
     redis.RedisError.
     """
-
-    def replies() -> list[Any]:
-        pipeline = client.pipeline(transaction=False)
-        for names, words in calls:
-            pipeline.evalsha(script.sha, len(names), *names, *words)
-        return pipeline.execute()
-
-    if len(calls) == 1:
-        names, words = calls[0]
-        return [script(keys=names, args=words)]
     if not calls:
         return []
     # A Script in a pipeline would ask first whether the server knows it: one more round trip.
     try:
-        return replies()
+        return _replies(client, script.sha, calls)
     except NoScriptError:
         client.script_load(script.script)
-        return replies()
+        return _replies(client, script.sha, calls)
+
+
+def _replies(client: redis.Redis, sha: str, calls: Sequence[Call]) -> list[Any]:
+    sender: Any = client  # execute_command has no types
+    if len(calls) == 1:
+        return [sender.execute_command(*_command(sha, *calls[0]))]
+    pipeline = sender.pipeline(transaction=False)
+    for call in calls:
+        pipeline.execute_command(*_command(sha, *call))
+    replies: list[Any] = pipeline.execute()
+    return replies
+
+
+def _command(sha: str, names: Sequence[bytes | str], words: Sequence[Any]) -> list[bytes | str]:
+    """Return a call of a script with its numbers encoded.
+
+    hiredis, which would encode them, ends the process when a signal raises meanwhile.
+    """
+    sent = [b"%d" % word if isinstance(word, int) else word for word in words]
+    return ["EVALSHA", sha, b"%d" % len(names), *names, *sent]

@@ -1,13 +1,8 @@
-"""The keys and arguments of the scripts that judge, in the form in which they read them.
-
-Numbers are encoded here: hiredis, which would do it, ends the process when a signal raises
-meanwhile.
-"""
+"""The keys and arguments of the scripts that judge, in the form in which they read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.redis.scripts import Call
@@ -69,24 +64,24 @@ class Arguments:
         words += [*joined(list(sets), list(blackouts)), len(terms)]
         for each in terms:
             words += (len(each), *each)
-        return names, [*encoded(words), *messages]
+        return names, [*words, *messages]
 
     def move(self, asked: LegRequest, *, step: int = 0) -> Call:
         """Encode ``move.lua``."""
         leg, message_id, asked_ms, latest_ms, _, hold, beside = asked
         words = [message_id.bytes, hold, beside, asked_ms, latest_ms]
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
-        return names, encoded([*words, *self._judge_table(leg, asked_ms, step)])
+        return names, [*words, *self._judge_table(leg, asked_ms, step)]
 
     def next_slot(self, leg: Leg, start_ms: int, own: bytes, *, step: int) -> Call:
         """Encode ``next_slot.lua``; ``own`` is the id of a message whose reservation is free."""
         words = [start_ms, own, *self._judge_table(leg, start_ms, step)]
-        return [leg.keys.epoch, *leg.windows], encoded(words)
+        return [leg.keys.epoch, *leg.windows], words
 
     def check(self, leg: Leg, at_ms: int, own: bytes, hold: bytes, resume: Sequence[int]) -> Call:
         """Encode ``check.lua``; ``resume`` is what the last call answered, zeros at first."""
         words = [at_ms, own, hold, *resume, *self._judge_table(leg, at_ms, 0)]
-        return [leg.keys.epoch, *leg.windows], encoded(words)
+        return [leg.keys.epoch, *leg.windows], words
 
     def _judge_table(self, leg: Leg, at_ms: int, step: int) -> list[int]:
         blocks, blackout = self._table(leg, at_ms, step)
@@ -97,8 +92,3 @@ class Arguments:
             return self._rules.table(leg.terms, leg.scopes, at_ms, step=step)
         except OverflowError:
             raise ReservationsUnavailable(ENDLESS) from None
-
-
-def encoded(words: Iterable[Any]) -> list[bytes | str]:
-    """Return words with the numbers among them as they are sent."""
-    return [b"%d" % word if isinstance(word, int) else word for word in words]

@@ -70,11 +70,8 @@ class Bulk:
         elif len(requests) == 1:
             found = [self._alone(requests[0], ahead)]
         else:
-            found = _Batch(requests, legs, self._windows).booked()
-        return [
-            each if isinstance(each, int) else self._answer(request, each)
-            for request, each in zip(requests, found, strict=True)
-        ]
+            return self._in_steps(requests, legs)
+        return self._answers(requests, found)
 
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Release whatever is booked for these messages, but not what duplicates rely on."""
@@ -89,6 +86,24 @@ class Bulk:
             if free
             for leg in each[1:]
         )
+
+    def _in_steps(
+        self, requests: Sequence[Request], legs: Sequence[Sequence[Leg]]
+    ) -> list[Booked | DispatcherError]:
+        batch = _Batch(requests, legs, self._windows)
+        try:
+            return self._answers(requests, batch.booked())
+        except BaseException:
+            batch.release_renewed()  # the caller withdraws by the ids that it knows
+            raise
+
+    def _answers(
+        self, requests: Sequence[Request], found: Sequence[_Found]
+    ) -> list[Booked | DispatcherError]:
+        return [
+            each if isinstance(each, int) else self._answer(request, each)
+            for request, each in zip(requests, found, strict=True)
+        ]
 
     def _alone(self, request: Request, ahead: timedelta) -> _Found:
         try:
@@ -209,6 +224,7 @@ class _Batch:
     ) -> None:
         self._windows = windows
         self._shards = windows.shards
+        self._requests = requests
         self._open = [
             _Open(number, request, [_OpenLeg(leg) for leg in its])
             for number, (request, its) in enumerate(zip(requests, legs, strict=True))
@@ -227,6 +243,17 @@ class _Batch:
                        if leg.at_ms is not None])  # fmt: skip
         self._book_alone(self._open)
         return [self._found[number] for number in range(many)]
+
+    def release_renewed(self) -> None:
+        """Release what is booked under ids other than those of the requests."""
+        for number, each in self._found.items():
+            request = self._requests[number]
+            if (
+                isinstance(each, Place)
+                and request.submit is None
+                and each.message_id != request.message_id
+            ):
+                self._windows.try_to_release(each.message_id, request.terms)
 
     def _step(self) -> None:
         """Release wrong reservations, settle odd messages, book each other in its next leg."""

@@ -18,7 +18,7 @@ import redis
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
 from dispatcher.redis.scripts import Call, replies_of, source
-from dispatcher.reservation.arguments import ENDLESS, Arguments, encoded
+from dispatcher.reservation.arguments import ENDLESS, Arguments
 from dispatcher.reservation.booking import (
     Blocked,
     Leg,
@@ -151,7 +151,7 @@ class Shards:
                 moving.message_id.bytes, moving.hold, to_ms(moving.send_at), moving.held_at_ms,
                 token, self._under_way_ms,
             ]  # fmt: skip
-            calls.append((names, encoded(words)))
+            calls.append((names, words))
         return [taken == 1 for taken in self._run(self._take, calls)]
 
     def drop(self, holds: Sequence[tuple[Leg, bytes]]) -> None:
@@ -216,7 +216,7 @@ class Shards:
         names = [leg.keys.pending, leg.keys.epoch, *leg.windows]
         keep = False
         try:
-            if not self._run_once(self._hold, (names, encoded([own, at_ms]))):
+            if not self._run_once(self._hold, (names, [own, at_ms])):
                 raise closed()
             blocked = self._checked(leg, request.message_id, at_ms, own)
             if blocked is not None:

@@ -143,12 +143,11 @@ class Windows:
         wish = _Wish(request, pending_ahead_ms=ahead_ms, is_stored=is_stored)
         try:
             return self._in_all(wish)
-        except ReservationsUnavailable:
+        except (NoPlace, IdempotencyConflict, TwinUnderWay):
+            raise
+        except BaseException:
             if wish.request.message_id != request.message_id:  # the caller withdraws its own id
-                try:
-                    self.release(wish.request.message_id, request.terms)
-                except ReservationsUnavailable as error:
-                    _tell_that_reconcile_releases(error)
+                self.try_to_release(wish.request.message_id, request.terms)
             raise
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
@@ -164,6 +163,13 @@ class Windows:
         for leg in self.legs(terms):
             self.shards.release(leg, message_id, submit)
             submit = None
+
+    def try_to_release(self, message_id: UUID, terms: Terms) -> None:
+        """Release a reservation now, or leave that to reconcile."""
+        try:
+            self.release(message_id, terms)
+        except ReservationsUnavailable as error:
+            _tell_that_reconcile_releases(error)
 
     def withdraw(self, booking: Booking) -> bool:
         """Release what a submit booked that stored nothing; return whether its time is free.

@@ -93,7 +93,8 @@ class Messages:
 
         ``status_url`` is told what becomes of it.
 
-        That is another message when its idempotency key was there before. When the line breaks
+        That is another message when its idempotency key was there before. It is ``message`` itself
+        where this call stored it, or perhaps did. When the line breaks
         the insert is run again, which does nothing if the first one was done; so the answer is
         read back from state. Raises StoreUnavailable when nothing was stored, Suppressed when its
         recipient has opted out, GivenUp when its place was given back before, OutcomeUnknown when
@@ -118,7 +119,8 @@ class Messages:
                         return message
                     stored = self._stored(connection, message)
                 if stored is not None:
-                    return stored
+                    # Perhaps the row is this call's own, whose answer was lost.
+                    return message if unknown and stored.id == message.id else stored
             except (DBAPIError, PoolTimeout) as error:
                 broken = asked and isinstance(error, DBAPIError) and is_disconnect(error)
                 unknown = unknown or broken

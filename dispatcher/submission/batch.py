@@ -33,10 +33,11 @@ BATCH = 1_000
 class Entry:
     """One draft of a batch. ``result`` is set once it is decided: the message, or the refusal.
 
-    ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for,
-    ``place`` once it has one, ``addition`` when it is about to be stored. ``is_twins`` tells that
-    the place is that of a twin: another submit has reserved under the idempotency key. ``same_as``
-    is an earlier entry with the same key, whose result this one shares.
+    ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for
+    (None again where the message was known), ``place`` once it has one, ``addition`` when it is
+    about to be stored. ``is_twins`` tells that the reservation is that of a duplicate submit:
+    another one has reserved under the idempotency key. ``same_as`` is an earlier entry with the
+    same key, whose result this one shares.
     """
 
     number: int

@@ -13,9 +13,9 @@ from dispatcher.errors import (
     OutcomeUnknown,
     ReservationsUnavailable,
     StoreUnavailable,
-    TwinUnderWay,
 )
 from dispatcher.message import Message
+from dispatcher.redis.errors import is_silence
 from dispatcher.reservation import Booked, Bulk, Request, Reserved, Upkeep, Windows
 from dispatcher.store import Messages
 from dispatcher.submission.batch import Entry
@@ -101,7 +101,7 @@ class Reserver:
                 self._restore(entry, error, is_answered=silent is None)
             else:
                 self._take_back(entry, error, is_answered=silent is None)
-            if isinstance(error, ReservationsUnavailable) and _is_silent(error):
+            if isinstance(error, ReservationsUnavailable) and is_silence(error):
                 silent = error
 
     def _lost(self, entry: Entry, until: float) -> DispatcherError | None:
@@ -155,8 +155,3 @@ class Reserver:
         except StoreUnavailable as error:
             # It may be gone, or is stored without a reservation: it is not said to be accepted.
             entry.result = OutcomeUnknown(error.reason, message.id)
-
-
-def _is_silent(error: ReservationsUnavailable) -> bool:
-    """Whether Redis did not answer at all, rather than that windows are being rebuilt."""
-    return error.retry_after is None and not isinstance(error, TwinUnderWay)

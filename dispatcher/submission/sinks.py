@@ -225,6 +225,8 @@ class OwnTransaction:
             if stored.id != message.id:
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
                 self.places.withdraw(requests_of([entry]))
+            elif perhaps_stored:
+                return message  # the row may be the one that was stored with the batch
         except OutcomeUnknown:
             raise  # the message may be stored: reconcile finds out whether it needs its place
         except GivenUp:

@@ -178,7 +178,11 @@ class Submitter:
             raise
         batch.settle(entries, found)
         if len(batch.booked) < len(entries):
-            self._explain([e for e in entries if isinstance(e.result, NoPlace)], batch, sink)
+            try:
+                self._explain([e for e in entries if isinstance(e.result, NoPlace)], batch, sink)
+            except BaseException:
+                sink.places.withdraw(requests_of(batch.booked))
+                raise
         fault("submit.after_reserve")
 
     def _explain(self, refused: Sequence[Entry], batch: Batch, sink: Sink) -> None:
@@ -188,9 +192,12 @@ class Submitter:
             known = sink.recall(keyed)
             for entry in keyed.values():
                 try:
-                    entry.result = recalled(entry.valid, known) or entry.result
+                    message = recalled(entry.valid, known)
                 except IdempotencyConflict as error:
                     entry.result = error
+                else:
+                    if message is not None:
+                        entry.result, entry.request = message, None
         if sink.refuses_suppressed(batch):
             left = [each for each in refused if isinstance(each.result, NoPlace)]
             self._refuse_suppressed(left, sink)

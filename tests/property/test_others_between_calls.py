@@ -36,7 +36,7 @@ class Crowd:
         self.booked: dict[UUID, tuple[int, Terms]] = {}
         self.disturbed = 0
         shards: Any = self.real.windows.shards
-        shards._check = self.after_others(shards._check)
+        shards._run_once = self.after_others(shards._check, shards._run_once)
 
     def some_quotas(self) -> list[Quota]:
         roll, many = self.roll, set[tuple[int, int]]()
@@ -45,12 +45,12 @@ class Crowd:
             many.add((count, max(2, count * self.step * roll.randint(6, 12) // 8)))
         return [Quota(*each) for each in sorted(many, key=lambda _: roll.random())]
 
-    def after_others(self, check: Any) -> Any:
+    def after_others(self, check: Any, run_once: Any) -> Any:
         busy = False
 
-        def call(**given: Any) -> Any:
+        def call(script: Any, given: Any) -> Any:
             nonlocal busy
-            if not busy and self.roll.random() < 0.5:
+            if script is check and not busy and self.roll.random() < 0.5:
                 busy = True
                 self.disturbed += 1
                 if self.booked and self.roll.random() < 0.6:
@@ -60,7 +60,7 @@ class Crowd:
                 else:
                     self.book()
                 busy = False
-            return check(**given)
+            return run_once(script, given)
 
         return call
 

@@ -11,6 +11,7 @@ import hiredis
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
+from dispatcher.redis.scripts import _command
 from dispatcher.reservation.arguments import Arguments
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.reservation.terms import Rules, Terms
@@ -28,7 +29,7 @@ for _ in range(100):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001)
         while True:
-            hiredis.pack_command((*names, *words))
+            hiredis.pack_command(tuple(_command("sha", names, words)))
     except TimeoutError:
         pass
 """

@@ -15,7 +15,7 @@ from dispatcher.errors import QuotaExceeded, ReservationsUnavailable, TwinUnderW
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import Booking, Bulk, Request, Reserved, Submit, Terms
+from dispatcher.reservation import Booking, Bulk, Request, Reserved, Submit, Terms, bulk
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
@@ -398,3 +398,30 @@ def test_a_twin_that_is_changing_its_time_stops_only_its_own_message_of_many(
     assert isinstance(twin_under_way, TwinUnderWay)
     assert other == ms(NOON)
     assert (twin.bytes in real.places(terms().scopes[0])) is not ends
+
+
+def test_a_batch_that_breaks_off_leaves_nothing_under_new_ids(
+    real: Reserving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message whose reservation was released on its way is booked under another id."""
+    monkeypatch.setattr(bulk, "_MOST_STEPS", 0)
+    fill(real, WHOLE, NOON, NOON, NOON)
+    latest = ms(NOON + HOUR)
+    requests = [
+        Request(new_id(), terms(), ms(NOON), latest),
+        Request(new_id(), terms(named(EARLY)), ms(NOON), latest),
+    ]
+    book, calls = real.windows.book, []
+
+    def break_off(request: Request, **more: Any) -> Any:
+        calls.append(request)
+        if len(calls) == 2:
+            raise ReservationsUnavailable("away")
+        return book(request, **more)
+
+    monkeypatch.setattr(real.windows, "book", break_off)
+    many = Bulk(real.windows)
+    with pytest.raises(ReservationsUnavailable):
+        many.reserve(requests)
+    many.withdraw(requests)
+    assert real.places(terms().scopes[0]) == {}

@@ -285,14 +285,15 @@ def between(real: Reserving, monkeypatch: pytest.MonkeyPatch) -> Callable[[Happe
     """Let something happen once, between two calls that judge one time."""
 
     def arrange(happens: Happens) -> None:
-        check, turns = real.windows.shards._check, iter(range(1_000))
+        shards, turns = real.windows.shards, iter(range(1_000))
+        run_once = shards._run_once
 
-        def call(**arguments: Any) -> Any:
-            if next(turns) == 1:
+        def call(script: Any, call: Any) -> Any:
+            if script is shards._check and next(turns) == 1:
                 happens()
-            return check(**arguments)
+            return run_once(script, call)
 
-        monkeypatch.setattr(real.windows.shards, "_check", call)
+        monkeypatch.setattr(shards, "_run_once", call)
 
     return arrange
 

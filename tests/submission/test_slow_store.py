@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,6 +22,7 @@ from dispatcher import (
     StoreUnavailable,
 )
 from dispatcher.reservation import Terms
+from dispatcher.store.engines import Unanswered
 from dispatcher.submission import terms_for
 from dispatcher.submission.reserver import LOOKING_SECONDS
 from dispatcher.times.send_time import to_ms
@@ -395,3 +397,76 @@ def _terms(house: House, scopes: dict[str, str]) -> Terms:
             return found
         scopes["tenant"] = f"acme {number}"
     raise AssertionError
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("key", [None, "key"])
+def test_a_row_whose_insert_was_not_answered_is_looked_at_as_ones_own(
+    build: Build, key: str | None
+) -> None:
+    house, other = build(), build()
+    messages = house.parts.messages
+    insert = messages._insert_directly
+    assert insert is not None
+
+    def lose_the_answer(values: Mapping[str, Any]) -> list[Any]:
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+        house.redis.flushall()
+        other.open()
+        other.submit("ada", send_at=SOON)
+        insert(values)
+        raise Unanswered(perhaps_done=True)
+
+    messages._insert_directly = lose_the_answer
+    with pytest.raises(QuotaExceeded):
+        house.submit("ada", send_at=SOON, idempotency_key=key)
+    scheduled = house.dispatcher.select(status="scheduled")
+    assert [each.idempotency_key for each in scheduled] == [None]
+
+
+@pytest.mark.parametrize("keys", [(None, None), ("one", "two")])
+def test_a_batch_whose_copy_was_not_answered_is_looked_at_as_ones_own(
+    build: Build, keys: tuple[str | None, str | None]
+) -> None:
+    house, other = build(), build()
+    own = vars(house.parts.own_transaction)
+    bulk = own["_bulk"]
+
+    class Unanswering:
+        def __getattr__(self, name: str) -> object:
+            return getattr(bulk, name)
+
+        def add(self, additions: object) -> None:
+            house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+            house.redis.flushall()
+            other.open()
+            other.submit("ada", send_at=SOON)
+            assert bulk.add(additions)
+
+    own["_bulk"] = Unanswering()
+    drafts = [
+        Draft(channel="memory", recipient=name, body=BODY, send_at=SOON, idempotency_key=key)
+        for name, key in zip(("ada", "bob"), keys, strict=True)
+    ]
+    results = house.dispatcher.submit_many(drafts)
+    assert [type(each) for each in results] == [Rejection, Message]
+    scheduled = house.dispatcher.select(status="scheduled")
+    assert sorted(each.recipient for each in scheduled) == ["ada", "bob"]
+
+
+def test_one_window_that_cannot_be_read_refuses_its_message_alone(build: Build) -> None:
+    house = build()
+    own = vars(house.parts.own_transaction)
+
+    def spoil() -> None:
+        house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
+        window = house.keys("name 0").window("name 0")
+        house.redis.delete(window)
+        house.redis.set(window, "no window")
+
+    own["_bulk"] = Between(own["_bulk"], before={"add": once(spoil)})
+    results = house.dispatcher.submit_many(
+        Draft(channel="memory", recipient=f"name {number}", body=BODY, send_at=SOON)
+        for number in range(5)
+    )
+    assert [type(each) for each in results] == [Rejection, *4 * [Message]]
