@@ -25,7 +25,7 @@ class Part(ABC):
     """One limit: how many permits, by which algorithm. A plain value without a connection."""
 
     kind: ClassVar[str]
-    """Name of the algorithm's part in ``dispatcher/lua``."""
+    """Name of the algorithm's part in ``limiters/lua``."""
     knows_permits: ClassVar[bool] = False
     """Whether it keeps the ids of its permits, so that none need be remembered for it."""
     holds: ClassVar[bool] = False
