@@ -1,4 +1,4 @@
-"""Make Redis agree with SQL: rebuild what it lost, settle what was not confirmed, free places."""
+"""Make Redis agree with SQL: rebuild lost data, settle and release reservations."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MARKER_SPARE = timedelta(seconds=10)
 """How long a rebuild may pause between two pages, or die, before another one takes over."""
 _TIDY_KEYS = 500
 _ROOMS_AT_ONCE = 100
-"""For how many limits one turn brings snoozed messages forward."""
+"""For how many limits one run brings snoozed messages forward."""
 _ROWS_AT_ONCE = 5_000
 """How many reservations, or permits, a rebuild reads from the store and restores at once."""
 _EVER = 10**15
-"""A time in ms after all others: what is given up goes, also where it was asked for since."""
+"""A time in ms after all others: what is given up is released, also when booked since."""
 _SHARDS_AT_ONCE = 4
 """How many shards are closed together to be rebuilt; the rows are read once for all of them."""
 _FEW_ROWS = 10_000
 """Up to so many rows all shards are rebuilt together."""
 
 OnRows = Callable[[int, int], object]
-"""Told how many rows a rebuild has read, and how many there are to read."""
+"""Called with the number of rows that a rebuild has read, and of those to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,21 @@ class Reconciler:
     def reconcile(self, *, settle: timedelta | None = None) -> Reconciled:
         """Make Redis agree with the store.
 
-        Rebuild what Redis lost; look up reservations that were not confirmed within the grace;
-        free the places of cancelled and expired messages; forget what no quota counts any more;
-        set aside what stands under the names of windows and is none, and rebuild its shards;
-        bring forward snoozed messages for which permits that were given back made room, and all of
-        them where the permit logs were rebuilt.
+        - rebuild what Redis lost;
+        - look up reservations that were not confirmed within the grace;
+        - release the reservations of cancelled and expired messages;
+        - delete reservations that no quota counts any more;
+        - rename keys under the names of windows that are none, and rebuild their shards;
+        - bring snoozed messages forward when permits were given back, and all of them when the
+          permit logs were rebuilt.
+
         ``settle`` is how long to let submits that are under way finish before a rebuild reads the
         store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
         """
         try:
             return self._reconcile(self._settings.settle if settle is None else settle)
         except ReservationsUnavailable:
-            # One key that is not ours fails every turn.
+            # One key that is not ours fails every run.
             self._windows.set_aside()
             raise
 
@@ -200,8 +203,8 @@ class Reconciler:
     def _correct(self, under_way: Sequence[Permit], permits: Rebuild) -> None:
         """Look again at claims whose permits were restored, before the logs open.
 
-        What was put back or recorded after it was read told a log that had no permit of it. What is
-        so after this look finds the permit there.
+        A claim that was put back or recorded after it was read found a log without its permit. One
+        that is put back or recorded after this look finds the permit there.
         """
         for start in range(0, len(under_way), BATCH):
             some = under_way[start : start + BATCH]
@@ -221,7 +224,7 @@ class Reconciler:
     def _bring_all_forward(self) -> None:
         """Let all snoozed messages be due: the new logs judge them once more.
 
-        Their turns were told by logs and lines that are gone, and the new logs may have room.
+        Their turns came from logs and lines that are gone, and the new logs may have room.
         """
         count = 0
         for snoozed in self._store.snoozed(batch=BATCH):
@@ -284,9 +287,9 @@ class Reconciler:
         return len(found)
 
     def _bar_moves(self, found: Sequence[Unconfirmed]) -> set[UUID]:
-        """Let no move take effect whose hold is old, and return those that may do so yet.
+        """Let no move take effect whose hold is old, and return those that still may.
 
-        Whoever is moving the message stood still, or has died: the hold may go then.
+        The process that moves the message stood still or died, so the hold can be dropped.
         """
         held = {each.message_id for each in found if each.is_hold}
         if not held:
@@ -304,14 +307,14 @@ class Reconciler:
     def _beside_holds(
         self, found: Sequence[Unconfirmed], stored: Collection[UUID]
     ) -> list[Unconfirmed]:
-        """Return the places of the messages whose holds are settled, also where none is left."""
+        """Return the reservations of messages whose holds are settled, also where none is left."""
         held = {each.message_id for each in found if each.is_hold} & set(stored)
         if not held:
             return []
         return self._windows.places(found, self._reserved(self._store.places_of(sorted(held))))
 
     def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, Kept]) -> Settled:
-        """Make sure that what the store does not know to need its place is never stored."""
+        """Make sure that ids which by the store hold no reservation are never stored."""
         missing = {each.message_id for each in found} - holding.keys()
         if not missing:
             return Settled({}, set(), set())
@@ -326,7 +329,7 @@ class Reconciler:
     def _bring_forward(self) -> None:
         """Let messages that wait for a limit be due now where room was made for them.
 
-        As many as permits were given back, so that a herd stays where it is.
+        As many as permits were given back, so that the others stay where they are.
         """
         try:
             waiting = self._permits.waiting(logs=_ROOMS_AT_ONCE, each=BATCH)

@@ -30,7 +30,7 @@ _LATE_AFTER_SECONDS = 0.05
 """How long all sends of a group have begun before its task stops waiting for them."""
 _RENEW_AGAIN_SECONDS = 1.0
 LONGEST_HOLD_SECONDS = 600.0
-"""After which the claim of a send that does not end is not renewed: its message is rescued."""
+"""After this time the claim of a send that does not end is not renewed: its message is rescued."""
 
 
 class Recorder:
@@ -38,7 +38,7 @@ class Recorder:
 
     One thread at a time calls it: the task's, then that of :class:`LateRecorders`. ``waiting`` are
     the claims without a permit yet, ``ask_at`` is when to ask for it, ``sent`` counts the
-    successes, ``error`` is what broke the group off. Times are of the monotonic clock.
+    successes, ``error`` is the error that ended the group. Times are of the monotonic clock.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Recorder:
         self._pool.send(self._group, [(begin + claim.due_in, claim) for claim in granted])
 
     def step(self) -> bool:
-        """Do what there is to do now; tell whether more will come.
+        """Do what is due now; return whether more will be.
 
-        An error breaks the group off: no further send begins, what was not sent is put back, and
-        what is under way is waited for and recorded. An error after that is raised at once.
+        After an error no further send of the group begins, messages that were not sent are put
+        back, and sends under way are waited for and recorded. A second error is raised at once.
         """
         try:
             self._collect()
@@ -130,9 +130,9 @@ class Recorder:
         self._break_off()
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
-        """Put back what was refused a permit, each with the wait until it is due again.
+        """Put back the messages that got no permit, each with the wait until it is due again.
 
-        What is to come back before the sweep looks is enqueued.
+        Those that are due again before the sweep runs are enqueued.
         """
         settings, send_log = self._parts.settings, self._group.send_log
         limit = settings.sweep_interval * 2
@@ -148,13 +148,13 @@ class Recorder:
         _give_back(self._parts, [claim for claim, _ in refused])
 
     def put_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
-        """Put back what was not sent, as :func:`put_back` does."""
+        """Put back messages that were not sent, as :func:`put_back` does."""
         put_back(self._parts, self._group.send_log, unsent)
 
     # The steps.
 
     def _collect(self) -> None:
-        """Take what the senders report, and record it where it is time."""
+        """Take the reports of the senders, and record outcomes when it is time."""
         group = self._group
         group.changed.clear()
         unsent = []
@@ -175,7 +175,7 @@ class Recorder:
             self.put_back(unsent)
         now = self._parts.clock.monotonic()
         if has_ended:
-            # No rescue can take what was claimed while the store is away, and the token fences.
+            # While the store is away no rescue ends these claims, and the token guards the record.
             patience = 0.0 if self._parts.is_stopping else _RECORD_FOR_SECONDS
             self._record_until = max(group.ends_at, now + patience)
         is_time = now >= self._record_at
@@ -190,7 +190,7 @@ class Recorder:
             self._record_at = self._parts.clock.monotonic() + pause
 
     def _break_off(self) -> None:
-        """Put back what is not sent any more."""
+        """Put back the messages that will not be sent."""
         self._is_broken_off = self._group.is_over = True
         if self.waiting:
             waiting, self.waiting = self.waiting, []
@@ -198,7 +198,7 @@ class Recorder:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Put back what no sender has taken."""
+        """Put back the messages that no sender has taken."""
         if unsent := self._pool.withdraw(self._group):
             self._take_back(unsent)
 
@@ -208,9 +208,9 @@ class Recorder:
         self.put_back(unsent)
 
     def _renew(self) -> None:
-        """Renew what the senders have and what waits, when half of the claim is over but not all.
+        """Renew the claims that are sent or wait for permits, when half of their time is over.
 
-        Earlier where nothing could be begun any more by then.
+        Earlier when no send could begin any more by then.
         """
         group = self._group
         now = self._parts.clock.monotonic()
@@ -238,7 +238,7 @@ class Recorder:
     # Outcomes.
 
     def _record(self, ended: Sequence[Ended]) -> bool:
-        """Record outcomes and settle their permits; False where the store is to be tried again."""
+        """Record outcomes and settle their permits; False when the store is to be tried again."""
         results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
         failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
         try:
@@ -258,7 +258,7 @@ class Recorder:
         return True
 
     def _store_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
-        """Record one by one, so that what the store refuses takes no other outcome with it."""
+        """Record one by one, so that an outcome that the store refuses affects no other."""
         singles: list[tuple[list[Result], list[Failure]]] = [
             *(([each], []) for each in results),
             *(([], [each]) for each in failures),
@@ -345,7 +345,7 @@ class LateRecorders:
         return True
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Wait until none is left; tell whether that is so.
+        """Wait until none is left; return whether that is so.
 
         ``timeout`` in seconds, None for as long as any claim is renewed.
         """
@@ -373,7 +373,7 @@ def permit_of(claim: Claim) -> Permit:
 
 
 def put_back(parts: Parts, send_log: ClaimLog, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
-    """Put back what was not sent, each with the wait until it is due again, and its permit."""
+    """Put back messages that were not sent, each with the wait until it is due, and its permit."""
     _store_unsent(parts, send_log, unsent, enqueue_in=-parts.settings.horizon)
     fault("put_back.after_row")
     _give_back(parts, [claim for claim, _ in unsent])
@@ -386,9 +386,9 @@ def _store_unsent(
     *,
     enqueue_in: timedelta,
 ) -> bool:
-    """Tell whether the store knows of it; ``enqueue_in`` after its wait the sweep enqueues it.
+    """Put back rows; return whether the store did. ``enqueue_in`` after the wait they are enqueued.
 
-    What the store does not take stays claimed until the rescue, which reads the send log.
+    Otherwise they stay claimed until ``rescue``, which reads the send log.
     """
     try:
         parts.claims.put_back(unsent, enqueue_in=enqueue_in)
@@ -411,7 +411,7 @@ def _give_back(parts: Parts, unused: Sequence[Claim]) -> None:
 
 
 def _goes_on(recorder: Recorder) -> bool:
-    """Do one step of a recorder; log the error that broke its group off, and raise none."""
+    """Do one step of a recorder; log the error that ended its group, and raise none."""
     try:
         if recorder.step():
             return True

@@ -31,7 +31,7 @@ class SenderThreads:
         self._is_closed = False
 
     def call(self, act: Callable[[], object]) -> None:
-        """Let a thread do that as soon as one is free; after ``close`` the caller does it."""
+        """Run ``act`` on a thread as soon as one is free; after ``close`` on the caller's own."""
         with self._lock:
             is_closed = self._is_closed
             start = False
@@ -46,7 +46,7 @@ class SenderThreads:
             self._start()
 
     def close(self) -> None:
-        """Let the threads end, each after what it is doing, and what was called for before."""
+        """Let the threads end once all calls made so far are done."""
         with self._lock:
             self._is_closed = True
             for _ in range(self._threads):
@@ -103,7 +103,7 @@ class SenderPool:
         self._go_on(group)
 
     def has_left(self, group: Group) -> bool:
-        """Whether there is something of a group that no sender has taken yet."""
+        """Whether a group has messages that no sender has taken yet."""
         return bool(group.left) or self._destinations.has(group)
 
     def withdraw(self, group: Group, *, only_silent: bool = False) -> list[tuple[Claim, timedelta]]:
@@ -129,7 +129,7 @@ class SenderPool:
             group.senders += start
         if start:
             self._threads.call(partial(self._work, group))
-        else:  # those at work may hang in what they send
+        else:  # the senders at work may hang in their sends
             self._call_another(group)
 
     def _work(self, group: Group) -> None:

@@ -1,6 +1,6 @@
 """The periodic maintenance that beat starts: enqueue, rescue, notify, prune.
 
-The other duties are ``reconcile`` (``reconciler.py``) and ``catch_up``, which books places
+The other duties are ``reconcile`` (``reconciler.py``) and ``catch_up``, which books again
 (``submission/catch_up.py``).
 """
 
@@ -28,20 +28,20 @@ from dispatcher.times.clock import Clock
 log = logging.getLogger(__name__)
 
 _LOGS_AT_ONCE = 200
-"""How many send logs one turn of rescue reads."""
+"""How many send logs one run of ``rescue`` reads."""
 _APART = timedelta(milliseconds=20)
 _SPREAD = timedelta(seconds=1)
-"""How far apart the messages of unknown outcome come, and how long that may take them all."""
+"""The time between two messages of unknown outcome, and at most between the first and the last."""
 _ENDS = {
     Status.HELD: Transition.HELD,
     Status.FAILED: Transition.FAILED,
     Status.EXPIRED: Transition.EXPIRED,
 }
-"""What becomes of a rescued message that is not tried again."""
+"""The transition of a rescued message that is not tried again, by its status."""
 
 
 class Sweep:
-    """Duties of the beat. Each works in bounded batches and returns how many messages it changed.
+    """Duties of the sweep. Each works in bounded batches and returns how many messages it changed.
 
     Any number may run side by side. ``notifications`` is None without a status channel.
     """
@@ -70,9 +70,9 @@ class Sweep:
         self._notifications = notifications
 
     def enqueue_due(self) -> int:
-        """Enqueue what comes near, and again what is due but was not claimed.
+        """Enqueue messages inside the horizon, and again those that are due and not claimed.
 
-        Where the broker takes nothing they stay for the next turn.
+        When the broker does not answer, the next run enqueues them.
         """
         return in_batches(self._enqueue_due)
 
@@ -90,9 +90,9 @@ class Sweep:
         return len(due)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        """Let the next ``enqueue_due`` enqueue these, whose tasks are lost.
+        """Let the next ``enqueue_due`` enqueue these messages, whose tasks are lost.
 
-        Without the store they are enqueued after their grace, as those whose loss is not noticed.
+        When the store does not answer, they are enqueued after their grace.
         """
         try:
             for start in range(0, len(message_ids), BATCH):
@@ -105,11 +105,12 @@ class Sweep:
             )
 
     def _tickets(self, due: Sequence[Due]) -> list[Ticket]:
-        """Return the tickets of what is due.
+        """Return the tickets of messages that are due.
 
-        A message may kill every worker that sends it, and all that the worker had claimed with it
-        was rescued too. So those of unknown outcome go each in a task of its own, in a random order
-        and a little apart: what comes before is done by then, what comes after is not claimed yet.
+        A message may kill every worker that sends it; the messages that the worker had claimed
+        with it were rescued too. So each message of unknown outcome has a task of its own. These
+        tasks come in a random order and a little apart: the one before is done by then, the one
+        after is not claimed yet.
         """
         suspects = [each for each in due if each.is_suspect]
         random.shuffle(suspects)
@@ -129,8 +130,8 @@ class Sweep:
     def rescue(self) -> int:
         """Free the messages whose worker died or froze; return how many.
 
-        First what workers of this machine had surely not begun to send, by their send logs. While
-        more of these are left than it reads in a turn, it ends no claim.
+        First it puts back the messages that workers of this machine had claimed and will not send,
+        by their send logs. While more logs are left than one run reads, it ends no claim.
         """
         put_back = 0
 
@@ -153,11 +154,11 @@ class Sweep:
         return put_back + rescued
 
     def _put_back(self, left: LeftLog) -> int:
-        """Put back what a worker had claimed and not begun to send, with its permits."""
+        """Put back messages that a worker had claimed and not begun to send, and their permits."""
         found = self._store.unbegun(left.unbegun, mark=left.mark)
         if not found:
             return 0
-        try:  # first: asked again, the store does not tell them any more
+        try:  # first: once they are put back, the store returns them no more
             self._permits.give_back([Permit(*each[:4]) for each in found])
         except LimitersUnavailable as error:
             log.warning(
@@ -186,9 +187,9 @@ class Sweep:
     def notify(self) -> int:
         """Make status messages, due at once, for the callers who asked for them.
 
-        What a caller is to know is read from how messages stand: a status that lasted shorter than
-        the time between two turns may be passed over, the one that stays is told.
-        ``enqueue_due`` enqueues them like any others. Raises StoreUnavailable.
+        The status is read from the rows: one that lasted shorter than the time between two runs
+        may be skipped, the final one is reported. ``enqueue_due`` enqueues status messages like
+        any others. Raises StoreUnavailable.
         """
         return in_batches(self._notify)
 

@@ -39,8 +39,8 @@ class Delivery:
     """The use case of the worker.
 
     A claim makes repeated tasks harmless, a permit guards the limits, the rest of the claim is
-    checked right before each send, and the record is fenced by the claim's token. When the process
-    dies, its send logs tell what it had not begun, and the sweep rescues the rest.
+    checked right before each send, and the record is guarded by the claim's token. When the process
+    dies, its send logs name the messages that it had not begun; the sweep rescues the others.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Delivery:
         """Deliver what is due of these messages; return how many were sent with success.
 
         By then all have ended; or, where not ``to_the_end``, all sends have begun or are put back,
-        and those that take their time are recorded later. Messages that are not scheduled any more
+        and long sends are recorded later. Messages that are not scheduled any more
         are skipped: their task was a repeat. Raises StoreUnavailable when nothing can be claimed;
         the sweep enqueues the messages again.
         """
@@ -105,7 +105,7 @@ class Delivery:
         for claim in claims:
             channels[claim.message.channel].append(claim)
         for name in sorted(channels.keys() - self._pools.keys()):
-            self._put_back_strange(name, channels.pop(name), send_log)
+            self._put_back_unknown(name, channels.pop(name), send_log)
         sent = 0
         try:
             while channels:
@@ -118,13 +118,13 @@ class Delivery:
                 )
                 recorder = Recorder(self.parts, self._pools[name], group, some)
                 sent += self._deliver_group(recorder, to_the_end=to_the_end)
-        finally:  # an error in one channel must not take the others with it
+        finally:  # after an error in one channel the others are put back
             for some in channels.values():
                 put_back(self.parts, send_log, [(claim, NO_WAIT) for claim in some])
         return sent
 
     def _deliver_group(self, recorder: Recorder, *, to_the_end: bool) -> int:
-        """Acquire permits, send and record; return the successes. Raises what broke it off."""
+        """Acquire permits, send and record; return the successes. Raises the error of the group."""
         ask_until = recorder.ask_at + _LONGEST_ASKING_SECONDS
         try:
             self._send_permitted(recorder, ask_until)
@@ -141,7 +141,7 @@ class Delivery:
         return recorder.sent
 
     def _send_permitted(self, recorder: Recorder, ask_until: float) -> None:
-        """Send what gets a permit; snooze what has to wait longer for one than ``ask_until``."""
+        """Send the messages that get a permit; snooze those that get none until ``ask_until``."""
         claims = recorder.waiting
         asked_at = self.parts.clock.monotonic()
         if not claims or self.parts.is_stopping or asked_at < recorder.ask_at:
@@ -175,7 +175,7 @@ class Delivery:
             recorder.snooze(refused)
 
     def stop(self) -> None:
-        """Begin no further send; what is not on its way is put back."""
+        """Begin no further send; messages whose send has not begun are put back."""
         self.parts.is_stopping = True
 
     @property
@@ -184,10 +184,10 @@ class Delivery:
         return self.parts.is_stopping
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Wait for the sends that no task waits for; tell whether all have ended.
+        """Wait for the sends that no task waits for; return whether all have ended.
 
-        ``timeout`` in seconds, None for as long as any claim is kept: what lasts longer is left to
-        the rescue of its message.
+        ``timeout`` in seconds, None for as long as any claim is renewed. Messages whose sends last
+        longer are left to ``rescue``.
         """
         return self._late.finish(timeout)
 
@@ -196,7 +196,7 @@ class Delivery:
         for pool in self._pools.values():
             pool.close()
 
-    def _put_back_strange(self, channel: str, claims: Sequence[Claim], send_log: ClaimLog) -> None:
+    def _put_back_unknown(self, channel: str, claims: Sequence[Claim], send_log: ClaimLog) -> None:
         """Put back the messages of a channel that these settings do not know.
 
         While settings are being rolled out another worker may know the channel.
@@ -211,7 +211,7 @@ class Delivery:
     def _wait_for_early(self, asked: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
         """Wait for messages that are due in a moment, and return them.
 
-        Those that are due later are left to the sweep; tell of those that have ended.
+        Those that are due later are left to the sweep; those that have ended go into the journal.
         """
         claimed = {claim.message.id for claim in claims}
         left = [message_id for message_id in asked if message_id not in claimed]

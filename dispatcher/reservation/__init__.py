@@ -6,7 +6,7 @@ settles what the store did not confirm, ``fence`` closes those of a server that 
 ``contents``, ``timeline`` and ``survey`` read.
 """
 
-from dispatcher.reservation.booking import Blocked, Booking, Moving, Place, Request, Submit
+from dispatcher.reservation.booking import Blocked, Booking, Moving, Request, Reservation, Submit
 from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
@@ -38,13 +38,13 @@ __all__ = [
     "ForeignFacts",
     "Held",
     "Moving",
-    "Place",
     "QuotaTimeline",
     "Readiness",
     "Rebuild",
     "RedisFacts",
     "RedisSurvey",
     "Request",
+    "Reservation",
     "Reserved",
     "Rules",
     "Seen",

@@ -18,7 +18,7 @@ EVERYONE = "*"
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One call of submit with an idempotency key. Duplicates, or twins, share the key."""
+    """One call of submit with an idempotency key. Duplicate submits share the key."""
 
     key: str
     fingerprint: str
@@ -64,7 +64,7 @@ def legs_of(terms: Terms, shards: Sequence[ShardKeys]) -> list[Leg]:
     return [Leg(own, terms, tuple(near)), *others]
 
 
-class Place(NamedTuple):
+class Reservation(NamedTuple):
     """A reservation, or a hold. The id is that of a duplicate submit where that booked first.
 
     ``held_at_ms`` is when the hold was made, in ms by the clock of Redis.
@@ -132,8 +132,8 @@ class Moving:
 class Blocked(NamedTuple):
     """Why a time is refused, and until when.
 
-    ``scope`` and ``quota`` are None where a blackout is the reason. ``is_slot`` tells whether
-    ``until_ms`` is known to fit this shard; if not, there is at least no slot before it.
+    ``scope`` and ``quota`` are None where a blackout is the reason. ``is_slot``: ``until_ms`` is
+    known to fit this shard; if not, there is at least no slot before it.
     """
 
     until_ms: int

@@ -18,13 +18,13 @@ from dispatcher.errors import (
     NoPlace,
     TwinUnderWay,
 )
-from dispatcher.reservation.booking import Blocked, Booking, Leg, LegRequest, Place, Request
+from dispatcher.reservation.booking import Blocked, Booking, Leg, LegRequest, Request, Reservation
 from dispatcher.reservation.shards import Answer
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms
 
-Booked = int | Place
+Booked = int | Reservation
 """When a message is booked, in ms since 1970; or the reservation of a duplicate submit."""
 
 
@@ -41,8 +41,8 @@ class Bulk:
     """Books what :meth:`Windows.reserve` books, for many messages in a few round trips.
 
     Messages that share a scope are decided in order, and each sees those before it: what comes of
-    them is what would come of them one by one. The next slot that a refusal tells is free beside
-    all of them where the scopes lie in several shards.
+    them is what would come of them one by one. The next slot of a refusal is free beside all of
+    them where the scopes lie in several shards.
     """
 
     def __init__(self, windows: Windows) -> None:
@@ -117,7 +117,7 @@ class Bulk:
     def _answer(self, request: Request, found: _Found) -> Booked | DispatcherError:
         if isinstance(found, Blocked):
             return self._windows.refusal(request.terms, request.asked_ms, found)
-        if isinstance(found, Place) and found.message_id == request.message_id:
+        if isinstance(found, Reservation) and found.message_id == request.message_id:
             return found.at_ms
         return found
 
@@ -128,7 +128,7 @@ class _OpenLeg:
 
     ``at_ms`` is the time of its reservation, None without one. The rest is what its shard has
     answered, and holds until a message before it moves: ``known`` are stretches without a slot for
-    it, ``has_room`` tells that the time asked for fits, ``why`` what refuses that time. A leg
+    it, ``has_room``: the time asked for fits, ``why`` what refuses that time. A leg
     whose answers do not hold any more is ``stale``.
     """
 
@@ -148,7 +148,7 @@ class _OpenLeg:
 class _Open:
     """A message that is not decided yet.
 
-    ``number`` is its place in the batch. A message that is ``odd`` is booked on its own when its
+    ``number`` is its index in the batch. A message that is ``odd`` is booked on its own when its
     turn comes: it has a duplicate, or shards have answered what the steps cannot use.
     """
 
@@ -249,7 +249,7 @@ class _Batch:
         for number, each in self._found.items():
             request = self._requests[number]
             if (
-                isinstance(each, Place)
+                isinstance(each, Reservation)
                 and request.submit is None
                 and each.message_id != request.message_id
             ):
@@ -300,15 +300,15 @@ class _Batch:
             ]
         )
         for (each, leg, start_ms), answer in zip(next_legs, answers, strict=True):
-            if isinstance(answer, Place | IdempotencyConflict):
+            if isinstance(answer, Reservation | IdempotencyConflict):
                 self._meet(each, answer)
             each.note(leg, start_ms, answer)
 
-    def _meet(self, each: _Open, answer: Place | IdempotencyConflict) -> None:
+    def _meet(self, each: _Open, answer: Reservation | IdempotencyConflict) -> None:
         """Deal with a duplicate of a message: only the first shard knows of it."""
         if len(each.legs) == 1:
             self._found[each.number] = answer
-        elif isinstance(answer, Place):
+        elif isinstance(answer, Reservation):
             request = each.request
             at = from_ms(request.asked_ms)
             self._windows.withdraw(Booking(answer.message_id, request.terms, at, request.submit))
@@ -325,7 +325,7 @@ class _Batch:
                 if answer is not None:
                     self._found[each.number] = answer
                     continue
-                each.odd = True  # no shard has told why the time asked for is refused
+                each.odd = True  # no shard has answered why the time asked for is refused
             still.append(each)
             unsure.update(each.scopes)
         self._open = still

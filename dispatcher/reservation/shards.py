@@ -24,7 +24,7 @@ from dispatcher.reservation.booking import (
     Leg,
     LegRequest,
     Moving,
-    Place,
+    Reservation,
     Submit,
     new_hold,
 )
@@ -42,7 +42,7 @@ _MOST_AT_ONCE = 250
 _MOST_CALLS = 10_000
 _ID_BYTES = 16
 
-Answer = int | Place | Blocked | IdempotencyConflict
+Answer = int | Reservation | Blocked | IdempotencyConflict
 """The reserved time in ms; or a hold or the reservation of a duplicate submit; or a refusal."""
 
 
@@ -98,12 +98,12 @@ class Shards:
                     del waiting[shard]
         return [answers[number] for number in range(len(asked))]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Place | Blocked]:
+    def hold(self, asked: Sequence[LegRequest]) -> list[Reservation | Blocked]:
         """Hold times for messages that keep their reservations, one after the other."""
         calls = [self._arguments.move(request) for request in asked]
         replies = self._run(self._move, calls)
         found = [self._searched(*each) for each in zip(asked, replies, strict=True)]
-        return cast("list[Place | Blocked]", found)
+        return cast("list[Reservation | Blocked]", found)
 
     def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:
         """Return the first time at or after ``start_ms`` that fits. Books nothing.
@@ -274,9 +274,9 @@ def _final(request: LegRequest, reply: Any) -> Answer | None:
         return reply
     word, *facts = reply
     if word == b"booked":
-        return Place(UUID(bytes=facts[1]), facts[0])
+        return Reservation(UUID(bytes=facts[1]), facts[0])
     if word == b"held":
-        return Place(request.message_id, *facts)
+        return Reservation(request.message_id, *facts)
     if word == b"conflict":
         key = request.submit.key if request.submit else ""
         return IdempotencyConflict(key, UUID(bytes=facts[0]))

@@ -33,8 +33,8 @@ from dispatcher.reservation.booking import (
     Leg,
     LegRequest,
     Moving,
-    Place,
     Request,
+    Reservation,
     Submit,
     legs_of,
     new_hold,
@@ -65,10 +65,12 @@ class _Wish:
         """The message whose present reservation counts as free."""
         return self.request.message_id if self.hold else None
 
-    def moving(self, place: Place) -> Moving:
-        """Return the hold at ``place`` as a value."""
+    def moving(self, reservation: Reservation) -> Moving:
+        """Return the hold at ``reservation`` as a value."""
         message_id, terms, *_ = self.request
-        return Moving(message_id, terms, from_ms(place.at_ms), self.hold, place.held_at_ms)
+        return Moving(
+            message_id, terms, from_ms(reservation.at_ms), self.hold, reservation.held_at_ms
+        )
 
 
 class Windows:
@@ -123,8 +125,8 @@ class Windows:
         ReservationsUnavailable when the windows cannot be trusted; in each case nothing is booked.
         """
         request = _request(message_id, terms, send_at, latest, submit)
-        place = self.book(request, pending_ahead=pending_ahead, is_stored=is_stored)
-        return Booking(place.message_id, terms, from_ms(place.at_ms), submit)
+        reservation = self.book(request, pending_ahead=pending_ahead, is_stored=is_stored)
+        return Booking(reservation.message_id, terms, from_ms(reservation.at_ms), submit)
 
     def book(
         self,
@@ -132,7 +134,7 @@ class Windows:
         *,
         pending_ahead: timedelta = timedelta(0),
         is_stored: bool = False,
-    ) -> Place:
+    ) -> Reservation:
         """Return where a request is booked. Raises like :meth:`reserve`.
 
         The id is a duplicate's where that booked first. A request without an idempotency key whose
@@ -169,7 +171,7 @@ class Windows:
         try:
             self.release(message_id, terms)
         except ReservationsUnavailable as error:
-            _tell_that_reconcile_releases(error)
+            _log_left_to_reconcile(error)
 
     def withdraw(self, booking: Booking) -> bool:
         """Release what a submit booked that stored nothing; return whether its time is free.
@@ -225,7 +227,7 @@ class Windows:
         wish = _Wish(Request(moving.message_id, moving.terms, at_ms, at_ms), moving.hold)
         held_at_ms: list[int] = []
         for leg in self.legs(moving.terms):
-            found = self._in_leg(wish, leg, Place(moving.message_id, at_ms), at_ms)
+            found = self._in_leg(wish, leg, Reservation(moving.message_id, at_ms), at_ms)
             if isinstance(found, Blocked):
                 return found
             held_at_ms.append(found.held_at_ms)
@@ -290,9 +292,11 @@ class Windows:
         except ReservationsUnavailable:
             # Only the reply may have been lost. To drop a hold that is not there is harmless.
             try:
-                self.drop(*(each.moving(Place(each.request.message_id, 0)) for each in wishes))
+                self.drop(
+                    *(each.moving(Reservation(each.request.message_id, 0)) for each in wishes)
+                )
             except ReservationsUnavailable as error:
-                _tell_that_reconcile_releases(error)
+                _log_left_to_reconcile(error)
             raise
 
     def _held_or_refused(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
@@ -302,7 +306,9 @@ class Windows:
             message_id, terms, asked_ms, latest_ms, _ = wish.request
             legs = self.legs(terms)
             if len(legs) == 1 and far.isdisjoint(terms.scopes):
-                near[number] = _leg_request(wish, legs[0], Place(message_id, asked_ms), latest_ms)
+                near[number] = _leg_request(
+                    wish, legs[0], Reservation(message_id, asked_ms), latest_ms
+                )
             else:
                 far.update(terms.scopes)
         answers = self.shards.hold([*near.values()]) if near else []
@@ -315,7 +321,7 @@ class Windows:
                 found[number] = self._held_alone(wish)
         return [found[number] for number in range(len(wishes))]
 
-    def _judged(self, wish: _Wish, answer: Place | Blocked) -> Moving | NoPlace:
+    def _judged(self, wish: _Wish, answer: Reservation | Blocked) -> Moving | NoPlace:
         message_id, terms, asked_ms, *_ = wish.request
         if isinstance(answer, Blocked):
             return self.refusal(terms, asked_ms, answer, message_id)
@@ -327,7 +333,7 @@ class Windows:
         except NoPlace as refused:
             return refused
 
-    def _in_all(self, wish: _Wish) -> Place:
+    def _in_all(self, wish: _Wish) -> Reservation:
         """Book the same time in every leg, or nothing in any."""
         _, terms, asked_ms, latest_ms, _ = wish.request
         first, *others = legs = self.legs(terms)
@@ -336,10 +342,12 @@ class Windows:
             # Before a shift, learn why the time asked for does not fit: other legs may refuse it.
             until_ms = latest_ms if why or not others else start_ms
             message_id = wish.request.message_id
-            found = self._in_leg(wish, first, Place(message_id, start_ms), until_ms)
+            found = self._in_leg(wish, first, Reservation(message_id, start_ms), until_ms)
             if isinstance(found, Blocked) and others and not why and found.until_ms <= latest_ms:
                 why = found
-                found = self._in_leg(wish, first, Place(message_id, found.until_ms), latest_ms)
+                found = self._in_leg(
+                    wish, first, Reservation(message_id, found.until_ms), latest_ms
+                )
             if isinstance(found, Blocked):
                 raise self.refusal(terms, asked_ms, _first(why, found), wish.mover)
             blocked = self._in_others(wish, others, found)
@@ -352,53 +360,58 @@ class Windows:
                 raise self.refusal(terms, asked_ms, why._replace(until_ms=start_ms), wish.mover)
         raise ReservationsUnavailable("others were always quicker")
 
-    def _in_others(self, wish: _Wish, legs: Sequence[Leg], place: Place) -> Blocked | None:
+    def _in_others(
+        self, wish: _Wish, legs: Sequence[Leg], reservation: Reservation
+    ) -> Blocked | None:
         """Book further legs at the time that the first one answered.
 
-        ``place`` is that of a duplicate submit where it booked first. Return what blocks it, None
-        when all legs have it.
+        ``reservation`` is that of a duplicate submit where it booked first. Return what blocks it,
+        None when all legs have it.
         """
         for leg in legs:
             fault("reserve.between_shards")
             try:
-                found = self._in_leg(wish, leg, place, place.at_ms)
+                found = self._in_leg(wish, leg, reservation, reservation.at_ms)
             except ReservationsUnavailable:
                 try:
-                    self._undo(wish, place)
+                    self._undo(wish, reservation)
                 except ReservationsUnavailable as error:
-                    _tell_that_reconcile_releases(error)
+                    _log_left_to_reconcile(error)
                 raise
             if isinstance(found, Blocked):
                 return found
-            if found.at_ms != place.at_ms:
-                self._undo(wish, place)  # withdraws our reliance only: a duplicate's booking stays
-                if place.message_id != wish.request.message_id:
+            if found.at_ms != reservation.at_ms:
+                # It withdraws our reliance only: a duplicate's booking stays.
+                self._undo(wish, reservation)
+                if reservation.message_id != wish.request.message_id:
                     # The first shard has the duplicate's new time, this one its old one.
                     raise TwinUnderWay
                 # Our own earlier booking: the first shard has lost it, this one has not.
-                raise ReservationsUnavailable("its places in two shards disagree; try again")
+                raise ReservationsUnavailable("its reservations in two shards disagree; try again")
         return None
 
-    def _in_leg(self, wish: _Wish, leg: Leg, place: Place, latest_ms: int) -> Place | Blocked:
-        """Book one leg at the time of ``place``, under its message id, or at the next slot."""
-        asked = _leg_request(wish, leg, place, latest_ms)
+    def _in_leg(
+        self, wish: _Wish, leg: Leg, reservation: Reservation, latest_ms: int
+    ) -> Reservation | Blocked:
+        """Book one leg at the time and under the id of ``reservation``, or at the next slot."""
+        asked = _leg_request(wish, leg, reservation, latest_ms)
         if wish.hold:
             return self.shards.hold([asked])[0]
         [found] = self.shards.book([asked], pending_ahead_ms=wish.pending_ahead_ms)
         if isinstance(found, IdempotencyConflict):
             raise found
-        return Place(place.message_id, found) if isinstance(found, int) else found
+        return Reservation(reservation.message_id, found) if isinstance(found, int) else found
 
-    def _undo(self, wish: _Wish, place: Place) -> None:
+    def _undo(self, wish: _Wish, reservation: Reservation) -> None:
         """Release what the legs have. Raises TwinUnderWay where a duplicate submit relies on it."""
         request = wish.request
         if wish.hold:
-            held = wish.moving(place)
+            held = wish.moving(reservation)
             wish.hold = new_hold(request.message_id)  # a late copy of this call drops no later one
             self.drop(held)
         elif not wish.is_stored:
-            at = from_ms(place.at_ms)
-            booking = Booking(place.message_id, request.terms, at, request.submit)
+            at = from_ms(reservation.at_ms)
+            booking = Booking(reservation.message_id, request.terms, at, request.submit)
             if not self.withdraw(booking):
                 raise TwinUnderWay
             if request.submit is None:
@@ -426,11 +439,13 @@ def _request(
     return Request(message_id, terms, asked_ms, latest_ms, submit)
 
 
-def _leg_request(wish: _Wish, leg: Leg, place: Place, latest_ms: int) -> LegRequest:
+def _leg_request(wish: _Wish, leg: Leg, reservation: Reservation, latest_ms: int) -> LegRequest:
     terms, submit = wish.request.terms, wish.request.submit
     if leg.scopes[0] != terms.scopes[0]:
         submit = None  # only the first leg knows of duplicates
-    return LegRequest(leg, place.message_id, place.at_ms, latest_ms, submit, wish.hold, wish.beside)
+    return LegRequest(
+        leg, reservation.message_id, reservation.at_ms, latest_ms, submit, wish.hold, wish.beside
+    )
 
 
 def _first(why: Blocked | None, found: Blocked) -> Blocked:
@@ -438,5 +453,5 @@ def _first(why: Blocked | None, found: Blocked) -> Blocked:
     return found if why is None else why._replace(until_ms=found.until_ms, is_slot=False)
 
 
-def _tell_that_reconcile_releases(error: ReservationsUnavailable) -> None:
+def _log_left_to_reconcile(error: ReservationsUnavailable) -> None:
     log.warning("could not release a reservation; reconcile will release it: %s", error)

@@ -24,7 +24,7 @@ from dispatcher.errors import InvalidDraft, StoreUnavailable, Suppressed, kind_o
 from dispatcher.message import Message
 from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
-from dispatcher.store.engines.base import Places, files_of
+from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import unavailable
 from dispatcher.store.messages import having_key
 from dispatcher.store.rows import to_message, to_row
@@ -291,7 +291,7 @@ class _Identity:
         self._database = database
         self._lock = Lock()
         self._same: WeakSet[Pool] = WeakSet()
-        self._ours: Places | None = None
+        self._ours: Location | None = None
         file = database.backend.file
         self._file = None if file is None else file.absolute()
 
@@ -302,11 +302,11 @@ class _Identity:
             if pool in self._same:
                 return False
         try:
-            ours = self._places_of_store()
+            ours = self._location_of_store()
             theirs = self._asked_alone(connection)
             if not ours & theirs:
                 self._ours = None  # it may be on another server since a failover
-                ours = self._places_of_store()
+                ours = self._location_of_store()
         except (SQLAlchemyError, StoreUnavailable, OSError):
             return False
         if not ours & theirs:
@@ -315,19 +315,19 @@ class _Identity:
             self._same.add(pool)
         return False
 
-    def _places_of_store(self) -> Places:
+    def _location_of_store(self) -> Location:
         if self._file is not None:
             # Not asked through a connection: the caller's transaction may keep others waiting.
             return files_of([self._file])
         if self._ours is None:
-            self._ours = self._database.run(self._database.backend.places)
+            self._ours = self._database.run(self._database.backend.location)
         return self._ours
 
-    def _asked_alone(self, connection: Connection) -> Places:
+    def _asked_alone(self, connection: Connection) -> Location:
         """Ask so that a caller can go on when the question is refused."""
         backend = self._database.backend
         with nullcontext() if backend.undoes_statements else connection.begin_nested():
-            return backend.places(connection)
+            return backend.location(connection)
 
 
 def _connection_of(session: object) -> Connection:

@@ -1,4 +1,4 @@
-"""A batch: drafts on their way to be accepted, and what is decided of each."""
+"""A batch: drafts on their way to be accepted, and the result of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
-from dispatcher.reservation import Place, Request, Submit
+from dispatcher.reservation import Request, Reservation, Submit
 from dispatcher.store import Addition
 from dispatcher.submission.schedule import ValidDraft
 from dispatcher.times.send_time import to_ms
@@ -34,21 +34,21 @@ class Entry:
     """One draft of a batch. ``result`` is set once it is decided: the message, or the refusal.
 
     ``valid`` is set once the draft was found valid, ``request`` once a reservation is asked for
-    (None again where the message was known), ``place`` once it has one, ``addition`` when it is
-    about to be stored. ``is_twins`` tells that the reservation is that of a duplicate submit:
-    another one has reserved under the idempotency key. ``same_as`` is an earlier entry with the
-    same key, whose result this one shares.
+    (None again where the message was known), ``reservation`` once it has one, ``addition`` when it
+    is about to be stored. ``is_duplicate``: another submit has reserved under the idempotency key,
+    and the reservation is that one's. ``same_as`` is an earlier entry with the same key, whose
+    result this one shares.
     """
 
     number: int
     draft: Draft
     valid: ValidDraft = field(init=False)
     request: Request | None = None
-    place: Place = field(init=False)
+    reservation: Reservation = field(init=False)
     addition: Addition = field(init=False)
     result: Message | DispatcherError | None = None
     same_as: Entry | None = None
-    is_twins: bool = False
+    is_duplicate: bool = False
 
     def answer(self) -> Message:
         """Return the message, or raise why there is none."""
@@ -60,7 +60,7 @@ class Entry:
     def ask(self) -> Request:
         """Return the request for a reservation, under a new id."""
         valid, submit = self.valid, None
-        self.is_twins = False
+        self.is_duplicate = False
         if valid.idempotency_key is not None:
             submit = Submit(valid.idempotency_key, valid.fingerprint or "")
         asked_ms = to_ms(valid.send_at)
@@ -74,9 +74,9 @@ class Batch:
     """Drafts that go through the pipeline together.
 
     ``atomic`` accepts all or none. ``booked`` are the entries that have a reservation, ``stored``
-    those whose message is stored under its id.
-    ``started`` is when the reservations were asked for, on the monotonic clock. ``has_twins`` tells
-    that another submit has reserved under one of the idempotency keys.
+    those whose message is stored under its id. ``started`` is when the reservations were asked for,
+    on the monotonic clock. ``has_duplicates``: another submit has reserved under one of the
+    idempotency keys.
     """
 
     entries: list[Entry]
@@ -84,7 +84,7 @@ class Batch:
     started: float = 0.0
     booked: list[Entry] = field(default_factory=list)
     stored: list[Entry] = field(default_factory=list)
-    has_twins: bool = False
+    has_duplicates: bool = False
 
     @property
     def is_refused(self) -> bool:
@@ -96,21 +96,21 @@ class Batch:
         return [each for each in self.entries if each.result is None and each.same_as is None]
 
     def settle(
-        self, entries: Sequence[Entry], found: Sequence[int | Place | DispatcherError]
+        self, entries: Sequence[Entry], found: Sequence[int | Reservation | DispatcherError]
     ) -> None:
-        """Note what came of the requests of these entries, in order."""
+        """Note the answer to the request of each of these entries, in order."""
         for entry, each in zip(entries, found, strict=True):
             request = entry.request
             if isinstance(each, DispatcherError):
                 entry.result = each
                 continue
-            if isinstance(each, Place):
-                entry.place = each
+            if isinstance(each, Reservation):
+                entry.reservation = each
                 if request is not None and request.submit is not None:
-                    entry.is_twins = each.message_id != request.message_id
-                    self.has_twins |= entry.is_twins
+                    entry.is_duplicate = each.message_id != request.message_id
+                    self.has_duplicates |= entry.is_duplicate
             elif request is not None:
-                entry.place = Place(request.message_id, each)
+                entry.reservation = Reservation(request.message_id, each)
             self.booked.append(entry)
 
     def renewed(self) -> list[Entry]:
@@ -120,11 +120,11 @@ class Batch:
         its own, as it would be in another batch.
         """
         found: list[Entry] = []
-        for place, entry in enumerate(self.entries):
+        for index, entry in enumerate(self.entries):
             first = entry.same_as
             if first is not None and isinstance(first.result, DispatcherError):
-                self.entries[place] = Entry(entry.number, entry.draft)
-                found.append(self.entries[place])
+                self.entries[index] = Entry(entry.number, entry.draft)
+                found.append(self.entries[index])
         return found
 
     def refuse_conflicts(self) -> None:
@@ -214,9 +214,9 @@ def recalled(valid: ValidDraft, known: Mapping[str, Known]) -> Message | None:
 
 
 def requests_of(entries: Iterable[Entry]) -> list[Request]:
-    """Return what entries have asked for, under the ids that are reserved, also twins'."""
+    """Return the requests of entries under the ids that are reserved, also by duplicate submits."""
     return [
-        each.request._replace(message_id=each.place.message_id)
+        each.request._replace(message_id=each.reservation.message_id)
         for each in entries
         if each.request is not None
     ]
@@ -224,14 +224,14 @@ def requests_of(entries: Iterable[Entry]) -> list[Request]:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts what came of drafts, and tells.
+    """Counts the results of drafts, and reports progress.
 
     The times are those of messages that were not known before. ``total`` is how many drafts there
     will be, None where that is not known.
     """
 
     total: int | None = None
-    tell: OnProgress | None = None
+    on_progress: OnProgress | None = None
     accepted: int = 0
     refused: int = 0
     known: int = 0
@@ -240,7 +240,7 @@ class Tally:
     last_send_at: datetime | None = None
 
     def add(self, entries: Sequence[Entry]) -> list[Result]:
-        """Count what came of these, tell, and return it."""
+        """Count the results of these entries, report progress, and return them."""
         results: list[Result] = []
         for entry in entries:
             result = _result(entry)
@@ -249,7 +249,11 @@ class Tally:
                 self.refused += 1
                 continue
             self.accepted += 1
-            if entry.request is None or entry.place.message_id != result.id or entry.is_twins:
+            if (
+                entry.request is None
+                or entry.reservation.message_id != result.id
+                or entry.is_duplicate
+            ):
                 self.known += 1
                 continue
             send_at = result.send_at
@@ -258,14 +262,14 @@ class Tally:
                 self.first_send_at = send_at
             if self.last_send_at is None or send_at > self.last_send_at:
                 self.last_send_at = send_at
-        if self.tell is not None:
+        if self.on_progress is not None:
             so_far = (self.accepted, self.refused, self.total, self.known, self.shifted)
-            self.tell(Progress(*so_far))
+            self.on_progress(Progress(*so_far))
         return results
 
 
 def _result(entry: Entry) -> Result:
-    """Return what came of a draft; a repeated key within the batch shares the first's message."""
+    """Return the result of a draft; a repeated key within the batch shares the first's message."""
     first, result = entry.same_as, entry.result
     if first is not None:
         result = first.result

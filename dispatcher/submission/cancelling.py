@@ -40,7 +40,7 @@ class Cancelling:
     def cancel(
         self, message_ids: Sequence[UUID], *, because: str | None = None
     ) -> list[Message | DispatcherError]:
-        """Cancel what is still scheduled, and give the places back at once.
+        """Cancel what is still scheduled, and release the reservations at once.
 
         Return for each id the cancelled message, or the error that cancelling it alone would
         raise. ``because`` becomes the ``last_error`` of what is cancelled. Raises
@@ -68,7 +68,9 @@ class Cancelling:
         try:
             self._bulk.withdraw(requests)
         except ReservationsUnavailable as error:
-            log.warning("the places of %d messages are freed later: %s", len(requests), error)
+            log.warning(
+                "the reservations of %d messages are released later: %s", len(requests), error
+            )
 
 
 def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:

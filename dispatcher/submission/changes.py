@@ -89,7 +89,7 @@ class Changes:
         self._check = check
 
     def cancel(self, message_id: UUID) -> Message:
-        """Cancel a scheduled message and give its place back at once.
+        """Cancel a scheduled message and release its reservation at once.
 
         Cancelling a cancelled message is fine. Raises MessageNotFound, and TooLate once the
         message is being sent or has ended.
@@ -139,7 +139,7 @@ class Changes:
         raise StoreUnavailable("others changed the message again and again")
 
     def reschedule(self, message_id: UUID, wish: Wish) -> Message:
-        """Move a scheduled message to another time, judged as if it had no place yet.
+        """Move a scheduled message to another time, judged as if it had no reservation yet.
 
         Raises MessageNotFound, TooLate, InvalidSendTime, Suppressed, QuotaExceeded, QuietHours,
         ReservationsUnavailable: then nothing has changed; StoreUnavailable: the message has the

@@ -24,7 +24,7 @@ _AT_ONCE = 500
 class Failed:
     """The use case of those who mended what made messages fail. The row decides every race.
 
-    A failed message has kept its place in the windows, so that no quota is judged again; its
+    A failed message has kept its reservation, so that no quota is judged again; its
     hand-overs are guarded by the limits like any other.
     """
 

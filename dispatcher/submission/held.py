@@ -48,7 +48,7 @@ class Held:
         return message
 
     def drop(self, message_id: UUID) -> Message:
-        """Give a held message up: it ends as failed, and keeps its place in the windows.
+        """Give up a held message: it ends as failed, and keeps its reservation.
 
         Raises MessageNotFound and TooLate.
         """

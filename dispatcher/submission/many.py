@@ -37,7 +37,7 @@ class Batches:
     def submit_each(
         self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
     ) -> Iterator[Result]:
-        """Yield what came of each draft, in order, a batch at a time.
+        """Yield the result of each draft, in order, a batch at a time.
 
         Raises ReservationsUnavailable and StoreUnavailable: what was yielded is accepted or
         refused, of the batch under way some may be stored. Run again with the same idempotency
@@ -52,14 +52,14 @@ class Batches:
     def plan(
         self, drafts: Iterable[Draft], *, total: int | None, progress: OnProgress | None
     ) -> Plan:
-        """Return what would come of these drafts, which are read a batch at a time.
+        """Return what a submit of these drafts would do. They are read a batch at a time.
 
         Raises ReservationsUnavailable and StoreUnavailable.
         """
         tally = Tally(total, progress)
         rejections: list[Rejection] = []
         dry_run = self._dry_run()
-        with dry_run.places:
+        with dry_run.reservations:
             for batch in batches(drafts):
                 self._run(batch, dry_run)
                 results = tally.add(batch.entries)
@@ -79,12 +79,12 @@ class Batches:
     def _each(self, drafts: Iterable[Draft], tally: Tally) -> Answers:
         for batch in batches(drafts):
             self._run(batch, self._own)
-            yield from self._told(tally.add(batch.entries))
+            yield from self._journaled(tally.add(batch.entries))
 
     def _all(self, drafts: Sequence[Draft], progress: OnProgress | None) -> Answers:
         batch = batch_of(drafts, atomic=True)
         self._run(batch, self._own)
-        yield from self._told(Tally(len(batch.entries), progress).add(batch.entries))
+        yield from self._journaled(Tally(len(batch.entries), progress).add(batch.entries))
 
     def _run(self, batch: Batch, sink: Sink) -> None:
         """Run a batch, and again the entries that are judged anew because of a refusal."""
@@ -92,7 +92,8 @@ class Batches:
         while again := batch.renewed():
             self._submitter.run(Batch(again), sink)
 
-    def _told(self, results: list[Result]) -> list[Result]:
+    def _journaled(self, results: list[Result]) -> list[Result]:
+        """Write the refusals into the journal, and return all results."""
         for each in results:
             if isinstance(each, Rejection):
                 self._journal.refused(each.error)
@@ -100,7 +101,7 @@ class Batches:
 
 
 class Unread(Iterator[Result]):
-    """Results that are made while they are read, and warns when they are never read."""
+    """Results that are computed while they are read. Warns when they are never read."""
 
     def __init__(self, results: Iterator[Result]) -> None:
         self._results = results

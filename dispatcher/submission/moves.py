@@ -123,11 +123,13 @@ class Moves:
         return answers
 
     def free(self, message: Message) -> None:
-        """Give the place of a cancelled message back."""
+        """Release the reservation of a cancelled message."""
         try:
             self._windows.release(message.id, self._scopes_of(message))
         except ReservationsUnavailable as error:
-            log.warning("message %s: cancelled, its place is freed later: %s", message.id, error)
+            log.warning(
+                "message %s: cancelled, its reservation is released later: %s", message.id, error
+            )
 
     def _turn(
         self,
@@ -300,7 +302,9 @@ class Moves:
                 return blocked
         for moving, _ in held.values():
             log.warning(
-                "message %s: moved, its places are put right later: %s", moving.message_id, reason
+                "message %s: moved, its reservations are corrected later: %s",
+                moving.message_id,
+                reason,
             )
         return blocked
 
@@ -339,7 +343,7 @@ class Moves:
                 self._enqueuer.enqueue(found.message)  # its task may have come meanwhile, in vain
                 return True
             self._drop(back)
-        log.warning("message %s: kept at a time without a place: %s", before.id, reason)
+        log.warning("message %s: kept at a time without a reservation: %s", before.id, reason)
         return False
 
     def _drop(self, *held: Moving) -> None:
@@ -348,7 +352,7 @@ class Moves:
         try:
             self._windows.drop(*held)
         except ReservationsUnavailable as error:
-            log.warning("%d held places are freed later: %s", len(held), error)
+            log.warning("%d holds are dropped later: %s", len(held), error)
 
     def _scopes_of(self, message: Message) -> Terms:
         kinds = self._settings.quotas_of

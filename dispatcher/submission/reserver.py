@@ -1,4 +1,4 @@
-"""Reserve places in the windows, give them back, and look at them again after a slow commit."""
+"""Reserve in the windows, release, and check reservations again after a slow commit."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ class Reserver:
     def reserve(
         self, requests: Sequence[Request], *, ahead: timedelta
     ) -> list[Booked | DispatcherError]:
-        """Return what came of each request; see :meth:`Bulk.reserve`."""
+        """Return the answer to each request; see :meth:`Bulk.reserve`."""
         return self._bulk.reserve(requests, ahead=ahead)
 
     def withdraw(self, requests: Sequence[Request]) -> None:
-        """Give back what was reserved for messages that are not stored, now or by reconcile.
+        """Release the reservations of messages that are not stored, now or by reconcile.
 
-        What another submit with the same idempotency key relies on stays.
+        A reservation on which a duplicate submit relies stays.
         """
         try:
             self._bulk.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning(
-                "the reservations of %d messages that are not stored were not given back; "
+                "the reservations of %d messages that are not stored were not released; "
                 "reconcile releases them: %s", len(requests), error,
             )  # fmt: skip
 
-    def free(self, entry: Entry) -> None:
-        """Free the reservation of a message that is stored no more, or never will be."""
-        message_id = entry.place.message_id
+    def release(self, entry: Entry) -> None:
+        """Release the reservation of a message that is not stored any more, or never will be."""
+        message_id = entry.reservation.message_id
         try:
             key = entry.valid.idempotency_key
             self._windows.release(message_id, entry.valid.terms, key=key)
         except ReservationsUnavailable as error:
             log.warning(
-                "the reservation of message %s, which is not stored, was not given back; "
+                "the reservation of message %s, which is not stored, was not released; "
                 "reconcile releases it: %s", message_id, error,
             )  # fmt: skip
 
@@ -78,12 +78,12 @@ class Reserver:
         messages were in it. Where Redis does not answer, it is asked again for a while if
         ``wait``, once for all; then the other messages are not asked about.
 
-        A message whose place another one has (NoPlace) is taken back and its entry refused; so is
-        one of which Redis does not tell (ReservationsUnavailable), unless it has an idempotency
-        key: another submit with that key may have returned it already. What is being sent stays,
-        and so does everything if ``keep`` says that it was accepted for good. The reservation of
-        what stays is restored. An entry is OutcomeUnknown where the database does not tell
-        whether it was taken back.
+        A message whose time another one has booked (NoPlace) is taken back and its entry refused;
+        so is one for which Redis does not answer (ReservationsUnavailable), unless it has an
+        idempotency key: a duplicate submit may have returned it already. A message that is being
+        sent stays, and with ``keep``, when they were accepted for good, all stay. The reservations
+        of those that stay are restored. The result of an entry is OutcomeUnknown where the
+        database does not answer whether it was taken back.
         """
         until = self._clock.monotonic() + (LOOKING_SECONDS if wait else 0)
         silent: ReservationsUnavailable | None = None
@@ -105,7 +105,7 @@ class Reserver:
                 silent = error
 
     def _lost(self, entry: Entry, until: float) -> DispatcherError | None:
-        """Reserve the same place once more; return why that is not possible."""
+        """Reserve the same time once more; return why that is not possible."""
         try:
             self._reserve_again(entry.addition.message, entry, until)
         except (NoPlace, IdempotencyConflict, ReservationsUnavailable) as error:
@@ -113,8 +113,8 @@ class Reserver:
         return None
 
     def _reserve_again(self, message: Message, entry: Entry, until: float) -> None:
-        place, submit = entry.place, entry.request.submit if entry.request else None
-        request = Request(message.id, entry.valid.terms, place.at_ms, place.at_ms, submit)
+        at_ms, submit = entry.reservation.at_ms, entry.request.submit if entry.request else None
+        request = Request(message.id, entry.valid.terms, at_ms, at_ms, submit)
         while True:
             try:
                 self._windows.book(request, is_stored=True)
@@ -126,7 +126,7 @@ class Reserver:
                 return
 
     def _restore(self, entry: Entry, why: DispatcherError, *, is_answered: bool) -> None:
-        """Add the reservation of a message that keeps its time, whichever other has its place."""
+        """Add the reservation of a message that keeps its time, also against a quota."""
         message = entry.addition.message
         log.log(
             logging.ERROR if isinstance(why, NoPlace) else logging.WARNING,
@@ -151,7 +151,7 @@ class Reserver:
             if self._messages.take_back(message):
                 entry.result = why
                 if is_answered:
-                    self.free(entry)
+                    self.release(entry)
         except StoreUnavailable as error:
             # It may be gone, or is stored without a reservation: it is not said to be accepted.
             entry.result = OutcomeUnknown(error.reason, message.id)

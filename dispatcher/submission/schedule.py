@@ -36,7 +36,7 @@ _FIRST = send_time.from_ms(0)
 
 
 class ValidDraft(NamedTuple):
-    """A draft in which everything is decided but its place.
+    """A draft in which everything is decided but its reservation.
 
     ``send_at`` is the instant asked for and ``latest`` the last one it may be shifted to, None
     when it may not. ``body_json`` is the body as it is stored. ``terms`` are what its time is

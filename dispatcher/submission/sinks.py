@@ -39,30 +39,29 @@ _TRIES = 3
 _NOT_AHEAD = timedelta(0)
 
 
-class Places(Protocol):
+class Reservations(Protocol):
     """Where a batch is reserved: in the windows (:class:`Reserver`), or in copies of them."""
 
     def reserve(
         self, requests: Sequence[Request], *, ahead: timedelta
     ) -> list[Booked | DispatcherError]:
-        """Return what came of each request, in order. Raises ReservationsUnavailable."""
+        """Return the answer to each request, in order. Raises ReservationsUnavailable."""
         ...
 
     def withdraw(self, requests: Sequence[Request]) -> None:
-        """Give back what was reserved for these."""
+        """Release the reservations of these requests."""
         ...
 
 
 class Sink(Protocol):
-    """What the pipeline leaves to whoever stores.
+    """The steps of the pipeline that depend on where messages are stored.
 
-    ``places`` is where it reserves, ``ahead`` how much longer than usual a reservation may wait
-    for its row. All may raise StoreUnavailable.
+    All may raise StoreUnavailable.
     """
 
     @property
-    def places(self) -> Places:
-        """Where it reserves."""
+    def reservations(self) -> Reservations:
+        """Where the pipeline reserves."""
         ...
 
     @property
@@ -79,7 +78,7 @@ class Sink(Protocol):
         ...
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether :meth:`store` looks by itself who has opted out."""
+        """Whether :meth:`store` refuses by itself recipients who have opted out."""
         ...
 
     def store(self, batch: Batch) -> None:
@@ -90,7 +89,7 @@ class Sink(Protocol):
         ...
 
     def confirm(self, batch: Batch) -> None:
-        """Do what is due once the batch is committed."""
+        """Enqueue, once the batch is committed."""
         ...
 
 
@@ -120,7 +119,7 @@ class OwnTransaction:
         self._bulk = bulk
         self._suppressions = suppressions
         self._enqueuer = enqueuer
-        self.places = reserver
+        self.reservations = reserver
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Look the keys up in the store."""
@@ -136,7 +135,7 @@ class OwnTransaction:
         return self._suppressions.among(recipients)
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether the INSERT looks: that of a single message does."""
+        """Whether the INSERT refuses them: that of a single message does."""
         return len(batch.entries) == 1 and not batch.atomic
 
     def store(self, batch: Batch) -> None:
@@ -149,7 +148,7 @@ class OwnTransaction:
             self._look_again(batch)
 
     def confirm(self, batch: Batch) -> None:
-        """Tell of what is stored, and enqueue it."""
+        """Write the accepted messages into the journal, and enqueue them."""
         accepted = [each.result for each in batch.stored if isinstance(each.result, Message)]
         if accepted:
             self._enqueuer.accept(accepted)
@@ -158,7 +157,7 @@ class OwnTransaction:
         """Store all or none of an atomic batch, else what can be stored."""
         if batch.atomic:
             self._store_all(batch)
-        elif len(batch.booked) == 1 or batch.has_twins:
+        elif len(batch.booked) == 1 or batch.has_duplicates:
             self._store_each(batch, perhaps_stored=False)
         else:
             done = self._bulk.add([each.addition for each in batch.booked])
@@ -181,7 +180,7 @@ class OwnTransaction:
                 inserted.append(entry)
             else:
                 found.append((key, entry))
-        self.places.look_again(inserted, keep=batch.atomic)
+        self.reservations.look_again(inserted, keep=batch.atomic)
         for key, entry in found:
             try:
                 entry.result = recalled(entry.valid, self.recall({key: entry})) or GivenUp()
@@ -199,19 +198,19 @@ class OwnTransaction:
             except StoreUnavailable as error:
                 if not error.refused:
                     if not perhaps_stored:
-                        self.places.withdraw(requests_of(batch.booked[number + 1 :]))
+                        self.reservations.withdraw(requests_of(batch.booked[number + 1 :]))
                     raise
                 entry.result = error
             else:
-                if entry.result.id == entry.place.message_id:
+                if entry.result.id == entry.reservation.message_id:
                     batch.stored.append(entry)
 
     def _stored(self, entry: Entry, *, perhaps_stored: bool) -> Message:
-        """Store one message and return what is stored, which may be its twin.
+        """Store one message and return it, or the one that a duplicate submit has stored.
 
-        Where nothing of it is stored, its reservation is given back. ``perhaps_stored`` tells that
-        it was tried before and that the outcome is unknown: then the reservation stays unless the
-        database answers, and OutcomeUnknown is raised.
+        When the message is not stored, its reservation is released. ``perhaps_stored``: it was
+        tried before, and the outcome is unknown. Then the reservation stays unless the database
+        answers, and OutcomeUnknown is raised.
         """
         message, enqueue_at, fingerprint, body_json, status_url = entry.addition
         try:
@@ -224,29 +223,31 @@ class OwnTransaction:
             )
             if stored.id != message.id:
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))
-                self.places.withdraw(requests_of([entry]))
+                self.reservations.withdraw(requests_of([entry]))
             elif perhaps_stored:
                 return message  # the row may be the one that was stored with the batch
         except OutcomeUnknown:
-            raise  # the message may be stored: reconcile finds out whether it needs its place
+            raise  # the message may be stored: reconcile finds out whether it needs its reservation
         except GivenUp:
-            self.places.withdraw(requests_of([entry]))
-            self.places.free(entry)  # also what a twin may rely on: it is refused as well
+            self.reservations.withdraw(requests_of([entry]))
+            self.reservations.release(
+                entry
+            )  # a duplicate submit that relies on it is refused as well
             raise
         except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
             if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
                 raise OutcomeUnknown(error.reason, message.id) from error
-            self.places.withdraw(requests_of([entry]))
+            self.reservations.withdraw(requests_of([entry]))
             raise
         return stored
 
     def _store_all(self, batch: Batch) -> None:
         """Store all or none, and make sure which."""
         booked = batch.booked
-        ids = [each.place.message_id for each in booked]
+        ids = [each.reservation.message_id for each in booked]
         perhaps_stored = False
         for _ in range(_TRIES):
-            if batch.has_twins:
+            if batch.has_duplicates:
                 break
             done = self._bulk.add([each.addition for each in booked])
             # After a broken line the server may still be storing, and what it holds may be why
@@ -257,11 +258,11 @@ class OwnTransaction:
                     batch.stored = booked
                     return
             except StoreUnavailable as error:
-                # The messages may be stored: reconcile finds out whether they need their places.
+                # The messages may be stored: reconcile finds out whether they need reservations.
                 raise OutcomeUnknown(error.reason, ids[0]) from error
         if perhaps_stored:
             raise OutcomeUnknown("the line to the database broke while it stored them", ids[0])
-        self.places.withdraw(requests_of(booked))
+        self.reservations.withdraw(requests_of(booked))
         raise StoreUnavailable("the database did not take the batch; nothing was stored")
 
 
@@ -286,8 +287,8 @@ class CallersTransactions:
     What is reserved meanwhile is settled when the transaction has ended, by what the store then
     has. Between the INSERT and that end nothing else is asked of the store: on SQLite the caller's
     transaction keeps everybody else from writing. Until ``transaction_grace`` and
-    ``reconcile_grace`` have passed, reconcile takes no reservation of an open transaction for an
-    orphan.
+    ``reconcile_grace`` have passed, reconcile does not release the reservations of an open
+    transaction.
     """
 
     def __init__(
@@ -329,7 +330,7 @@ class CallersTransactions:
         watch.undone = False
 
     def _settle(self, joined: Sequence[_Joined], is_certain: bool) -> None:
-        """Do what is due once the transaction has ended, by what of it is stored."""
+        """Enqueue what the ended transaction has stored; release the reservations of the rest."""
         if not joined:
             return
         fault("joined.after_commit")
@@ -367,7 +368,7 @@ class CallersTransaction:
         self._transactions = transactions
         self._session = session
         self._transaction: _Transaction | None = None
-        self.places = reserver
+        self.reservations = reserver
         self.ahead = ahead
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
@@ -387,7 +388,7 @@ class CallersTransaction:
         return found
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether the statement that stores looks: it does."""
+        """Whether :meth:`store` refuses them: it does."""
         del batch
         return True
 
@@ -430,7 +431,7 @@ class CallersTransaction:
 
     def _forget(self, joined: _Joined, transaction: _Transaction) -> None:
         transaction.watch.joined.remove(joined)
-        self.places.withdraw(requests_of([joined.entry]))
+        self.reservations.withdraw(requests_of([joined.entry]))
 
 
 class DryRun:
@@ -442,14 +443,14 @@ class DryRun:
     ahead = _NOT_AHEAD
 
     def __init__(self, copies: Copies, store: BulkMessages, suppressions: Suppressions) -> None:
-        self.places = copies
+        self.reservations = copies
         self._store = store
         self._suppressions = suppressions
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Return what is stored under these keys, or what earlier batches would have stored."""
         known = self._store.with_keys(list(keyed))
-        for key, answered in self.places.recall(list(keyed)).items():
+        for key, answered in self.reservations.recall(list(keyed)).items():
             if key not in known:
                 valid = keyed[key].valid
                 message = compose(
@@ -467,14 +468,16 @@ class DryRun:
         return self._suppressions.among(recipients)
 
     def refuses_suppressed(self, batch: Batch) -> bool:
-        """Whether :meth:`store` looks: it does not."""
+        """Whether :meth:`store` refuses them: it does not."""
         del batch
         return False
 
     def store(self, batch: Batch) -> None:
         """Remember the idempotency keys of what would be stored."""
-        self.places.remember(
-            Answered(each.valid.idempotency_key, each.place.message_id, each.valid.fingerprint)
+        self.reservations.remember(
+            Answered(
+                each.valid.idempotency_key, each.reservation.message_id, each.valid.fingerprint
+            )
             for each in batch.booked
             if each.valid.idempotency_key is not None and each.valid.fingerprint is not None
         )

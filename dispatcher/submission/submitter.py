@@ -35,10 +35,10 @@ from dispatcher.times.send_time import from_ms, to_ms
 
 
 class Submitter:
-    """The pipeline of every submit; its last steps are those of a sink (``sinks.py``).
+    """The pipeline of every submit; a sink (``sinks.py``) stores and confirms.
 
-    What it leaves when its process dies at any line is healed by maintenance: a reservation
-    without a message is released, a message that was not enqueued is enqueued.
+    When its process dies at any line, maintenance heals what is left: it releases a reservation
+    without a message, and enqueues a message that was not enqueued.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Submitter:
                 entry.same_as = None
 
     def _refuse_suppressed(self, entries: Iterable[Entry], sink: Sink) -> None:
-        """Refuse what goes to recipients who have opted out."""
+        """Refuse the entries whose recipients have opted out."""
         asked = [(entry, (entry.valid.recipient, entry.valid.channel)) for entry in entries]
         if asked:
             found = sink.suppressed([each for _, each in asked])
@@ -160,7 +160,7 @@ class Submitter:
         batch.refuse_conflicts()
         if batch.is_refused:
             if batch.booked:
-                sink.places.withdraw(requests_of(batch.booked))
+                sink.reservations.withdraw(requests_of(batch.booked))
                 batch.booked.clear()
             batch.refuse_all()
 
@@ -172,21 +172,21 @@ class Submitter:
             return
         requests = [each.ask() for each in entries]
         try:
-            found = sink.places.reserve(requests, ahead=sink.ahead)
+            found = sink.reservations.reserve(requests, ahead=sink.ahead)
         except BaseException:
-            sink.places.withdraw(requests)  # only the reply may have been lost
+            sink.reservations.withdraw(requests)  # only the reply may have been lost
             raise
         batch.settle(entries, found)
         if len(batch.booked) < len(entries):
             try:
                 self._explain([e for e in entries if isinstance(e.result, NoPlace)], batch, sink)
             except BaseException:
-                sink.places.withdraw(requests_of(batch.booked))
+                sink.reservations.withdraw(requests_of(batch.booked))
                 raise
         fault("submit.after_reserve")
 
     def _explain(self, refused: Sequence[Entry], batch: Batch, sink: Sink) -> None:
-        """Look whether what has no place is stored by a twin, or goes to who has opted out."""
+        """Find better answers for entries without a slot: a duplicate's message, or an opt-out."""
         keyed = {e.valid.idempotency_key: e for e in refused if e.valid.idempotency_key is not None}
         if keyed:
             known = sink.recall(keyed)
@@ -203,10 +203,10 @@ class Submitter:
             self._refuse_suppressed(left, sink)
 
     def _store(self, batch: Batch, sink: Sink) -> None:
-        """Store what is reserved.
+        """Store the messages that have a reservation.
 
-        Reserve and store once more what has lost its reservation before it was stored: this
-        process stood still between the two.
+        A message whose reservation was released before it was stored, because this process stood
+        still in between, is reserved and stored once more.
         """
         self._compose(batch.booked)
         sink.store(batch)
@@ -228,7 +228,7 @@ class Submitter:
         created_at = from_ms(to_ms(self._clock.now()))
         trace = None if self._tracing is None else self._tracing.current()
         for entry in booked:
-            valid, (message_id, at_ms, _) = entry.valid, entry.place
+            valid, (message_id, at_ms, _) = entry.valid, entry.reservation
             send_at = from_ms(at_ms)
             enqueue_at = self._enqueuer.enqueue_at(send_at, now=created_at)
             entry.result = message = compose(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dispatcher.errors import DispatcherError, IdempotencyConflict, NoPlace, QuotaExceeded
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Booked, Bulk, Place, Request, Submit, Terms
+from dispatcher.reservation import Booked, Bulk, Request, Reservation, Submit, Terms
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, counted
 from dispatcher.times.quiet_hours import Hours
@@ -78,14 +78,14 @@ def alone(real: Reserving, request: Request, names: Names) -> Booked | Dispatche
         )
     except (NoPlace, IdempotencyConflict) as refused:
         return refused
-    return ours(request, Place(booking.message_id, to_ms(booking.send_at)), names)
+    return ours(request, Reservation(booking.message_id, to_ms(booking.send_at)), names)
 
 
 def ours(
     request: Request, found: Booked | DispatcherError, names: Names
 ) -> Booked | DispatcherError:
     """Return when it is booked, or the place of its twin."""
-    if not isinstance(found, Place):
+    if not isinstance(found, Reservation):
         return found
     if request.submit is None:
         names[found.message_id] = request.message_id

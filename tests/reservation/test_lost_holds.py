@@ -11,7 +11,7 @@ import pytest
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Place, Terms
+from dispatcher.reservation import Reservation, Terms
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import PLAIN, Scope, counted
 from dispatcher.times.send_time import from_ms
@@ -89,7 +89,7 @@ def test_a_hold_that_one_window_lost_is_not_taken_for_held(real: Reserving, scop
     def move() -> Any:
         hold = message_id.bytes + b"token"
         [found] = real.windows.shards.hold([LegRequest(leg, message_id, far, far, hold=hold)])
-        return found._replace(held_at_ms=0) if isinstance(found, Place) else found
+        return found._replace(held_at_ms=0) if isinstance(found, Reservation) else found
 
     held = move()
     assert move() == held

@@ -16,7 +16,7 @@ import redis
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import Blocked, Moving, Place, Rules, Submit, Windows
+from dispatcher.reservation import Blocked, Moving, Reservation, Rules, Submit, Windows
 from dispatcher.reservation.booking import EVERYONE, Leg, LegRequest
 from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
@@ -75,7 +75,7 @@ class MemoryShards:
             ends_at_ms = self._server.now_ms() + self._life_ms + ahead_ms
             twins.ends_at_ms = max(twins.ends_at_ms, ends_at_ms)
             twins.by.add(submit.token)
-        return at_ms if message_id == asked.message_id else Place(message_id, at_ms)
+        return at_ms if message_id == asked.message_id else Reservation(message_id, at_ms)
 
     def release(self, leg: Leg, message_id: UUID, submit: Submit | None) -> bool:
         windows, own = self._windows(leg), message_id.bytes
@@ -98,18 +98,18 @@ class MemoryShards:
     def release_many(self, places: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
         return [self.release(*each) for each in places]
 
-    def hold(self, asked: Sequence[LegRequest]) -> list[Place | Blocked]:
+    def hold(self, asked: Sequence[LegRequest]) -> list[Reservation | Blocked]:
         self._opened(asked)
         return [self._held(each) for each in asked]
 
-    def _held(self, asked: LegRequest) -> Place | Blocked:
+    def _held(self, asked: LegRequest) -> Reservation | Blocked:
         leg, message_id, hold = asked.leg, asked.message_id, asked.hold
         windows = self._windows(leg)
         now_ms = self._server.now_ms()
         held = {window.get(hold) for window in windows.values()}
         at_ms = held.pop()
         if not held and at_ms is not None and asked.asked_ms <= at_ms <= asked.latest_ms:
-            return Place(message_id, at_ms, now_ms)
+            return Reservation(message_id, at_ms, now_ms)
         free = {message_id.bytes, hold, asked.beside}
         found = self._found(windows, asked.asked_ms, asked.latest_ms, free)
         if isinstance(found, Blocked):
@@ -117,7 +117,7 @@ class MemoryShards:
         for name, window in zip(leg.windows, windows.values(), strict=True):
             window[hold] = found
             self._wait_for(leg, hold, name, now_ms)
-        return Place(message_id, found, now_ms)
+        return Reservation(message_id, found, now_ms)
 
     def slot(self, leg: Leg, start_ms: int, mover: UUID | None = None) -> int:
         self._open(leg)

@@ -17,7 +17,7 @@ from dispatcher import Dispatcher, Draft, Message, QuotaExceeded, Settings
 from dispatcher.app import App
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of, shard_of
-from dispatcher.reservation.booking import Leg, Place
+from dispatcher.reservation.booking import Leg, Reservation
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.clock import MovableClock
 from tests.support.house import BODY, FAR, House
@@ -60,7 +60,7 @@ def in_shard(method: str, number: int) -> Arm:
     def arm(parts: App, line: Line) -> None:
         def is_there(given: tuple[Any, ...], answer: list[object]) -> bool:
             leg = given[0][0][0]
-            is_held = isinstance(answer[0], int | Place)
+            is_held = isinstance(answer[0], int | Reservation)
             return level(parts, leg) == number and is_held and answer != [False]
 
         stop(parts.windows.shards, method, line, when=is_there)
@@ -73,7 +73,7 @@ def in_shard_many(number: int) -> Arm:
 
     def arm(parts: App, line: Line) -> None:
         def is_there(given: tuple[Any, ...], answer: list[object]) -> bool:
-            booked = any(isinstance(each, int | Place) for each in answer)
+            booked = any(isinstance(each, int | Reservation) for each in answer)
             return booked and level(parts, given[0][0].leg) == number
 
         stop(parts.windows.shards, "book", line, when=is_there)

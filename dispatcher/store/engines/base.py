@@ -1,4 +1,4 @@
-"""What every engine must be able to do."""
+"""The interface of an engine: how one kind of database connects, and what it does differently."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
     from dispatcher.store.schema import Tables
 
-Places = frozenset[tuple[object, ...]]
+Location = frozenset[tuple[object, ...]]
 """Where a connection reads and writes: the files of SQLite, or a database of one server."""
 Direct = Callable[[Mapping[str, Any]], list[Any]]
 """Runs a statement past SQLAlchemy and returns its rows.
 
-Raises Unanswered, whatever went wrong; but StoreUnavailable where the server waited as long as it
-may, since asking again would double that.
+Raises StoreUnavailable where the server waited as long as it may, since asking again would double
+that; Unanswered for any other failure.
 """
 
 
-def files_of(paths: Iterable[Path]) -> Places:
-    """Return what tells files apart, whatever their names."""
+def files_of(paths: Iterable[Path]) -> Location:
+    """Return the identity of files, whatever their names."""
     return frozenset((found.st_dev, found.st_ino) for found in map(Path.stat, paths))
 
 
 class Unanswered(Exception):
-    """A statement that was run past SQLAlchemy went wrong.
+    """A statement that was run past SQLAlchemy failed.
 
-    ``perhaps_done`` tells that the line broke, so that it may have been done.
+    ``perhaps_done``: the connection broke, so the statement may have been done.
     """
 
     def __init__(self, *, perhaps_done: bool) -> None:
@@ -59,9 +59,9 @@ class Unanswered(Exception):
 
 
 class Durability(NamedTuple):
-    """What a database says of how safely it keeps commits.
+    """The settings of a database on which it depends that commits survive a crash.
 
-    ``unsafe`` are those of its settings by which a crash may lose them; ``remedy`` helps then.
+    With those that are ``unsafe`` a crash may lose commits; ``remedy`` says what to change.
     """
 
     found: Mapping[str, str]
@@ -76,13 +76,13 @@ class DurableSettings(NamedTuple):
     remedy: str
 
     def judge(self, found: Mapping[str, str]) -> Durability:
-        """Say which of the values that were found are not safe."""
+        """Return these values with the names of those that are not safe."""
         unsafe = tuple(name for name, safe in self.safe.items() if found[name].lower() not in safe)
         return Durability(found, unsafe, self.remedy)
 
 
 class StoreEngine(ABC):
-    """One kind of database: how it connects, and how it does what others do in another way."""
+    """One kind of database: how it connects, and what it does differently."""
 
     names: ClassVar[tuple[str, ...]]
     """What SQLAlchemy may call it on a caller's connection."""
@@ -100,7 +100,7 @@ class StoreEngine(ABC):
     undoes_statements: ClassVar[bool] = False
     """Whether a statement that fails in a transaction is undone alone, without a savepoint."""
     sees_a_snapshot: ClassVar[bool] = False
-    """Whether a caller's transaction sees by default what was there at its first read."""
+    """Whether a caller's transaction reads by default from a snapshot of its first read."""
     has_partial_indexes: ClassVar[bool] = True
     locks_what_it_sorts: ClassVar[bool] = False
     """Whether ``FOR UPDATE`` locks what it reads to find the first rows, not those rows alone."""
@@ -122,7 +122,7 @@ class StoreEngine(ABC):
 
     @abstractmethod
     def prepare(self, engine: Engine) -> None:
-        """Let each new connection of ``engine`` be as the store needs it."""
+        """Configure each new connection of ``engine``."""
 
     @property
     def file(self) -> Path | None:
@@ -146,7 +146,7 @@ class StoreEngine(ABC):
     def insert_if_absent(
         self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
     ) -> Insert:
-        """Return an INSERT that adds nothing where a key is there; of ``rows`` if they are given.
+        """Return an INSERT that adds nothing where a key exists; of ``rows`` if they are given.
 
         It is run by :meth:`is_inserted`.
         """
@@ -158,7 +158,7 @@ class StoreEngine(ABC):
         row: Mapping[str, Any],
         options: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Run what :meth:`insert_if_absent` returned; tell whether it added the row."""
+        """Run what :meth:`insert_if_absent` returned; return whether it added the row."""
         options = {"preserve_rowcount": True, **(options or {})}
         return connection.execute(statement, row, execution_options=options).rowcount > 0
 
@@ -172,7 +172,7 @@ class StoreEngine(ABC):
         raise NotImplementedError
 
     def direct(self, engine: Engine, statement: Executable) -> Direct | None:
-        """Return what runs a statement past SQLAlchemy; None where that is not done."""
+        """Return a function that runs a statement past SQLAlchemy; None where that is not done."""
         del engine, statement
         return None
 
@@ -197,9 +197,9 @@ class StoreEngine(ABC):
         return ids.in_(query.scalar_subquery())
 
     def untold(self, tables: Tables) -> tuple[ColumnElement[bool], tuple[Column[Any], ...]]:
-        """Return the condition that somebody is yet to be told, and the order of its index.
+        """Return the condition that a status is not reported yet, and the order of its index.
 
-        In the words by which the database takes the index, and reads nothing else.
+        Written so that the database uses the index, and reads no other rows.
         """
         row = tables.messages.c
         return tables.is_untold, (row.told, row.status, row.id)
@@ -207,7 +207,7 @@ class StoreEngine(ABC):
     # Transactions.
 
     def impatient(self, connection: Connection) -> AbstractContextManager[None]:
-        """Let statements inside wait for no lock for long."""
+        """Let statements inside wait for locks for a moment at most, where the database can."""
         del connection
         return nullcontext()
 
@@ -229,13 +229,13 @@ class StoreEngine(ABC):
         return False
 
     def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
-        """Return what ended the whole transaction that ``error`` came from, if something did."""
+        """Return the error that ended the whole transaction of ``error``, if one did."""
         del error
         return None
 
     @abstractmethod
-    def places(self, connection: Connection) -> Places:
-        """Ask a connection where it reads and writes."""
+    def location(self, connection: Connection) -> Location:
+        """Return where a connection reads and writes."""
 
     # Looking after it.
 
@@ -245,10 +245,10 @@ class StoreEngine(ABC):
 
     @abstractmethod
     def migrating(self, connection: Connection, tables: Tables) -> AbstractContextManager[None]:
-        """Keep other migrations waiting; statements inside may take their time."""
+        """Let other migrations wait; statements inside have no time limit."""
 
     def table_options(self) -> dict[str, Any]:
-        """Return what a migration says of a new table."""
+        """Return the options with which a migration creates a table."""
         return {}
 
     def go_past_what_is_done(self, impl: DefaultImpl, tables: Tables) -> None:

@@ -1,4 +1,4 @@
-"""What the errors of databases mean, told by their SQLSTATE, their number or their text.
+"""What the errors of databases mean, by their SQLSTATE, their number or their text.
 
 An error of SQLAlchemy does not say of which database it is, and no two give it in the same form: a
 number is MariaDB's, whose SQLSTATE is mostly "general error".
@@ -58,9 +58,9 @@ def _quotes(error: SQLAlchemyError) -> bool:
 
 
 def ended_by(error: SQLAlchemyError) -> SQLAlchemyError | None:
-    """Return what ended the whole transaction that ``error`` came from, if something did.
+    """Return the error that ended the whole transaction of ``error``, if one did.
 
-    What undoes a transaction takes its savepoints along; the error is then that they are missing.
+    With the transaction its savepoints are undone, and the error says that they are missing.
     """
     each: BaseException | None = error
     if number_of(each) == _NO_SAVEPOINT:
@@ -124,12 +124,12 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
 
 
 def is_disconnect(error: DBAPIError) -> bool:
-    """Whether the line broke, so that what was sent may or may not have been done."""
+    """Whether the connection broke, so that the statement may or may not have been done."""
     return bool(error.connection_invalidated)
 
 
 def worth_another_try(error: SQLAlchemyError) -> bool:
-    """Whether the line broke, or another transaction was in the way."""
+    """Whether the connection broke, or another transaction was in the way."""
     if not isinstance(error, DBAPIError):
         return False
     state, number = getattr(error.orig, "sqlstate", None), number_of(error)

@@ -1,4 +1,4 @@
-"""MariaDB: it changes no table that the statement reads, and returns no rows that it changed."""
+"""MariaDB: a statement cannot change a table that it reads, nor return rows that it changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status
-from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine
+from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine
 from dispatcher.store.engines.errors import TAKEN, ended_by, number_of
 from dispatcher.store.engines.types import MARIADB
 from dispatcher.store.schema import TOLD_OF, Tables
@@ -68,7 +68,7 @@ _IS_STRICT = "dispatcher.is_strict"
 
 
 class BoundedConnection(pymysql.Connection):
-    """A connection that gives up when the server stays silent, and sends nothing it will not take.
+    """A connection that gives up when the server is silent, and sends no packet that is too large.
 
     ``largest`` is what the server takes in one packet, in bytes; on a larger one it hangs up, which
     looks like a broken line.
@@ -94,9 +94,9 @@ class BoundedConnection(pymysql.Connection):
             self._read_timeout, self.init_command = patience, asked
 
     def _create_ssl_ctx(self, asked: Any) -> ssl.SSLContext:
-        """Return what to encrypt with; unless certificates are asked for, one for all lines.
+        """Return the TLS context; unless certificates are asked for, one for all connections.
 
-        The driver would read the system's certificates for each line, and then check none.
+        The driver would read the system's certificates for each connection, and then check none.
         """
         if not asked:
             return _unverified()
@@ -104,7 +104,7 @@ class BoundedConnection(pymysql.Connection):
         return made
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Run one statement. What stops it in the midst of an answer ends the connection, too.
+        """Run one statement. An exception in the midst of an answer closes the connection, too.
 
         Else the next statement would read the rest as its own answer.
         """
@@ -121,7 +121,7 @@ class BoundedConnection(pymysql.Connection):
             raise
 
     def be_patient(self) -> None:
-        """Let statements take their time."""
+        """Let statements take any time."""
         self._read_timeout = self._write_timeout = None
 
     def _prepare(self, asked: str | None) -> None:
@@ -149,7 +149,7 @@ class MariaDBEngine(StoreEngine):
     locks_what_it_sorts = True
 
     def prepare(self, engine: Engine) -> None:
-        """Let connections be ours."""
+        """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
 
     def insert_if_absent(
@@ -237,7 +237,7 @@ class MariaDBEngine(StoreEngine):
         """Return a deadlock or a change since the snapshot."""
         return ended_by(error)
 
-    def places(self, connection: Connection) -> Places:
+    def location(self, connection: Connection) -> Location:
         """Return the database, and the host, port and folder of its server."""
         return frozenset({tuple(connection.execute(_PLACE).one())})
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: arrays as parameters, COPY, statements past SQLAlchemy. It never waits for ever."""
+"""PostgreSQL: arrays as parameters, COPY, statements past SQLAlchemy, and waits with a bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine, Unanswered
+from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine, Unanswered
 
 if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
@@ -67,8 +67,8 @@ _LINE = {
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection that gives up when the server stays silent.
 
-    The server ends statements that take too long; a server that is frozen, or a line that is cut
-    without a word, cannot. ``patience`` is how long it may be silent, in seconds; None for ever.
+    The server ends statements that take too long. A frozen server cannot, nor one whose connection
+    is cut silently. ``patience`` is how long it may be silent, in seconds; None for ever.
     """
 
     patience: float | None = _ANSWER_SECONDS
@@ -79,7 +79,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         try:
             return super().wait(gen, interval, limit)
         except psycopg.OperationalError as error:
-            if error.sqlstate is None:  # not the server's word: the line is broken or silent
+            if error.sqlstate is None:  # not from the server: the connection broke or is silent
                 self.close()
             raise
 
@@ -96,7 +96,7 @@ class PostgreSQLEngine(StoreEngine):
     takes_arrays = True
 
     def prepare(self, engine: Engine) -> None:
-        """Let connections be ours."""
+        """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
 
     def one_of(self, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
@@ -136,7 +136,7 @@ class PostgreSQLEngine(StoreEngine):
         except psycopg.Error as error:
             # Its text may quote the row.
             answered = error.sqlstate or type(error).__name__
-            # Else the line broke, and the rows may be stored.
+            # Else the connection broke, and the rows may be stored.
             refused = bool(error.sqlstate) or isinstance(error, psycopg.DataError)
             raise StoreUnavailable(f"the database answered {answered}", refused=refused) from None
         except BaseException:
@@ -164,7 +164,7 @@ class PostgreSQLEngine(StoreEngine):
         connection.exec_driver_sql("SET LOCAL lock_timeout = 200")
         yield
 
-    def places(self, connection: Connection) -> Places:
+    def location(self, connection: Connection) -> Location:
         """Return the database, and the number that its server got when it was set up."""
         return frozenset({tuple(connection.execute(_PLACE).one())})
 
@@ -204,8 +204,8 @@ class DirectStatement:
     def __call__(self, values: Mapping[str, Any]) -> list[Any]:
         """Run it, committed on its own; return the rows.
 
-        Raises Unanswered, whatever went wrong; but StoreUnavailable where the server has waited as
-        long as it may, since asking again would double that.
+        Raises StoreUnavailable where the server has waited as long as it may, since asking again
+        would double that; Unanswered for any other failure.
         """
         given = self._constants | {
             name: _array(value) if isinstance(value, list) else value
@@ -246,7 +246,7 @@ def _driver(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         raise StoreUnavailable(f"the database answered {error.sqlstate}") from None
     except (psycopg.Error, ValueError, OverflowError) as error:
         if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-            raise  # the driver was asked for nonsense
+            raise  # a mistake in our call of the driver
         raise Unanswered(perhaps_done=driver.closed) from None
     except BaseException:
         driver.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, Insert, Select, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
-from dispatcher.store.engines.base import DurableSettings, Places, StoreEngine, files_of
+from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine, files_of
 from dispatcher.times.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SQLiteEngine(StoreEngine):
         alone = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         return alone and not driver.in_transaction
 
-    def places(self, connection: Connection) -> Places:
+    def location(self, connection: Connection) -> Location:
         """Return the files of the connection, also attached ones."""
         attached = connection.exec_driver_sql("PRAGMA database_list")
         return files_of(Path(row[2]) for row in attached if row[2])
