@@ -52,7 +52,7 @@ from dispatcher.store import (
     Messages,
     Notifications,
     Overdue,
-    Standings,
+    ReservationStates,
     StoreSurvey,
     StoreUpkeep,
     Suppressions,
@@ -557,7 +557,7 @@ class App:
             settings=self.settings,
             clock=self.clock,
             store=StoreUpkeep(self.database),
-            standings=Standings(self.database),
+            standings=ReservationStates(self.database),
             contents=self.contents,
         )
 

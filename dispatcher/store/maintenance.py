@@ -35,7 +35,13 @@ from dispatcher.store.changes import Changes
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.orphans import Settled, give_up
-from dispatcher.store.places import Kept, Place, Taken, kept_columns, place_columns
+from dispatcher.store.reservations import (
+    PermitRow,
+    ReservationRow,
+    ReservedTime,
+    reservation_columns,
+    time_columns,
+)
 from dispatcher.store.schema import Tables
 from dispatcher.times.send_time import to_ms
 
@@ -265,7 +271,7 @@ class StoreUpkeep:
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
-                ~and_(tables.holds_no_place, messages.c.reserved),
+                ~and_(tables.holds_no_reservation, messages.c.reserved),
                 or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
             )
             .order_by(messages.c.finished_at)
@@ -276,15 +282,15 @@ class StoreUpkeep:
         fault("prune.after_batch")
         return len(deleted)
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         """Return the promised times of those of the messages that hold a reservation."""
-        rows = self._database.read(self._holding(kept_columns(self._tables), message_ids))
-        return {row.id: Kept(row.send_at, row.move_token) for row in rows}
+        rows = self._database.read(self._holding(time_columns(self._tables), message_ids))
+        return {row.id: ReservedTime(row.send_at, row.move_token) for row in rows}
 
-    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+    def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
         """Return the reservations of those of the messages that hold one."""
-        rows = self._database.read(self._holding(place_columns(self._tables), message_ids))
-        return [Place._make(row) for row in rows]
+        rows = self._database.read(self._holding(reservation_columns(self._tables), message_ids))
+        return [ReservationRow._make(row) for row in rows]
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
         """Let no move of these take effect that has begun by now; return of which that is so.
@@ -305,17 +311,17 @@ class StoreUpkeep:
         """Let none of these messages be stored from now on, and say how they stand."""
         return give_up(self._database, message_ids)
 
-    def unreleased(self, *, at_most: int) -> list[Place]:
+    def unreleased(self, *, at_most: int) -> list[ReservationRow]:
         """Return messages that ended, or were taken back, and whose place may still be taken."""
         tables = self._tables
         messages = tables.messages
         query = (
-            select(*place_columns(tables))
-            .where(tables.holds_no_place, messages.c.reserved == true())
+            select(*reservation_columns(tables))
+            .where(tables.holds_no_reservation, messages.c.reserved == true())
             .order_by(messages.c.id)
             .limit(at_most)
         )
-        return [Place._make(row) for row in self._database.read(query)]
+        return [ReservationRow._make(row) for row in self._database.read(query)]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         """Note that the places of these messages are free."""
@@ -324,13 +330,13 @@ class StoreUpkeep:
         statement = update(messages).where(these).values(reserved=false())
         self._database.execute(statement)
 
-    def places(
+    def reservations(
         self,
         *,
         memory: timedelta,
         batch: int,
         created: tuple[datetime, datetime] | None = None,
-    ) -> Iterator[list[Place]]:
+    ) -> Iterator[list[ReservationRow]]:
         """Yield all reservations that still matter: times from ``memory`` ago on.
 
         With ``created``, only of messages whose ids were made between those two instants. The next
@@ -339,14 +345,14 @@ class StoreUpkeep:
         tables = self._tables
         messages = tables.messages
         by_id = messages.c.id
-        query = select(*place_columns(tables)).where(*_holding_since(tables, memory))
+        query = select(*reservation_columns(tables)).where(*_holding_since(tables, memory))
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
         pages = self._pages(query.order_by(by_id), (by_id,), batch, lambda row: (row.id,))
-        return _ahead([Place._make(row) for row in page] for page in pages)
+        return _ahead([ReservationRow._make(row) for row in page] for page in pages)
 
-    def count_places(self, *, memory: timedelta) -> int:
+    def count_reservations(self, *, memory: timedelta) -> int:
         """Return how many reservations :meth:`places` would yield now."""
         messages = self._tables.messages
         query = (
@@ -355,7 +361,7 @@ class StoreUpkeep:
         found: int = self._database.read(query)[0][0]
         return found
 
-    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
+    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
         """Yield the permits of all attempts whose send may lie within ``memory``.
 
         One that ends while this reads may be yielded twice. Reads ahead like :meth:`places`.
@@ -476,7 +482,7 @@ class StoreUpkeep:
         self, columns: tuple[Column[Any], ...], message_ids: Sequence[UUID]
     ) -> Select[Any]:
         these = self._database.one_of(self._tables.messages.c.id, message_ids)
-        return select(*columns).where(these, ~self._tables.holds_no_place)
+        return select(*columns).where(these, ~self._tables.holds_no_reservation)
 
 
 def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
@@ -488,8 +494,8 @@ def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
             yield page
 
 
-def _taken(row: Row[Any]) -> Taken:
-    return Taken(
+def _taken(row: Row[Any]) -> PermitRow:
+    return PermitRow(
         row.message_id,
         row.token,
         row.scope,
@@ -502,7 +508,11 @@ def _taken(row: Row[Any]) -> Taken:
 def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
     messages = tables.messages
     earliest = later(database_now(), -memory.total_seconds())
-    return messages.c.reserved == true(), ~tables.holds_no_place, messages.c.send_at > earliest
+    return (
+        messages.c.reserved == true(),
+        ~tables.holds_no_reservation,
+        messages.c.send_at > earliest,
+    )
 
 
 def _first_id(instant: datetime) -> UUID:

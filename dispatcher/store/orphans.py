@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now
-from dispatcher.store.places import Kept, kept_columns
+from dispatcher.store.reservations import ReservedTime, time_columns
 from dispatcher.store.schema import VOID
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Settled(NamedTuple):
     ``under_way``: what some transaction is perhaps still storing.
     """
 
-    holding: dict[UUID, Kept]
+    holding: dict[UUID, ReservedTime]
     void: set[UUID]
     under_way: set[UUID]
 
@@ -67,12 +67,12 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
         if not database.backend.has_one_writer:
             _take_singly(database, ordered)
     query = select(
-        *kept_columns(tables), messages.c.status, tables.holds_no_place.label("ended")
+        *time_columns(tables), messages.c.status, tables.holds_no_reservation.label("ended")
     ).where(database.one_of(messages.c.id, ordered))
     rows = database.read(query)
     void = {row.id for row in rows if row.status == VOID}
     holding = {
-        row.id: Kept(row.send_at, row.move_token)
+        row.id: ReservedTime(row.send_at, row.move_token)
         for row in rows
         if not row.ended and row.id not in void
     }

@@ -129,7 +129,7 @@ class Tables:
         """The condition of the index of the same name."""
         self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
         """The value of ``told`` by which a status that was told before is told again."""
-        self.holds_no_place = messages.c.status.in_(
+        self.holds_no_reservation = messages.c.status.in_(
             [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
         )
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)

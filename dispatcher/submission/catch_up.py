@@ -85,7 +85,7 @@ class CatchUp:
             done, given_up, left = self._reslot(taken.found, taken.now)
             moved, expired = moved + done, expired + given_up
             if left:
-                self._store.give_back(left)
+                self._store.put_back(left)
                 break
         if expired or moved:
             log.warning("%d overdue messages expired, %d booked again", expired, moved)
