@@ -1,7 +1,7 @@
 -- The permits of the last while, so that a call that is repeated takes nothing twice.
 --
 -- Included. KEYS[1] and KEYS[2] are HASHes; field: permit id; value: when it was taken, µs after the
--- beginning of its span, and of several permits ':' and how many. Time is cut into spans, and each
+-- beginning of its span, and for several permits ':' and how many. Time is cut into spans, and each
 -- span writes into the one and reads both: a permit is remembered for at least one span and at most
 -- two. ARGV[1] is their length in ms, 0: remember nothing.
 
