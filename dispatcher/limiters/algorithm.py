@@ -114,8 +114,8 @@ class Algorithm(Bindable, Part):
 class CountPerLength(Algorithm):
     """At most ``count`` permits per ``period``.
 
-    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is kept as
-    the timedelta that it stands for (a year: 365 days). ``count`` is a whole number from 1 to
+    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is stored
+    as its timedelta (a year: 365 days). ``count`` is a whole number from 1 to
     10,000,000. Limits that shall not count together though they are equal have different names, of
     1 to 64 letters, digits and any of ``_.-``. A name belongs to one algorithm and one period:
     limits share what they count where these are the same, also when their counts differ. Raises

@@ -138,7 +138,7 @@ class Commands:
     def __init__(self, limit_set: LimitSet, sha: str) -> None:
         self._limit_set = limit_set
         self._sha = sha
-        self._kept: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+        self._starts: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
 
     def of(
         self, keys: Keys, n: int, permit: str, *, new: bool
@@ -166,10 +166,10 @@ class Commands:
         Raises InvalidValue for a key that cannot be one.
         """
         words = self._limit_set.words(self._limit_set.server_ms())
-        kept, starts = self._kept
-        if kept is not words:
+        words_then, starts = self._starts
+        if words_then is not words:
             starts = {}
-            self._kept = (words, starts)
+            self._starts = (words, starts)
         length = len(key)
         if (parts := starts.get(length)) is None:
             parts = starts[length] = self._parts(length, words)

@@ -14,7 +14,7 @@ from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.limit_set import Call, LimitSet, Steps, checked, new_id
 
 _MOST_IN_A_SCRIPT = 500
-"""So much work one script does at most, but for a single request: requests, and kept permits."""
+"""The most work of one script, but for a single request: requests, and single permits."""
 _ANY = -1
 _FIXED = 6  # integers for one request, before its refusals
 

@@ -15,7 +15,7 @@ from dispatcher.times.send_time import to_ms
 
 _LONGEST_TIMEOUT = 366 * 86_400.0
 _LONGEST_CLOSED_MS = 366 * 86_400_000
-_LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be given back long before it ends
+_LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
 
 
 def acquire(

@@ -102,7 +102,7 @@ class PermitLog:
         """Ask for permits in order; earlier ones count against later ones.
 
         ``limits`` gives the limits of each log, ``reaches`` the name under which the epoch says
-        how far back it is kept, where that is further than these limits need. A permit granted
+        how far back it reaches, where that is further than these limits need. A permit granted
         must be used within ``hold`` from now or returned, and settled once it is used. One that
         is refused by a log that is ``lined`` has its turn after ``retry_after``, behind all that
         were refused before. Its message should come back then; one that does not keeps others

@@ -26,7 +26,7 @@ class SlidingLog(CountPerLength):
 class SlidingList(CountPerLength):
     """At most ``count`` permits within any span shorter than ``period``.
 
-    Decides as :class:`SlidingLog` does, call for call. Only times are kept, about 10 bytes a
+    Decides as :class:`SlidingLog` does, call for call. Only times are stored, about 10 bytes a
     permit, and the N-th oldest is compared: the same work for any ``count``. Ids are remembered
     for as long as ``remember`` says, and for so long they can be returned.
     """

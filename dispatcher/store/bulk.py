@@ -60,11 +60,11 @@ class BulkMessages:
         tables = self._tables
         messages = tables.messages
         error = messages.c.last_error
-        kept = and_(tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
+        stored = and_(tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
         for start in range(0, len(message_ids), _ROWS_AT_ONCE):
             some = message_ids[start : start + _ROWS_AT_ONCE]
             these = self._database.one_of(messages.c.id, some)
-            there = self._database.read(select(messages.c.id).where(these, kept))
+            there = self._database.read(select(messages.c.id).where(these, stored))
             if len(there) < len(set(some)):
                 return False
         return True

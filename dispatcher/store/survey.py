@@ -63,7 +63,7 @@ class StoreSurvey:
         return found
 
     def standing(self) -> SchemaStanding:
-        """Return how the database stands to the migrations of this version."""
+        """Return which migrations of this version the database has."""
         return schema_standing(self._database)
 
     def missing_indexes(self) -> tuple[str, ...]:

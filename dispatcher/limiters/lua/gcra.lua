@@ -17,9 +17,9 @@ function gcra.read(index, at)
   local level, ends = 0, 0
   local value = redis.call('GET', KEYS[index])
   if value then
-    local kept, at_us
-    kept, at_us, ends = struct.unpack('<ddd', value)
-    level = math.max(0, kept - (now_us - at_us) * fall)
+    local stored, at_us
+    stored, at_us, ends = struct.unpack('<ddd', value)
+    level = math.max(0, stored - (now_us - at_us) * fall)
   end
   local room = math.floor((count * rise - level) / rise)
   return {

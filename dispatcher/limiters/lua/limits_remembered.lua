@@ -8,8 +8,8 @@
 local span = tonumber(ARGV[1])
 local turn = span > 0 and math.floor(now / span) or 0
 
--- How many permits were taken under that id, and when, in µs. Which span a hash is of stands in its
--- expiry, which also holds where the clock was set back.
+-- How many permits were taken under that id, and when, in µs. The expiry of a hash says of
+-- which span it is, which also holds where the clock was set back.
 local function remembered(id)
   local key = KEYS[1 + turn % 2]
   local value = redis.call('HGET', key, id)

@@ -296,22 +296,22 @@ for request, indexes in ipairs(wanted) do
 end
 
 -- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
-local keeps = {}
-local function kept(kind)
-  if keeps[kind] then
-    return keeps[kind]
+local reaches = {}
+local function reach_of(kind)
+  if reaches[kind] then
+    return reaches[kind]
   end
-  local keep = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind[4])) or 0
+  local reach = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind[4])) or 0
   for index = 2, #kind[1], 2 do
-    keep = math.max(keep, kind[1][index])
+    reach = math.max(reach, kind[1][index])
   end
   for _, calendar in ipairs(kind[2]) do
     for index = 2, #calendar - 1 do
-      keep = math.max(keep, calendar[index + 1] - calendar[index])
+      reach = math.max(reach, calendar[index + 1] - calendar[index])
     end
   end
-  keeps[kind] = keep
-  return keep
+  reaches[kind] = reach
+  return reach
 end
 
 for _, state in ipairs(states) do
@@ -320,9 +320,9 @@ for _, state in ipairs(states) do
   end
   if state.touched then
     if not state.was_empty then
-      redis.call('ZREMRANGEBYSCORE', KEYS[state.index], '-inf', now - kept(state.kind))
+      redis.call('ZREMRANGEBYSCORE', KEYS[state.index], '-inf', now - reach_of(state.kind))
     end
-    redis.call('PEXPIRE', KEYS[state.index], hold + kept(state.kind))
+    redis.call('PEXPIRE', KEYS[state.index], hold + reach_of(state.kind))
   end
 end
 return reply
