@@ -148,9 +148,9 @@ class Verification:
         for page in self._store.reservations(memory=memory, batch=_BATCH):
             found.messages += len(page)
             expected = {
-                at: to_ms(place.send_at)
-                for place in page
-                for at, keys in self._places_of(place)
+                at: to_ms(row.send_at)
+                for row in page
+                for at, keys in self._entries_of(row)
                 if keys in opened and at.window not in found.foreign
             }
             for some in _batches(expected):
@@ -244,16 +244,16 @@ class Verification:
             return None
         return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
 
-    def _standing(self, places: Iterable[_At]) -> dict[UUID, ReservationState]:
-        return self._standings.of(list({at.message_id for at in places}), grace=self._grace)
+    def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
+        return self._standings.of(list({at.message_id for at in entries}), grace=self._grace)
 
-    def _windows_of(self, place: ReservationRow) -> set[bytes]:
-        return {at.window for at, _ in self._places_of(place)}
+    def _windows_of(self, row: ReservationRow) -> set[bytes]:
+        return {at.window for at, _ in self._entries_of(row)}
 
-    def _places_of(self, place: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
-        for scope in place.counted(self._kinds):
+    def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
+        for scope in row.counted(self._kinds):
             keys, window = self._contents.window_of(scope)
-            yield _At(window, place.message_id.bytes), keys
+            yield _At(window, row.message_id.bytes), keys
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
         still = self._contents.opened()
