@@ -67,7 +67,7 @@ def compare(settings: Settings) -> None:
         memory = parts.upkeep.memory
 
         def read() -> None:
-            rows = sum(len(page) for page in store.places(memory=memory, batch=5_000))
+            rows = sum(len(page) for page in store.reservations(memory=memory, batch=5_000))
             assert rows == RECIPIENTS * EACH
 
         def lost() -> None:

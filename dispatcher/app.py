@@ -52,7 +52,7 @@ from dispatcher.store import (
     Messages,
     Notifications,
     Overdue,
-    Standings,
+    ReservationStates,
     StoreSurvey,
     StoreUpkeep,
     Suppressions,
@@ -61,20 +61,19 @@ from dispatcher.store import (
 from dispatcher.submission import (
     Batches,
     CallersTransactions,
-    Cancelling,
+    Cancellation,
     CatchUp,
     Changes,
+    Decisions,
     DryRun,
     Enqueuer,
-    Failed,
-    Held,
     Moves,
-    Outlook,
     OwnTransaction,
     Reserver,
+    StoryReader,
     Submitter,
-    Suppressing,
-    Telling,
+    SuppressionList,
+    TimelineReader,
 )
 from dispatcher.telemetry.hooks import Hooks
 from dispatcher.telemetry.hooks import find as find_hooks
@@ -355,10 +354,10 @@ class App:
         )
 
     @built_once
-    def outlook(self) -> Outlook:
+    def timeline_reader(self) -> TimelineReader:
         """The use case of ``timeline``."""
         timelines = Timelines(self.contents, self.windows, self.settings.quotas_of)
-        return Outlook(settings=self.settings, clock=self.clock, timelines=timelines)
+        return TimelineReader(settings=self.settings, clock=self.clock, timelines=timelines)
 
     @built_once
     def moves(self) -> Moves:
@@ -387,9 +386,9 @@ class App:
         )
 
     @built_once
-    def cancelling(self) -> Cancelling:
+    def cancellation(self) -> Cancellation:
         """The use case of ``cancel_many``."""
-        return Cancelling(
+        return Cancellation(
             settings=self.settings,
             bulk=Bulk(self.windows),
             store=BulkMessages(self.database),
@@ -397,28 +396,22 @@ class App:
         )
 
     @built_once
-    def suppressing(self) -> Suppressing:
-        """The use cases of ``suppress`` and ``unsuppress``."""
-        return Suppressing(
-            settings=self.settings, suppressions=self.suppressions, cancelling=self.cancelling
-        )
-
-    @built_once
-    def held(self) -> Held:
-        """The use cases of ``release`` and ``drop``."""
-        return Held(
-            messages=self.messages,
-            held=HeldMessages(self.database),
-            suppressions=self.suppressions,
-            journal=self.journal,
-        )
-
-    @built_once
-    def failed(self) -> Failed:
-        """The use case of ``retry``."""
-        return Failed(
+    def suppression_list(self) -> SuppressionList:
+        """The use cases of ``suppress``, ``unsuppress`` and ``suppressed``."""
+        return SuppressionList(
             settings=self.settings,
+            suppressions=self.suppressions,
+            cancellation=self.cancellation,
+        )
+
+    @built_once
+    def decisions(self) -> Decisions:
+        """The use cases of ``retry``, ``held``, ``release`` and ``drop``."""
+        return Decisions(
+            settings=self.settings,
+            messages=self.messages,
             failed=FailedMessages(self.database),
+            held=HeldMessages(self.database),
             suppressions=self.suppressions,
             journal=self.journal,
         )
@@ -534,10 +527,10 @@ class App:
         return Listing(self.database, late=late, put_off=put_off)
 
     @built_once
-    def telling(self) -> Telling:
+    def story_reader(self) -> StoryReader:
         """The use case of ``story``."""
         contents = Contents(self._plain_redis, self.fence)
-        return Telling(settings=self.settings, listing=self.listing, contents=contents)
+        return StoryReader(settings=self.settings, listing=self.listing, contents=contents)
 
     @built_once
     def overviews(self) -> Overviews:
@@ -564,7 +557,7 @@ class App:
             settings=self.settings,
             clock=self.clock,
             store=StoreUpkeep(self.database),
-            standings=Standings(self.database),
+            standings=ReservationStates(self.database),
             contents=self.contents,
         )
 

@@ -265,7 +265,7 @@ class Dispatcher:
         InvalidDraft for an invalid id. Raises StoreUnavailable: some may be cancelled; then call it
         again.
         """
-        return self._app.cancelling.cancel([id_of(each) for each in message_ids])
+        return self._app.cancellation.cancel([id_of(each) for each in message_ids])
 
     def reschedule(
         self,
@@ -372,7 +372,7 @@ class Dispatcher:
         ``perhaps_sent`` must be True. Raises MessageNotFound, InvalidValue, UnknownChannel,
         Suppressed, and TooLate where it has not failed, or is past its expiry.
         """
-        return self._app.failed.retry(id_of(message_id), perhaps_sent=perhaps_sent)
+        return self._app.decisions.retry(id_of(message_id), perhaps_sent=perhaps_sent)
 
     def retry_many(
         self, message_ids: Sequence[UUID | str], *, perhaps_sent: bool = False
@@ -384,7 +384,7 @@ class Dispatcher:
         call it again.
         """
         ids = [id_of(each) for each in message_ids]
-        return self._app.failed.retry_many(ids, perhaps_sent=perhaps_sent)
+        return self._app.decisions.retry_many(ids, perhaps_sent=perhaps_sent)
 
     def release(self, message_id: UUID | str) -> Message:
         """Release a held message to be sent, perhaps for the second time. Return it, due at once.
@@ -392,7 +392,7 @@ class Dispatcher:
         It gets one more attempt if it had used all. Past its expiry it ends as expired.
         Raises MessageNotFound, Suppressed, and TooLate where it is not held.
         """
-        return self._app.held.release(id_of(message_id))
+        return self._app.decisions.release(id_of(message_id))
 
     def drop(self, message_id: UUID | str) -> Message:
         """End a held message as failed. Return it.
@@ -400,7 +400,7 @@ class Dispatcher:
         It keeps its reservation, because it may have been sent. Raises MessageNotFound,
         and TooLate where it is not held.
         """
-        return self._app.held.drop(id_of(message_id))
+        return self._app.decisions.drop(id_of(message_id))
 
     def suppress(self, recipient: str, *, channel: str | None = None) -> int:
         """Opt a recipient out of one channel or of all; return how many messages it cancelled.
@@ -413,7 +413,7 @@ class Dispatcher:
 
         Raises InvalidDraft, UnknownChannel, and StoreUnavailable: then call it again.
         """
-        return self._app.suppressing.suppress(recipient, channel)
+        return self._app.suppression_list.suppress(recipient, channel)
 
     def unsuppress(self, recipient: str, *, channel: str | None = None) -> tuple[Suppression, ...]:
         """Revoke a :meth:`suppress` with the same parameters. Messages it cancelled stay cancelled.
@@ -421,7 +421,7 @@ class Dispatcher:
         Return the suppressions that remain for the recipient: one of all channels and one of a
         single channel are revoked separately. Raises InvalidDraft and StoreUnavailable.
         """
-        return self._app.suppressing.unsuppress(recipient, channel)
+        return self._app.suppression_list.unsuppress(recipient, channel)
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
         """Yield all suppressions, or those of one recipient, in the order of recipients.
@@ -429,7 +429,7 @@ class Dispatcher:
         They are read from the database as the result is, some hundreds at a time. Raises
         StoreUnavailable.
         """
-        return self._app.suppressing.suppressed(recipient)
+        return self._app.suppression_list.suppressed(recipient)
 
     def verify_windows(self) -> Verified:
         """Compare the windows in Redis with the store; return every difference.
@@ -465,7 +465,7 @@ class Dispatcher:
 
         Raises MessageNotFound and StoreUnavailable.
         """
-        return self._app.telling.story(id_of(message_id))
+        return self._app.story_reader.read(id_of(message_id))
 
     def held(self, *, limit: int = 100) -> list[Message]:
         """Return the held messages, oldest first: the outcome of their last attempt is unknown.
@@ -473,7 +473,7 @@ class Dispatcher:
         ``next_attempt_at`` is the instant since which they are held.
         """
         _check_limit(limit)
-        return self._app.held.find(at_most=limit)
+        return self._app.decisions.held(at_most=limit)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all filters (:class:`~dispatcher.Wanted`).
@@ -559,7 +559,7 @@ class Dispatcher:
         ``channel`` as a whole, or the ``scopes``. ``length`` is at most 366 days.
         Raises InvalidDraft and ReservationsUnavailable.
         """
-        return self._app.outlook.timeline(
+        return self._app.timeline_reader.read(
             scope,
             channel=channel,
             scopes=scopes,

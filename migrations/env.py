@@ -8,13 +8,13 @@ from sqlalchemy.schema import CreateSchema
 
 from dispatcher.settings import Settings
 from dispatcher.store.database import Database
-from dispatcher.store.migrate import options, refuse_what_is_in_the_way
+from dispatcher.store.migrate import check_obstacle, options
 
 
 def run(connection: Connection, database: Database) -> None:
     tables, backend = database.tables, database.backend
     with backend.migrating(connection, tables):
-        refuse_what_is_in_the_way(connection, tables)
+        check_obstacle(connection, tables)
         if tables.schema and not inspect(connection).has_schema(tables.schema):
             connection.execute(CreateSchema(tables.schema))
         context.configure(

@@ -21,7 +21,7 @@ from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
-from dispatcher.store import Kept, Place, Settled, StoreUpkeep
+from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreUpkeep
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Reconciler:
         ReservationsUnavailable, StoreUnavailable.
         """
         chosen = self._chosen(shards)
-        rows = self._store.count_places(memory=self._windows.memory)
+        rows = self._store.count_reservations(memory=self._windows.memory)
         # Each group waits for the settle time, which is longer than few rows take.
         at_once = len(chosen) if rows <= _FEW_ROWS else _SHARDS_AT_ONCE
         groups = [
@@ -174,7 +174,7 @@ class Reconciler:
         fault("rebuild.after_wipe")
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
-            for page in self._store.places(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
+            for page in self._store.reservations(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
                 self._windows.restore(rebuild, self._reserved(page))
                 if tell is not None:
                     tell(len(page))
@@ -241,7 +241,9 @@ class Reconciler:
         longest = max(grace, self._settings.transaction_grace)
         created = (min(unchecked.values()) - longest, max(unchecked.values()) + grace)
         restored = 0
-        for page in self._store.places(memory=self._windows.memory, batch=BATCH, created=created):
+        for page in self._store.reservations(
+            memory=self._windows.memory, batch=BATCH, created=created
+        ):
             restored += self._windows.put_back(self._reserved(page))
         self._windows.mark_checked(unchecked)
         return restored
@@ -311,10 +313,14 @@ class Reconciler:
         held = {each.message_id for each in found if each.is_hold} & set(stored)
         if not held:
             return []
-        return self._windows.places(found, self._reserved(self._store.places_of(sorted(held))))
+        return self._windows.places(
+            found, self._reserved(self._store.reservations_of(sorted(held)))
+        )
 
-    def _give_up(self, found: Sequence[Unconfirmed], holding: Mapping[UUID, Kept]) -> Settled:
-        """Make sure that ids which by the store hold no reservation are never stored."""
+    def _give_up(
+        self, found: Sequence[Unconfirmed], holding: Mapping[UUID, ReservedTime]
+    ) -> Settled:
+        """Make sure that what the store does not know to need its place is never stored."""
         missing = {each.message_id for each in found} - holding.keys()
         if not missing:
             return Settled({}, set(), set())
@@ -322,7 +328,7 @@ class Reconciler:
         fault("reconcile.after_giving_up")
         return settled
 
-    def _reserved(self, places: Iterable[Place]) -> list[Reserved]:
+    def _reserved(self, places: Iterable[ReservationRow]) -> list[Reserved]:
         kinds = self._settings.quotas_of
         return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in places]
 

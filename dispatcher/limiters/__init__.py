@@ -11,8 +11,8 @@ They need nothing but a client of ``redis`` or ``redis.asyncio``::
 A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIME``.
 ``docs/limiters.md`` says which algorithm to use when.
 
-``Permits`` are the limits that guard this package's own deliveries (``permits``, ``permit_log``),
-``Fills`` tell how full they are.
+``Permits`` are the limits of this package's own deliveries (``permits``, ``permit_log``), ``Fills``
+read how full they are.
 """
 
 from dispatcher.errors import LimitersUnavailable, LimitReached

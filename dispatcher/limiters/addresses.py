@@ -1,4 +1,4 @@
-"""Where in Redis a set of limits keeps what it counts: callers' keys become names of keys."""
+"""The names of the Redis keys of a set of limits, made from callers' keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Addresses:
         self._distinct = len(set(self._labels)) == len(self._labels)
         self._digest = hashlib.sha256("+".join(self._labels).encode()).hexdigest()[:16]
 
-        # What names end with, where one key for all limits is all that differs.
+        # The endings of the names, where they differ only by one key for all limits.
         self._endings: list[str] = []
         if self._distinct and tag is None:
             unnamed = len(self._names.hash_tag(""))
@@ -56,26 +56,26 @@ class Addresses:
         if isinstance(keys, str):
             _check_key(keys)
             if not self._distinct:
-                self._check_twins([keys] * many, limits)
+                self._check_duplicates([keys] * many, limits)
             return (keys,) * many
         if isinstance(keys, bytes) or not isinstance(keys, Sequence) or len(keys) != many:
             raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
         for key in keys:
             _check_key(key)
         if not self._distinct:
-            self._check_twins(keys, limits)
+            self._check_duplicates(keys, limits)
         if self._cluster and self._names.tag is None:
             self._check_slots(keys)
         return keys
 
     def states(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
-        """Return where each of those limits counts for its key."""
-        labels = self._labels if limits is None else [self._labels[place] for place in limits]
+        """Return the names of the states of those limits, each for its key."""
+        labels = self._labels if limits is None else [self._labels[index] for index in limits]
         name = self._names.state
         return [name(label, key) for label, key in zip(labels, keys, strict=True)]
 
     def whole(self, keys: Keys) -> list[str]:
-        """Return where permits for ``keys`` are remembered, and where each limit counts."""
+        """Return the names of the remembered permits for ``keys``, and of all states."""
         if self._endings and isinstance(keys, str):
             _check_key(keys)
             start = self._names.hash_tag(keys)
@@ -84,7 +84,7 @@ class Addresses:
         return [*self.permits(each_key), *self.states(each_key)]
 
     def permits(self, keys: Sequence[str]) -> tuple[str, str]:
-        """Return where the permits taken for those keys are remembered."""
+        """Return the names of the remembered permits for those keys."""
         return self._names.permits(self._digest, keys[0])
 
     def check_group(self, groups: Sequence[Sequence[str]]) -> None:
@@ -94,7 +94,7 @@ class Addresses:
                 "requests", "they name several keys", "one key, or limiters with a tag"
             )
 
-    def _check_twins(self, keys: Sequence[str], limits: Sequence[int] | None) -> None:
+    def _check_duplicates(self, keys: Sequence[str], limits: Sequence[int] | None) -> None:
         states = self.states(keys, limits)
         if len(set(states)) < len(states):
             raise InvalidValue(

@@ -1,4 +1,4 @@
-"""What a limit is: a value without a connection, which is put on a client."""
+"""Limits as values without a connection, which are put on a client."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Bindable(ABC):
         remember: timedelta | None = timedelta(minutes=1),
         clock: Clock | None = None,
     ) -> Limiter | AsyncLimiter:
-        """Return what answers for these limits on a Redis; nothing is sent yet.
+        """Return the limiter of these limits on a Redis; nothing is sent yet.
 
         ``prefix`` begins every Redis key. The keys of one caller's key share a slot of Redis
         Cluster; with a ``tag`` all keys do, so that one call may name several. ``on_fault`` says
-        what an unanswering Redis means: LimitersUnavailable is raised, or the decision's state
-        is ``unknown``; blocks and decorated functions raise either way, and do not run.
+        what happens where Redis does not answer: LimitersUnavailable is raised, or the state of
+        the decision is ``unknown``; blocks and decorated functions raise in both cases.
         ``remember`` (1 s to one day) is how long at least a repeated call is recognised by its
         permit id: longer than the client's retries may take. None remembers nothing: no second
         key, but a call that redis-py repeats takes its permits again.
@@ -114,8 +114,8 @@ class Algorithm(Bindable, Part):
 class CountPerLength(Algorithm):
     """At most ``count`` permits per ``period``.
 
-    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is kept as
-    the timedelta that it stands for (a year: 365 days). ``count`` is a whole number from 1 to
+    ``period`` is a timedelta of 10 ms to 366 days or a unit such as ``"minute"``, which is stored
+    as its timedelta (a year: 365 days). ``count`` is a whole number from 1 to
     10,000,000. Limits that shall not count together though they are equal have different names, of
     1 to 64 letters, digits and any of ``_.-``. A name belongs to one algorithm and one period:
     limits share what they count where these are the same, also when their counts differ. Raises
@@ -156,7 +156,7 @@ class CountPerLength(Algorithm):
 
     @property
     def label(self) -> str:
-        """What it is called in Redis keys: its algorithm, and its numbers or period and name."""
+        """Its name in Redis keys: its algorithm, and its numbers or period and name."""
         label: str = self.__dict__["_label"]
         return label
 

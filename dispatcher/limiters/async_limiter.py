@@ -77,15 +77,15 @@ class AsyncLimiter:
         return await self._run(acquire_each(self._limit_set, requests))
 
     async def peek(self, keys: Keys, n: int = 1) -> Decision:
-        """Tell what ``acquire`` would answer now, without taking anything."""
+        """Return what ``acquire`` would answer now, without taking permits."""
         return await self._run(operations.peek(self._limit_set, keys, n))
 
     async def give_back(self, keys: Keys, permit: str) -> int:
-        """Give the permits of one id back. See :meth:`Limiter.give_back`."""
+        """Return the permits of one id. See :meth:`Limiter.give_back`."""
         return await self._run(operations.give_back(self._limit_set, keys, permit))
 
     async def reset(self, keys: Keys) -> None:
-        """Forget all that was taken for ``keys``, and open what was closed."""
+        """Forget all permits for ``keys``, and open what was closed."""
         await self._run(operations.reset(self._limit_set, keys))
 
     async def renew(self, keys: Keys, permit: str) -> bool:
@@ -93,7 +93,7 @@ class AsyncLimiter:
         return await self._run(operations.renew(self._limit_set, keys, permit))
 
     async def end_holds(self, keys: Keys, permit: str) -> int:
-        """End the holds of one id; what other limits gave stays taken. Return how many ended."""
+        """End the holds of one id; other permits stay taken. Return how many ended."""
         return await self._run(operations.end_holds(self._limit_set, keys, permit))
 
     async def close(
@@ -113,7 +113,7 @@ class AsyncLimiter:
     ) -> AsyncIterator[Decision]:
         """Run a block with permits. See :meth:`Limiter.permit`.
 
-        Cancelled, it gives holds back, and also what it took for a block that has not begun.
+        Cancelled, it ends holds, and returns permits that it took for a block that has not begun.
         """
         permit = new_id()
         steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
@@ -220,24 +220,28 @@ class AsyncLimiter:
         try:
             await self.give_back(keys, permit)
         except LimitersUnavailable as error:
-            log.warning("permits of a cancelled call were not given back: %s", error)
+            log.warning(
+                "could not return the permits of a cancelled call, they stay counted: %s", error
+            )
 
     async def _end(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
         await asyncio.wait([renewing])
         try:
             await self.end_holds(keys, permit)
         except LimitersUnavailable as error:
-            log.warning("a hold was not given back and ends by itself: %s", error)
+            log.warning("could not end a hold, it ends by itself: %s", error)
 
     async def _keep_renewing(self, keys: Keys, permit: str) -> None:
         while True:
             await asyncio.sleep(operations.renew_every(self._limit_set))
             try:
                 if not await self.renew(keys, permit):
-                    log.warning("a hold has ended before its block: others may have its place")
+                    log.warning(
+                        "a hold has ended before its block: the limit may be exceeded meanwhile"
+                    )
                     return
             except LimitersUnavailable as error:
-                log.warning("a hold could not be renewed: %s", error)
+                log.warning("could not renew a hold, it may end before its block: %s", error)
 
 
 def _generating(

@@ -1,4 +1,4 @@
-"""What all limiters share: what a limit must say, and what redis-py's errors mean."""
+"""Shared by all limiters: the interface of a limit, and the translation of redis-py's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatcher.quota import Limit
 from dispatcher.redis.errors import cause, reason
 
 MOST_KEPT_AT_ONCE = 10_000
-"""More permits are not given in one call where each is kept alone, so that no script runs long."""
+"""The most permits of one call where each is an entry of its own, so that no script runs long."""
 _MOST = (1 << 53) - 1
 """Scripts count exactly up to here."""
 
@@ -27,9 +27,9 @@ class Part(ABC):
     kind: ClassVar[str]
     """Name of the algorithm's part in ``limiters/lua``."""
     knows_permits: ClassVar[bool] = False
-    """Whether it keeps the ids of its permits, so that none need be remembered for it."""
+    """Whether its state has the ids of its permits, so that they need not be remembered."""
     holds: ClassVar[bool] = False
-    """Whether its permits are holds, which end when they are given back."""
+    """Whether its permits are holds, which end when they are returned."""
     keeps_each: ClassVar[bool] = False
     """Whether each permit is an entry of its own, so that the work grows with their number."""
     closes: ClassVar[bool] = False
@@ -65,7 +65,7 @@ class Part(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What it is called in Redis keys: its algorithm, then its numbers or name."""
+        """Its name in Redis keys: its algorithm, then its numbers or name."""
 
     @abstractmethod
     def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
@@ -76,7 +76,7 @@ class Part(ABC):
 
 
 class _Translated:
-    """One for all calls: it keeps nothing."""
+    """One for all calls: it has no state."""
 
     def __enter__(self) -> None:
         return
@@ -90,7 +90,7 @@ _TRANSLATED = _Translated()
 
 
 def translated() -> AbstractContextManager[None]:
-    """Raise LimitersUnavailable for whatever redis-py raises inside."""
+    """Raise LimitersUnavailable for any error of redis-py inside."""
     return _TRANSLATED
 
 

@@ -1,4 +1,4 @@
-"""At most so many at once."""
+"""Concurrency: at most so many permits in use at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LONGEST_MS = 86_400_000
 class Concurrency(Algorithm):
     """At most ``count`` permits in use at the same time.
 
-    Each is a hold on a place. It ends when it is given back, or by itself after ``hold`` (10 ms to
-    one day) unless it is renewed: so the place of a holder that crashed comes back. Used as a
-    context manager, it renews and gives back by itself. ``retry_after`` says when the next hold
+    Each is a hold. It ends when it is returned, or by itself after ``hold`` (10 ms to one day)
+    unless it is renewed: so the hold of a process that crashed ends too. ``Limiter.permit`` renews
+    and ends holds by itself. ``retry_after`` says when the next hold
     ends at the latest. Raises InvalidValue.
     """
 
@@ -51,7 +51,7 @@ class Concurrency(Algorithm):
 
     @property
     def label(self) -> str:
-        """What it is called in Redis keys: its algorithm, and its name or count."""
+        """Its name in Redis keys: its algorithm, and its name or count."""
         return f"{self.kind}-{self.count}" if self.name is None else f"{self.kind}={self.name}"
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows

@@ -1,4 +1,4 @@
-"""Closed until some time."""
+"""Cool-down: closed until some time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.limiters.algorithm import Algorithm
 class CoolDown(Algorithm):
     """Gives every permit unless it is closed, and then none until that time is over.
 
-    ``close`` closes a key for everybody at once, for instance when a provider says
+    ``close`` closes a key for all processes at once, for instance when a provider answers
     ``Retry-After``. Closed twice, the later time holds; ``reset`` opens it. It counts nothing:
     ``limit`` and ``remaining`` are 0. Raises InvalidValue.
     """
@@ -36,7 +36,7 @@ class CoolDown(Algorithm):
 
     @property
     def label(self) -> str:
-        """What it is called in Redis keys."""
+        """Its name in Redis keys."""
         return self.kind if self.name is None else f"{self.kind}={self.name}"
 
     def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows

@@ -25,7 +25,7 @@ class State(StrEnum):
     """Allowed, and nothing more is left: a batch may pause here."""
     REFUSED = "refused"
     OVERSIZED = "oversized"
-    """Refused, and for ever: a limit never gives so many permits at once."""
+    """Refused for good: a limit never gives so many permits at once."""
     UNKNOWN = "unknown"
     """Redis could not be asked. Not allowed; the caller may decide otherwise."""
 
@@ -35,7 +35,7 @@ class Refusal:
     """One limit that refused.
 
     ``limit`` is its text: ``5/minute``, with a name ``login (5/minute)``, and of several that read
-    alike ``5/minute (limit 2 of 3)``. ``place`` is its place among the limits, from 0.
+    alike ``5/minute (limit 2 of 3)``. ``place`` is its index among the limits, from 0.
     ``retry_after`` is how long it alone makes the caller wait; ``timedelta.max`` where it never
     gives so many permits at once.
     """
@@ -51,7 +51,7 @@ class Decision:
 
     Of several limits, ``limit``, ``remaining`` and ``reset_at`` are those of the one that
     decides: the one that makes the caller wait longest, or the one with the least room left.
-    ``refusals`` tells all that refused.
+    ``refusals`` has all that refused.
     """
 
     __slots__ = ("_facts",)
@@ -70,8 +70,8 @@ class Decision:
         permit: str = "",
         refusals: tuple[Refusal, ...] = (),
     ) -> None:
-        """Say all of it. Times may be given in ms (since 1970) and are made when asked for."""
-        _keep(
+        """Make a decision. Times may be given in ms (since 1970); they are converted when read."""
+        _set(
             self,
             (
                 allowed, state, limit, remaining, retry_after, reset_at, granted, permit,
@@ -105,8 +105,9 @@ class Decision:
 
     @property
     def retry_after(self) -> timedelta:
-        """How long to wait before asking again; zero when allowed. Exact if nobody else asks.
+        """How long to wait before asking again; zero when allowed.
 
+        Exact if no other caller asks meanwhile.
         ``timedelta.max`` when the state is ``oversized``: waiting does not help.
         """
         wait: timedelta | int = self._facts[4]
@@ -114,7 +115,7 @@ class Decision:
 
     @property
     def reset_at(self) -> datetime:
-        """When nothing that was taken counts any more, by the server's clock, aware UTC."""
+        """When no permit that was taken counts any more, by the server's clock, aware UTC."""
         at: datetime | int = self._facts[5]
         return at if isinstance(at, datetime) else EPOCH + at * MILLISECOND
 
@@ -126,7 +127,7 @@ class Decision:
 
     @property
     def permit(self) -> str:
-        """Under which id; give it back by this."""
+        """The id of the permits; ``give_back`` takes it."""
         permit: str = self._facts[7]
         return permit
 
@@ -171,4 +172,4 @@ def _again(*facts: Any) -> Decision:
     return Decision(**dict(zip(_FIELDS, facts, strict=True)))
 
 
-_keep = vars(Decision)["_facts"].__set__  # as a frozen class sets what it holds
+_set = vars(Decision)["_facts"].__set__  # as a frozen dataclass sets its fields

@@ -24,12 +24,12 @@ from dispatcher.limiters.limit_set import LimitSet, Reply, Words
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 _STAND_IN = "\0"
-"""Is nowhere in the names of keys but in the place of a caller's key."""
+"""Stands for a caller's key in the names of keys; it occurs in no other part of them."""
 _LAST_WORDS = 4
 
 
 class _Way:
-    """The way over connections of one client's pool, where it may be taken."""
+    """The way over connections of one client's pool, where it may be used."""
 
     def __init__(self, client: Client | AsyncClient) -> None:
         self._client: Any = client
@@ -57,8 +57,8 @@ class Direct(_Way):
         """Send a packed command and return its reply; None: the script is not known.
 
         Where its reply may be lost, the command of ``again`` is sent: on the same connection, after
-        the same faults and as often as redis-py would. Raises what redis-py would raise. No reply
-        is left behind on a connection, whatever happens.
+        the same faults and as often as redis-py would. Raises the errors of redis-py. No reply
+        stays unread on a connection, whatever happens.
         """
         pool = self._client.connection_pool
         connection = pool.get_connection()
@@ -138,12 +138,12 @@ class Commands:
     def __init__(self, limit_set: LimitSet, sha: str) -> None:
         self._limit_set = limit_set
         self._sha = sha
-        self._kept: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+        self._starts: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
 
     def of(
         self, keys: Keys, n: int, permit: str, *, new: bool
     ) -> tuple[bytes, Callable[[], bytes]] | None:
-        """Return the command that takes ``n`` permits for one key, and what makes it once more.
+        """Return the command that takes ``n`` permits for one key, and a function that repeats it.
 
         A command that was sent may have taken them: it is repeated under the same id, which is not
         new any more. None where it cannot be packed ahead. Raises InvalidValue.
@@ -155,7 +155,7 @@ class Commands:
         return self.command(keys, n, permit, new=new), again
 
     def decision(self, reply: Reply | None, permit: str) -> Decision | None:
-        """Return the decision of a reply; None where it must be asked for in another way."""
+        """Return the decision of a reply; None where the caller must run the steps."""
         if reply is None or len(reply) == 1:
             return None
         return self._limit_set.decision(reply[0], reply[1:], None, permit)
@@ -166,10 +166,10 @@ class Commands:
         Raises InvalidValue for a key that cannot be one.
         """
         words = self._limit_set.words(self._limit_set.server_ms())
-        kept, starts = self._kept
-        if kept is not words:
+        words_then, starts = self._starts
+        if words_then is not words:
             starts = {}
-            self._kept = (words, starts)
+            self._starts = (words, starts)
         length = len(key)
         if (parts := starts.get(length)) is None:
             parts = starts[length] = self._parts(length, words)
@@ -216,9 +216,9 @@ def _is_plain(client: Client | AsyncClient) -> bool:
 
 
 def _is_redis_pys(method: Callable[..., object]) -> bool:
-    """Whether a method is redis-py's own, and nothing that was put in its place.
+    """Whether a method is redis-py's own, and not a replacement.
 
-    What traces a client may look like the method in all but its type, or wrap it.
+    A tracer may put an object there that resembles the method in all but its type, or wrap it.
     """
     if type(method) is not MethodType:
         return False

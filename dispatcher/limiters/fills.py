@@ -82,7 +82,7 @@ class Fills:
 
 
 def _since(limit: LogLimit, now_ms: int) -> str:
-    """Return from when on permits count against a limit, in the form of ZCOUNT."""
+    """Return the instant from which permits count against a limit, as an argument of ZCOUNT."""
     if isinstance(limit, Limit):
         return f"({now_ms - limit.length_ms}"
     if isinstance(limit, CalendarLimit):

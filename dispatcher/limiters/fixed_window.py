@@ -35,7 +35,7 @@ class FixedWindow(CountPerLength):
     is then a unit, also ``"month"`` or ``"year"`` of the calendar, or a timedelta of whole seconds:
     windows of 15 minutes begin on the quarters of an hour, and all that fill no day evenly are
     counted from a Monday at midnight. Days have 23 or 25 hours where clocks change. The cheapest
-    algorithm, and a blunt one: up to twice ``count`` permits may lie close together around the end
+    algorithm, and a coarse one: up to twice ``count`` permits may lie close together around the end
     of a window. Raises InvalidValue.
     """
 
@@ -122,7 +122,7 @@ class CounterPerKey(CountPerLength):
     """At most ``count`` permits per window; the key's expiry is the window.
 
     Opens with the first permit, as :class:`FixedWindow` does, and like it lets up to twice
-    ``count`` through around the end of a window. What it keeps is a number that ``GET`` shows, in
+    ``count`` through around the end of a window. Its state is a number that ``GET`` shows, in
     one key and as little memory as Redis can use. Its time is that of Redis's expiry.
     """
 
@@ -131,7 +131,7 @@ class CounterPerKey(CountPerLength):
 
 @lru_cache(maxsize=1 << 10)
 def _around(period: Period, zone: str, begins_ms: int, windows: int) -> bytes:
-    """Return the bounds of consecutive windows; that which begins there is the second.
+    """Return the bounds of consecutive windows; the second one begins at ``begins_ms``.
 
     Packed: the script takes less time for one word than for five.
     """

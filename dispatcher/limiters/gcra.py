@@ -20,8 +20,8 @@ _BURST = re.compile(r"(.*?)\s+burst\s+([0-9]{1,9})\s*", re.ASCII)
 class GCRA(CountPerLength):
     """``count`` permits per ``period``, evenly spaced, with ``max_burst`` more at once.
 
-    As redis-cell counts: a caller who was silent may take ``max_burst`` + 1 at once, and then one
-    every period / count. Without a burst every permit keeps its distance from the one before. Two
+    As redis-cell counts: an idle caller may take ``max_burst`` + 1 at once, and then one
+    every period / count. Without a burst every permit lies period / count after the one before. Two
     numbers a key, whatever ``count`` is. Raises InvalidValue for a burst so large that the
     arithmetic would not be exact.
     """

@@ -14,7 +14,7 @@ from dispatcher.limiters.decision import Decision, State
 from dispatcher.limiters.limit_set import Call, LimitSet, Steps, checked, new_id
 
 _MOST_IN_A_SCRIPT = 500
-"""So much work one script does at most, but for a single request: requests, and kept permits."""
+"""The most work of one script, but for a single request: requests, and single permits."""
 _ANY = -1
 _FIXED = 6  # integers for one request, before its refusals
 
@@ -23,7 +23,7 @@ _FIXED = 6  # integers for one request, before its refusals
 class Request:
     """One of a group of requests: ``n`` permits for ``keys``, from some of the limits.
 
-    ``limits`` says which, by their places from 0; None means all. ``keys`` is one key for all of
+    ``limits`` says which, by their indexes from 0; None means all. ``keys`` is one key for all of
     these, or one for each. ``permit`` is an id of the caller's own; asked for again under the same
     id, the permits are granted again and not counted twice.
     """
@@ -35,7 +35,7 @@ class Request:
 
 
 class _Wanted(NamedTuple):
-    """A request that was found right."""
+    """A valid request."""
 
     n: int
     permit: str
@@ -46,14 +46,14 @@ class _Wanted(NamedTuple):
 
 @dataclass
 class _State:
-    """What one state has done for the group so far."""
+    """One state and its part in the group so far."""
 
-    place: int
+    index: int
     """Of its limit, among all."""
     ahead: int = 0
     """Permits for which requests were refused: they come before later ones."""
     left: int = _ANY
-    """Permits that it still gives; what comes free meanwhile is for requests refused before."""
+    """Permits that it still gives; those that become free are for requests refused before."""
 
 
 @dataclass
@@ -71,12 +71,12 @@ class _Group:
         for each in wanted:
             requests += (each.permit, 0, each.n, each.n, len(each.chosen))
             names = limit_set.addresses.states(each.keys, each.chosen)
-            for place, name in zip(each.chosen, names, strict=True):
-                self.states.setdefault(name, _State(place))
+            for index, name in zip(each.chosen, names, strict=True):
+                self.states.setdefault(name, _State(index))
                 requests.append(some.setdefault(name, len(some) + 1))
                 asked.setdefault(name, []).append(each.n)
         states = [self.states[name] for name in some]
-        parts = [limit_set.parts[state.place] for state in states]
+        parts = [limit_set.parts[state.index] for state in states]
         turns = [
             ceil((state.ahead + sum(n for n in asked[name] if n <= part.most)) / part.most)
             if part.aligned
@@ -97,15 +97,15 @@ class _Group:
         return decisions
 
     def _decision(self, now: int, wanted: _Wanted, flat: list[int]) -> Decision:
-        """Read what the rest of a reply begins with, and cut it off."""
+        """Read the decision at the begin of a reply, and remove it from the reply."""
         many = _FIXED + 2 * flat[_FIXED - 1]
         reply = flat[:many]
         del flat[:many]
         decision = self.limit_set.decision(now, reply, wanted.chosen, wanted.permit)
         names = self.limit_set.addresses.states(wanted.keys, wanted.chosen)
-        for place, wait in zip(reply[_FIXED::2], reply[_FIXED + 1 :: 2], strict=True):
+        for index, wait in zip(reply[_FIXED::2], reply[_FIXED + 1 :: 2], strict=True):
             if wait > 0 and decision.state is not State.OVERSIZED:
-                self.states[names[place - 1]].ahead += wanted.n
+                self.states[names[index - 1]].ahead += wanted.n
         return decision
 
 
@@ -125,7 +125,7 @@ def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list
 
 def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
     chosen = _chosen(limit_set, request.limits)
-    parts = [limit_set.parts[place] for place in chosen]
+    parts = [limit_set.parts[index] for index in chosen]
     check_permits(request.n, parts)
     return _Wanted(
         n=request.n,
@@ -139,10 +139,10 @@ def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
 def _parts(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
     """Cut a group so that no script runs long."""
     start, work = 0, 0
-    for place, each in enumerate(wanted):
+    for index, each in enumerate(wanted):
         if work and work + each.work > _MOST_IN_A_SCRIPT:
-            yield wanted[start:place]
-            start, work = place, 0
+            yield wanted[start:index]
+            start, work = index, 0
         work += each.work
     if wanted:
         yield wanted[start:]
@@ -153,5 +153,5 @@ def _chosen(limit_set: LimitSet, limits: tuple[int, ...] | None) -> tuple[int, .
     if limits is None:
         return tuple(range(many))
     if len(set(limits)) < len(limits) or not all(0 <= each < many for each in limits):
-        raise InvalidValue("limits", quoted(limits), f"different places from 0 to {many - 1}")
+        raise InvalidValue("limits", quoted(limits), f"different indexes from 0 to {many - 1}")
     return limits

@@ -1,4 +1,4 @@
-"""A set of limits on one Redis: what its scripts are sent, and how replies are read. Sends nothing.
+"""A set of limits on one Redis: the arguments of its scripts and their replies. Sends nothing.
 
 Every operation is a generator of steps: it yields a :class:`Call` or a :class:`Pause`, is sent the
 reply, and returns the answer. The limiters for ``redis`` and for ``redis.asyncio`` run the same
@@ -135,8 +135,8 @@ class LimitSet:
         *,
         peeked: bool = False,
     ) -> Decision:
-        """Return the decision that the integers for one request in a reply stand for."""
-        granted, wait, place, left, whole, _, *refused = reply
+        """Return the decision for the integers of one request in a reply."""
+        granted, wait, index, left, whole, _, *refused = reply
         if chosen == ():
             return Decision(
                 allowed=True,
@@ -148,7 +148,7 @@ class LimitSet:
                 granted=granted,
                 permit=permit,
             )
-        number = place - 1 if chosen is None else chosen[place - 1]
+        number = index - 1 if chosen is None else chosen[index - 1]
         most = self._mosts[number]
         state = State.ALLOWED
         if wait:
@@ -170,15 +170,15 @@ class LimitSet:
     def _refusals(
         self, refused: Sequence[int], chosen: Sequence[int] | None
     ) -> tuple[Refusal, ...]:
-        """Return the refusals that pairs of a place and a wait stand for."""
+        """Return the refusals for pairs of an index and a wait."""
         pairs = zip(refused[::2], refused[1::2], strict=True)
         found = [
-            (place - 1 if chosen is None else chosen[place - 1], wait) for place, wait in pairs
+            (index - 1 if chosen is None else chosen[index - 1], wait) for index, wait in pairs
         ]
         found.sort(key=lambda each: math.inf if each[1] < 0 else each[1], reverse=True)
         return tuple(
-            Refusal(self._texts[place], place, NEVER if wait < 0 else wait * MILLISECOND)
-            for place, wait in found
+            Refusal(self._texts[index], index, NEVER if wait < 0 else wait * MILLISECOND)
+            for index, wait in found
         )
 
     def spacing(self, refused: Decision) -> float:
@@ -201,7 +201,7 @@ class LimitSet:
 
 
 def _texts(parts: Sequence[Part]) -> list[str]:
-    """Return how refusals call each limit: no two alike."""
+    """Return the texts of the limits in refusals: no two alike."""
     plain = [str(each) if each.name is None else f"{each.name} ({each})" for each in parts]
     return [
         text if plain.count(text) == 1 else f"{text} (limit {number} of {len(parts)})"
@@ -211,7 +211,7 @@ def _texts(parts: Sequence[Part]) -> list[str]:
 
 def new_id() -> str:
     """Return a new permit id."""
-    return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit keeps one
+    return urlsafe_b64encode(os.urandom(9)).decode()  # 12 letters: every permit is stored with one
 
 
 def checked(permit: str) -> str:

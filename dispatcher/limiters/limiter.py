@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class Limiter:
     """Answers "may this go now?" for one limit or several. Safe to share between threads.
 
-    Made by ``on`` of a limit. ``keys`` is whom the permits are for: one key for all limits, or a
-    sequence with one for each. Every method raises InvalidValue for what it cannot take, before
+    Made by ``on`` of a limit. ``keys`` names the user of the permits: one key for all limits, or
+    a sequence with one for each. Every method raises InvalidValue for invalid arguments, before
     anything is sent, and LimitersUnavailable for a Redis that does not answer, unless the policy
     is ``unknown`` and it answers with a decision. :class:`AsyncLimiter` is the same for
     ``redis.asyncio``.
@@ -84,27 +84,27 @@ class Limiter:
     def acquire_each(self, requests: Sequence[Request]) -> list[Decision]:
         """Take permits for a group of requests, in order, each all or none.
 
-        One script takes up to 500; larger groups are asked in several, and decided as if it were
-        one. Where Redis fails between them, what was granted stays taken. Those granted count
-        against later ones. Those refused go before later refused ones: each is told to come back
-        when its own turn comes. Limiters need a ``tag`` for requests with several keys.
+        One script takes up to 500 requests; larger groups need several, and are decided as by one.
+        Where Redis fails between them, granted permits stay taken. Granted requests count against
+        later ones. Refused requests go before later refused ones: the ``retry_after`` of each is
+        its own turn. Limiters need a ``tag`` for requests with several keys.
         """
         return self._run(acquire_each(self._limit_set, requests))
 
     def peek(self, keys: Keys, n: int = 1) -> Decision:
-        """Tell what ``acquire`` would answer now, without taking anything."""
+        """Return what ``acquire`` would answer now, without taking permits."""
         return self._run(operations.peek(self._limit_set, keys, n))
 
     def give_back(self, keys: Keys, permit: str) -> int:
-        """Give the permits of one id back to all limits that can; return how many they were.
+        """Return the permits of one id to all limits that can take them; return how many they were.
 
-        0 when the id is not known (any more), was given back before, or belongs to a window that
-        has ended. In each case it is not known afterwards: asked for again, it is taken anew.
+        0 when the id is not known (any more), was returned before, or belongs to a window that has
+        ended. In each case the id is unknown afterwards: a request with it takes permits anew.
         """
         return self._run(operations.give_back(self._limit_set, keys, permit))
 
     def reset(self, keys: Keys) -> None:
-        """Forget all that was taken for ``keys``, and open what was closed."""
+        """Forget all permits for ``keys``, and open what was closed."""
         self._run(operations.reset(self._limit_set, keys))
 
     def renew(self, keys: Keys, permit: str) -> bool:
@@ -112,7 +112,7 @@ class Limiter:
         return self._run(operations.renew(self._limit_set, keys, permit))
 
     def end_holds(self, keys: Keys, permit: str) -> int:
-        """End the holds of one id; what other limits gave stays taken. Return how many ended."""
+        """End the holds of one id; other permits stay taken. Return how many ended."""
         return self._run(operations.end_holds(self._limit_set, keys, permit))
 
     def close(
@@ -138,8 +138,8 @@ class Limiter:
         Raises LimitReached when there are none, and LimitersUnavailable for a Redis that does not
         answer, whatever the policy.
 
-        Holds are renewed while the block runs and given back at its end; other permits stay
-        taken, whatever the block raises.
+        Holds are renewed while the block runs and end with it; other permits stay taken, whatever
+        the block raises.
         """
         permit = new_id()
         steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
@@ -159,7 +159,7 @@ class Limiter:
             try:
                 self.end_holds(keys, permit)
             except LimitersUnavailable as error:
-                log.warning("a hold was not given back and ends by itself: %s", error)
+                log.warning("could not end a hold, it ends by itself: %s", error)
 
     def limited(
         self,
@@ -171,9 +171,9 @@ class Limiter:
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a function: each call needs permits, as a block of :meth:`permit` does.
 
-        ``key`` is the key, or tells it from the arguments of the call. A generator takes its
-        permits when it begins, and holds them until its end. Raises InvalidValue for what must be
-        awaited: that needs a limiter on a client of ``redis.asyncio``.
+        ``key`` is the key, or a function that returns it for the arguments of the call. A generator
+        takes its permits when it begins, and holds them until its end. Raises InvalidValue for a
+        function that must be awaited: that needs a limiter on a client of ``redis.asyncio``.
         """
 
         def block(*args: Any, **kwargs: Any) -> AbstractContextManager[Decision]:
@@ -247,10 +247,12 @@ class Limiter:
         while not ended.wait(operations.renew_every(self._limit_set)):
             try:
                 if not self.renew(keys, permit):
-                    log.warning("a hold has ended before its block: others may have its place")
+                    log.warning(
+                        "a hold has ended before its block: the limit may be exceeded meanwhile"
+                    )
                     return
             except LimitersUnavailable as error:
-                log.warning("a hold could not be renewed: %s", error)
+                log.warning("could not renew a hold, it may end before its block: %s", error)
 
 
 def is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
@@ -259,5 +261,5 @@ def is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
 
 
 def as_reply(answer: object) -> Reply:
-    """Return what a script answered: integers."""
+    """Return the reply of a script: integers."""
     return answer if isinstance(answer, list) else (int(answer),)  # type: ignore[call-overload]  # redis-py types no replies of scripts

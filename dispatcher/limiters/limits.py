@@ -54,8 +54,8 @@ def parse(text: str) -> CountPerLength | Limits:
 
     ``"100/second"``, also written ``"100 per second"`` or ``"100/s"``, is exact wherever the period
     begins: a :class:`SlidingList`. ``"5/day in Asia/Shanghai"`` goes by the calendar: a
-    :class:`FixedWindow`. ``"50/second burst 200"`` spaces: a :class:`GCRA`. Between several stands
-    ``;`` (or ``,`` or ``|``): ``"10/s; 100000/day"``.
+    :class:`FixedWindow`. ``"50/second burst 200"`` spaces: a :class:`GCRA`. Several are
+    separated by ``;`` (or ``,`` or ``|``): ``"10/s; 100000/day"``.
     """
     if not isinstance(text, str):
         raise InvalidValue("limit", quoted(text), _ACCEPTED)

@@ -15,7 +15,7 @@ from dispatcher.times.send_time import to_ms
 
 _LONGEST_TIMEOUT = 366 * 86_400.0
 _LONGEST_CLOSED_MS = 366 * 86_400_000
-_LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be given back long before it ends
+_LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
 
 
 def acquire(
@@ -27,7 +27,7 @@ def acquire(
     wait: bool,
     timeout: timedelta | float | None,
 ) -> Steps[Decision]:
-    """Take ``n`` permits or none; with ``wait`` ask again until they are there."""
+    """Take ``n`` permits or none; with ``wait`` ask again until they are granted."""
     permit = new_id() if permit is None else checked(permit)
     try:
         return (yield from _acquire(limit_set, keys, n, permit, wait=wait, timeout=timeout))
@@ -72,7 +72,7 @@ def acquire_up_to(
 
 
 def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
-    """Tell what ``acquire`` would answer; take nothing."""
+    """Return what ``acquire`` would answer; take no permits."""
     check_permits(n, limit_set.parts)
     states = limit_set.addresses.states(limit_set.addresses.each(keys))
 
@@ -87,19 +87,19 @@ def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
 
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
-    """Give the permits of one id back; return how many."""
+    """Return the permits of one id; return how many they were."""
     names = limit_set.addresses.whole(keys)
     checked(permit)
 
     def call(now_ms: int) -> Call:
         return Call("limits_give_back", names, (limit_set.span, permit, *limit_set.words(now_ms)))
 
-    _, given_back = yield from limit_set.ask(call)
-    return given_back
+    _, returned = yield from limit_set.ask(call)
+    return returned
 
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
-    """Forget all that was taken for ``keys``."""
+    """Forget all permits for ``keys``."""
     names = limit_set.addresses.whole(keys)
     yield Call("limits_reset", names, ())
 
@@ -163,7 +163,7 @@ def _seconds(timeout: timedelta | float | None) -> float | None:
 
 
 def has_holds(limit_set: LimitSet) -> bool:
-    """Whether permits hold a place that must be renewed and given back."""
+    """Whether permits are holds, which must be renewed and ended."""
     return any(each.holds for each in limit_set.parts)
 
 
@@ -190,17 +190,17 @@ def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of one id; return False if one has ended."""
     holds = _that(limit_set, "holds", "a Concurrency")
     states = limit_set.addresses.states(limit_set.addresses.each(keys))
-    lengths = [limit_set.parts[place].hold_ms for place in holds]
+    lengths = [limit_set.parts[index].hold_ms for index in holds]
     args: list[str | int] = [checked(permit), *lengths]
-    [done] = yield Call("limits_renew", [states[place] for place in holds], args)
+    [done] = yield Call("limits_renew", [states[index] for index in holds], args)
     return done == 1
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
-    """End the holds of one id; what else it took stays taken."""
+    """End the holds of one id; its other permits stay taken."""
     holds = _that(limit_set, "holds", "a Concurrency")
     states = limit_set.addresses.states(limit_set.addresses.each(keys))
-    names = [states[place] for place in holds]
+    names = [states[index] for index in holds]
     [ended] = yield Call("limits_end_holds", names, (checked(permit),))
     return ended
 
@@ -209,7 +209,7 @@ def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
     """Close cool-downs; return until when they are closed."""
-    places = _that(limit_set, "closes", "a CoolDown")
+    indexes = _that(limit_set, "closes", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
@@ -219,12 +219,12 @@ def close(
         ms = length_ms(length, "length", least=1, most=_LONGEST_CLOSED_MS)
     until_ms = 0 if until is None else max(0, to_ms(until))
     states = limit_set.addresses.states(limit_set.addresses.each(keys))
-    [ends] = yield Call("limits_close", [states[place] for place in places], (ms, until_ms))
+    [ends] = yield Call("limits_close", [states[index] for index in indexes], (ms, until_ms))
     return EPOCH + ends * MILLISECOND
 
 
 def _that(limit_set: LimitSet, what: Literal["holds", "closes"], accepted: str) -> list[int]:
-    found = [place for place, each in enumerate(limit_set.parts) if getattr(each, what)]
+    found = [index for index, each in enumerate(limit_set.parts) if getattr(each, what)]
     if not found:
         raise InvalidValue("limits", f"none of them {what} anything", f"{accepted} among them")
     return found

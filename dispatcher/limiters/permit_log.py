@@ -30,7 +30,7 @@ _TRIES = 3
 _MOST_AT_ONCE = 250
 """One script restores at most twice as many permits; it then runs for a few milliseconds."""
 _PERIODS = 5  # the one before, the present one, and those in which turns are looked for
-_ROOM_KEPT_MS = 3_600_000
+_ROOM_NOTED_MS = 3_600_000
 CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
 
 
@@ -60,7 +60,7 @@ class PermitRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """At most ``count`` permits that are granted and not settled, given back or too old to use."""
+    """At most ``count`` permits that are granted and not settled, returned or too old to use."""
 
     count: int
 
@@ -73,7 +73,7 @@ class PermitLog:
     """Permits for groups, in one script.
 
     ``epoch_key`` names the key without which nothing is granted, ``room_key`` that of the logs in
-    which permits were given back while messages waited. ``clock`` only guesses in which
+    which permits were returned while messages waited. ``clock`` only guesses in which
     calendar periods the time of Redis lies. Raises LimitersUnavailable whenever Redis cannot be
     trusted to answer.
     """
@@ -102,19 +102,19 @@ class PermitLog:
         """Ask for permits in order; earlier ones count against later ones.
 
         ``limits`` gives the limits of each log, ``reaches`` the name under which the epoch says
-        how far back it is kept, where that is further than these limits need. A permit granted
-        must be used within ``hold`` from now or given back, and settled once it is used. One that
+        how far back it reaches, where that is further than these limits need. A permit granted
+        must be used within ``hold`` from now or returned, and settled once it is used. One that
         is refused by a log that is ``lined`` has its turn after ``retry_after``, behind all that
         were refused before. Its message should come back then; one that does not keeps others
         waiting, until a minute after its turn at most.
         """
         logs = sorted({log for request in requests for log in request.logs})
-        place = {log: position for position, log in enumerate(logs, start=1)}
+        numbers = {log: number for number, log in enumerate(logs, start=1)}
         names = [self._epoch_key, *logs]
         lines = _appended(names, map(line_of, logs))
         closings = _appended(names, {each.closing for each in requests if each.closing})
         wanted = [
-            [closings.get(each.closing or "", 0), *[place[log] for log in each.logs]]
+            [closings.get(each.closing or "", 0), *[numbers[log] for log in each.logs]]
             for each in requests
         ]
         ids = [request.permit_id for request in requests]
@@ -122,8 +122,8 @@ class PermitLog:
         of_log = {}
         for log in logs:
             kind = (tuple(limits[log]), (reaches or {}).get(log, ""))
-            kind_place = kind_of.setdefault(kind, len(kind_of) + 1)
-            of_log[log] = (kind_place, lines[line_of(log)], int(log in lined))
+            kind_number = kind_of.setdefault(kind, len(kind_of) + 1)
+            of_log[log] = (kind_number, lines[line_of(log)], int(log in lined))
         for _ in range(_TRIES):
             local_ms = to_ms(self._clock.now())
             now_ms = local_ms + self._ahead_ms
@@ -155,9 +155,9 @@ class PermitLog:
         Negative: how long it may still take until it is used.
         """
         logs = sorted({log for request, _ in used for log in request.logs})
-        place = {log: position for position, log in enumerate(logs, start=1)}
+        numbers = {log: number for number, log in enumerate(logs, start=1)}
         uses = [
-            [since // _MILLISECOND, *[place[log] for log in request.logs]]
+            [since // _MILLISECOND, *[numbers[log] for log in request.logs]]
             for request, since in used
         ]
         words: _Words = [json.dumps(uses), *[request.permit_id for request, _ in used]]
@@ -167,15 +167,15 @@ class PermitLog:
     def give_back(self, unused: Sequence[PermitRequest]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
 
-        Room that this makes in a log for which messages wait is kept for :meth:`waiting`.
+        Room that this makes in a log for which messages wait is noted for :meth:`waiting`.
         """
         logs = sorted({log for request in unused for log in request.logs})
-        place = {log: position for position, log in enumerate(logs, start=1)}
-        places = [[place[log] for log in request.logs] for request in unused]
+        numbers = {log: number for number, log in enumerate(logs, start=1)}
+        numbers_of = [[numbers[log] for log in request.logs] for request in unused]
         words: _Words = [
-            _ROOM_KEPT_MS,
+            _ROOM_NOTED_MS,
             len(logs),
-            json.dumps(places),
+            json.dumps(numbers_of),
             *[request.permit_id for request in unused],
         ]
         with translated():
@@ -207,7 +207,7 @@ class PermitLog:
             return dict(zip(names, pipeline.execute(), strict=True))
 
     def called(self, waiting: Mapping[str, Sequence[bytes]], come: Collection[bytes]) -> None:
-        """Let those of the messages that come have their turn now, in the room made for them.
+        """Give those of the messages that come their turn now, in the room made for them.
 
         The others leave the line. Their room is for the next ones.
         """
@@ -260,7 +260,7 @@ class PermitLog:
 
 
 def _appended(names: list[str], more: Iterable[str]) -> dict[str, int]:
-    """Append to the keys of a script; return the place of each, from 1."""
+    """Append to the keys of a script; return the number of each, from 1."""
     found = {name: len(names) + position for position, name in enumerate(sorted(more), start=1)}
     names += found
     return found

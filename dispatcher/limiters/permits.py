@@ -26,7 +26,7 @@ from dispatcher.times.clock import Clock
 
 _SCOPES = "scopes"
 _MOST_OWED = 1_000
-"""So many permits are remembered that Redis did not take back; more stay until they end."""
+"""The most permits remembered that Redis did not take back; others count until they end."""
 
 
 def reaches_ms(
@@ -77,7 +77,7 @@ class Permits:
         """How far back sends still count against a limit."""
 
     def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
-        """Ask for permits in order; one granted must be used within ``hold`` or given back.
+        """Ask for permits in order; one granted must be used within ``hold`` or returned.
 
         One that is refused comes back after ``retry_after``, when its turn has come.
         """
@@ -91,7 +91,7 @@ class Permits:
                 limits[log] = self._channel_limits[permit.channel]
                 reaches[log] = _channel(permit.channel)
         requests = [self._request(each) for each in wanted]
-        # A scope has no herd, and a message that was cancelled must not keep its next one waiting.
+        # A scope has no herd, and a cancelled message must not make the next one wait.
         lined = {log for log, reach in reaches.items() if reach != _SCOPES}
         answers = self._log.acquire(requests, limits, hold=hold, reaches=reaches, lined=lined)
         if self._owed and not all(each.allowed for each in answers):
@@ -115,7 +115,7 @@ class Permits:
         """Return permits that were not used; harmless for those that were not granted.
 
         Where Redis does not take them back, the next call does this once more, and so does a
-        refusal: a permit without an attempt must keep no message waiting.
+        refusal: a permit without an attempt must make no message wait.
         """
         owed = [self._request(permit) for permit in unused]
         with suppress(IndexError):
@@ -130,7 +130,7 @@ class Permits:
             raise
 
     def waiting(self, *, logs: int, each: int) -> dict[str, list[UUID]]:
-        """Return the messages for which permits given back made room: the first in line.
+        """Return the messages for which returned permits made room: the first in line.
 
         By log, at most ``each`` of at most so many ``logs``. :meth:`called` ends it.
         """
@@ -138,7 +138,7 @@ class Permits:
         return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}
 
     def called(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
-        """Let those of the messages that come have their turn now, in the room made for them.
+        """Give those of the messages that come their turn now, in the room made for them.
 
         The others leave the line. Their room is for the next ones.
         """
@@ -152,7 +152,7 @@ class Permits:
     ) -> None:
         """Put permits back into emptied logs: each with its age, negative while it may be used.
 
-        ``marker`` is that of the rebuild; once it is another's, nothing is written.
+        ``marker`` is that of the rebuild; when another rebuild has its own, nothing is written.
         """
         self._log.restore(
             [(self._request(permit), age) for permit, age in taken],

@@ -15,7 +15,7 @@ from dispatcher.redis.keys import ShardKeys, kind_of, scope_of
 from dispatcher.reservation import Contents, Held, Seen, longest_ms
 from dispatcher.scope import Scope
 from dispatcher.settings import Settings
-from dispatcher.store import Place, Standing, Standings, StoreUpkeep
+from dispatcher.store import ReservationRow, ReservationState, ReservationStates, StoreUpkeep
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -117,7 +117,7 @@ class Verification:
         settings: Settings,
         clock: Clock,
         store: StoreUpkeep,
-        standings: Standings,
+        standings: ReservationStates,
         contents: Contents,
     ) -> None:
         self._clock = clock
@@ -145,12 +145,12 @@ class Verification:
 
     def _look_for_missing(self, opened: Collection[ShardKeys], found: _Found) -> None:
         memory = timedelta(milliseconds=max(self._reach_ms.values()))
-        for page in self._store.places(memory=memory, batch=_BATCH):
+        for page in self._store.reservations(memory=memory, batch=_BATCH):
             found.messages += len(page)
             expected = {
-                at: to_ms(place.send_at)
-                for place in page
-                for at, keys in self._places_of(place)
+                at: to_ms(row.send_at)
+                for row in page
+                for at, keys in self._entries_of(row)
                 if keys in opened and at.window not in found.foreign
             }
             for some in _batches(expected):
@@ -213,7 +213,12 @@ class Verification:
         return differing
 
     def _fault(
-        self, at: _At, expected_ms: int | None, seen: Seen, standing: Standing | None, now_ms: int
+        self,
+        at: _At,
+        expected_ms: int | None,
+        seen: Seen,
+        standing: ReservationState | None,
+        now_ms: int,
     ) -> Fault | None:
         latest_ms = max(ms for ms in (expected_ms, seen.at_ms, 0) if ms is not None)
         reach_ms = self._reach_ms.get(kind_of(at.window))
@@ -227,28 +232,28 @@ class Verification:
         since_ms = seen.pending_since_ms
         if since_ms is not None and now_ms - since_ms <= grace_ms:
             return Fault.UNDER_WAY
-        counts = standing is not None and at.window in self._windows_of(standing.place)
+        counts = standing is not None and at.window in self._windows_of(standing.row)
         if standing is not None and standing.frees and counts:
             return Fault.UNDER_WAY
         return Fault.ORPHAN
 
-    def _expected_ms(self, at: _At, standing: Mapping[UUID, Standing]) -> int | None:
+    def _expected_ms(self, at: _At, standing: Mapping[UUID, ReservationState]) -> int | None:
         """Return the time that a member must have by the store; None where it must not exist."""
         known = standing.get(at.message_id)
         if known is None or not known.holds or len(at.member) != _ID_BYTES:
             return None
-        return to_ms(known.place.send_at) if at.window in self._windows_of(known.place) else None
+        return to_ms(known.row.send_at) if at.window in self._windows_of(known.row) else None
 
-    def _standing(self, places: Iterable[_At]) -> dict[UUID, Standing]:
-        return self._standings.of(list({at.message_id for at in places}), grace=self._grace)
+    def _standing(self, entries: Iterable[_At]) -> dict[UUID, ReservationState]:
+        return self._standings.of(list({at.message_id for at in entries}), grace=self._grace)
 
-    def _windows_of(self, place: Place) -> set[bytes]:
-        return {at.window for at, _ in self._places_of(place)}
+    def _windows_of(self, row: ReservationRow) -> set[bytes]:
+        return {at.window for at, _ in self._entries_of(row)}
 
-    def _places_of(self, place: Place) -> Iterator[tuple[_At, ShardKeys]]:
-        for scope in place.counted(self._kinds):
+    def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
+        for scope in row.counted(self._kinds):
             keys, window = self._contents.window_of(scope)
-            yield _At(window, place.message_id.bytes), keys
+            yield _At(window, row.message_id.bytes), keys
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
         still = self._contents.opened()

@@ -1,13 +1,14 @@
-"""The truth: messages and attempts in SQL.
+"""Messages and attempts in SQL.
 
-``database`` runs statements on an engine of ``engines``: what differs between databases is there
-and nowhere else. ``schema`` describes the tables that the migrations build, ``rows`` turns messages
-into rows and back.
+``database`` runs statements on an engine of ``engines``, the only package that knows differences
+between databases. ``schema`` describes the tables that the migrations build, ``rows`` turns
+messages into rows and back.
 
-For submitting there are ``messages`` and ``bulk``, and ``outbox`` in a transaction of the caller's;
-``suppressions`` tells who has opted out. For delivery: ``claims``, which write by ``changes``. For
-periodic maintenance: ``maintenance``, ``orphans``, ``catch_up``, ``notifications`` and ``places``.
-For operators: ``decisions``, ``listing``, ``figures``, ``survey`` and ``migrate``.
+For submission there are ``messages`` and ``bulk``, and ``outbox`` in a transaction of the caller's;
+``suppressions`` are the recipients who have opted out. For delivery: ``claims``, which write by
+``changes``. For periodic maintenance: ``maintenance``, ``orphans``, ``catch_up``, ``notifications``
+and ``reservations``. For operators: ``decisions``, ``listing``, ``figures``, ``survey`` and
+``migrate``.
 """
 
 from dispatcher.store.bulk import BulkMessages
@@ -24,7 +25,12 @@ from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
 from dispatcher.store.orphans import GivenUp, Settled
 from dispatcher.store.outbox import Joinable, JoinedMessages, JoinedTransaction
-from dispatcher.store.places import Kept, Place, Standing, Standings
+from dispatcher.store.reservations import (
+    ReservationRow,
+    ReservationState,
+    ReservationStates,
+    ReservedTime,
+)
 from dispatcher.store.rows import Addition, Movable
 from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
@@ -48,7 +54,6 @@ __all__ = [
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
-    "Kept",
     "Late",
     "Listing",
     "Load",
@@ -59,13 +64,14 @@ __all__ = [
     "Of",
     "Overdue",
     "OverdueFigure",
-    "Place",
     "Rescued",
+    "ReservationRow",
+    "ReservationState",
+    "ReservationStates",
+    "ReservedTime",
     "Result",
     "SchemaStanding",
     "Settled",
-    "Standing",
-    "Standings",
     "Standstill",
     "StoreSurvey",
     "StoreUpkeep",

@@ -31,10 +31,10 @@ class BulkMessages:
         self._tables = database.tables
 
     def add(self, additions: Iterable[Addition]) -> bool | None:
-        """Store all of these messages or none; tell whether they are stored.
+        """Store all of these messages or none; return whether they are stored.
 
-        False where the database refused, because some key is taken, say: nothing is stored. None
-        where the line broke and nobody knows. Adding them one by one then finds out about each.
+        False where the database refused, for instance because a key exists: nothing is stored. None
+        where the connection broke and they may be stored; then add them one by one.
         """
         every = list(additions)  # the work may be run again
         try:
@@ -43,24 +43,28 @@ class BulkMessages:
             else:
                 self._insert(every)
         except StoreUnavailable as error:
-            log.warning("batch of %d not stored together, trying each alone: %s", len(every), error)
+            log.warning(
+                "batch of %d messages not stored together, storing each alone: %s",
+                len(every),
+                error,
+            )
             return False if error.refused else None
         return True
 
     def has(self, message_ids: Sequence[UUID]) -> bool:
-        """Tell whether all of these messages are stored, and none was taken back.
+        """Return whether all of these messages are stored, and none was taken back.
 
-        One alone tells nothing, also of messages that are added together: a twin that relies on
-        the place of one stores it under the same id.
+        Check all, also of messages that are added together: a duplicate submit that uses the
+        reservation of one may have stored that one alone, under the same id.
         """
         tables = self._tables
         messages = tables.messages
         error = messages.c.last_error
-        kept = and_(tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
+        stored = and_(tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
         for start in range(0, len(message_ids), _ROWS_AT_ONCE):
             some = message_ids[start : start + _ROWS_AT_ONCE]
             these = self._database.one_of(messages.c.id, some)
-            there = self._database.read(select(messages.c.id).where(these, kept))
+            there = self._database.read(select(messages.c.id).where(these, stored))
             if len(there) < len(set(some)):
                 return False
         return True
@@ -83,7 +87,7 @@ class BulkMessages:
     def cancel(
         self, message_ids: Sequence[UUID], *, because: str | None = None
     ) -> dict[UUID, Message]:
-        """Cancel those that are still scheduled; return all that are stored as they now stand.
+        """Cancel those that are still scheduled; return all that are stored, as they now are.
 
         ``because`` becomes their ``last_error``.
         """

@@ -1,4 +1,4 @@
-"""What nobody took for long after it was due, on channels that do not simply send it late."""
+"""Overdue messages on channels that do not send them late: expire them, or book them again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OVERDUE = "overdue: nobody took it in time"
 NO_SLOT = "overdue: no slot was left for it"
 
 
-class Taken(NamedTuple):
+class OverdueBatch(NamedTuple):
     """Overdue messages in the order of their times, and the database's present instant."""
 
     found: list[Movable]
@@ -29,8 +29,8 @@ class Taken(NamedTuple):
 def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
     """Return the condition that a message is overdue on one of ``channels``.
 
-    It has been due for longer than ``after``, and was never tried. What a limiter has put back is
-    due at its turn.
+    It has been due for longer than ``after`` and has no attempt. A snoozed message is due at the
+    time that the limiter gave.
     """
     messages = tables.messages
     return and_(
@@ -42,9 +42,9 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> Colu
 
 
 class Overdue:
-    """The store's half of catching up. Any number of sweeps may run side by side.
+    """The statements of ``catch_up``. Any number of sweeps may run side by side.
 
-    ``expire`` and ``reslot`` are the channels whose overdue messages end, or are booked again.
+    ``expire`` and ``reslot`` are the channels whose overdue messages expire, or are booked again.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Overdue:
         self._to_reslot = overdue(self._tables, reslot, after)
 
     def expire(self, *, at_most: int) -> dict[UUID, str]:
-        """End what is not to be sent late, and what is to be booked again but past its expiry.
+        """Expire overdue messages of ``expire``, and those of ``reslot`` past their expiry.
 
         Return the ids with their channels.
         """
@@ -84,11 +84,11 @@ class Overdue:
         rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
 
-    def take(self, *, at_most: int, ttl: timedelta) -> Taken | None:
-        """Take messages that are to be booked again, those of the earliest times first.
+    def take(self, *, at_most: int, ttl: timedelta) -> OverdueBatch | None:
+        """Take overdue messages of ``reslot``, in the order of their send times.
 
         No other sweep takes them until ``ttl`` is over. The batch ends before the first message
-        that another sweep has, or the order would be lost. None where nothing is left.
+        that another sweep has taken, to keep the order. None where no message is left.
         """
         tables = self._tables
         messages = tables.messages
@@ -106,7 +106,7 @@ class Overdue:
         rows = self._database.update_returning(wanted, put_off, *movable_columns(tables))
         if not rows:
             return None
-        found = sorted(map(to_movable, rows), key=_place)
+        found = sorted(map(to_movable, rows), key=_key)
         # Two sweeps lock row by row, so that each may have some of the same span. Nothing is booked
         # again before an earlier message that another sweep has, also one not yet put off.
         others = select(func.min(messages.c.send_at)).where(
@@ -118,14 +118,14 @@ class Overdue:
         if first_other is not None:
             later_ones = [each for each in found if each.message.send_at > first_other]
             if later_ones:
-                self.give_back([each.message for each in later_ones])
+                self.put_back([each.message for each in later_ones])
                 found = found[: -len(later_ones)]
         if not found:
             return None
-        return Taken(found, rows[0].read_at)
+        return OverdueBatch(found, rows[0].read_at)
 
-    def give_back(self, taken: Sequence[Message]) -> None:
-        """Let the next sweep take what was not booked again."""
+    def put_back(self, taken: Sequence[Message]) -> None:
+        """Let the next sweep take messages that were not booked again."""
         messages = self._tables.messages
         these = messages.c.id.in_([each.id for each in taken])
         statement = update(messages).where(these, self._to_reslot)
@@ -133,9 +133,9 @@ class Overdue:
         self._database.execute(again)
 
     def give_up(self, message: Message) -> bool:
-        """End a message for which there is no slot, unless somebody has changed it meanwhile.
+        """Expire a message without a slot, unless it was changed since it was taken.
 
-        Tell whether it has ended so.
+        Return whether it has expired for that reason.
         """
         messages = self._tables.messages
         statement = (
@@ -156,5 +156,5 @@ class Overdue:
         return bool(self._database.change(statement, select(messages.c.id).where(*ended)))
 
 
-def _place(found: Movable) -> tuple[datetime, UUID]:
+def _key(found: Movable) -> tuple[datetime, UUID]:
     return found.message.send_at, found.message.id

@@ -1,4 +1,4 @@
-"""What is written into rows that are guarded by a token, for one of them or for many at once.
+"""Changes of rows that are guarded by a token, for one row or for many at once.
 
 Where the database takes arrays, many rows are changed by one statement, which is planned and run
 once; elsewhere the statement is run for each.
@@ -52,7 +52,7 @@ _NOW = database_now()
 
 
 class Change:
-    """A guarded statement; ``names`` are what each row gives, ``id`` and ``token`` first."""
+    """A guarded statement; ``names`` are the values of each row, ``id`` and ``token`` first."""
 
     def __init__(
         self, backend: StoreEngine, make: Callable[[Given], Update | Delete], *names: str
@@ -65,9 +65,9 @@ class Change:
             self._many = make(_given_as_arrays(backend, self._names))
 
     def run(self, connection: Connection, rows: Sequence[GivenRow]) -> None:
-        """Change what these rows name, as far as it is still theirs.
+        """Change these rows, as far as their tokens are still current.
 
-        In a transaction where there are several, or SQLite writes each of them to its disk.
+        Call it in a transaction where there are several, or SQLite syncs its file for each.
         """
         if not rows:
             return
@@ -95,15 +95,15 @@ class Changes:
     def __init__(self, database: Database) -> None:
         self._backend = database.backend
         self._tables = tables = database.tables
-        # Nobody knows its outcome yet: it is under way, or held until its worker or a person tells.
+        # Its outcome is not known yet: it is being sent, or held.
         self._open = tables.has_status(Status.SENDING, Status.HELD)
 
     @cached_property
     def sent(self) -> Change:
-        """The provider took it, by this claim or an earlier one.
+        """The provider accepted it, by this claim or an earlier one.
 
-        Also when its claim has run out, and whatever came of it since: it was sent, even if a later
-        attempt has failed or is under way. That one is to be ``overtaken`` before.
+        Also when its claim has run out, whatever its status since: it was sent, even if a later
+        attempt has failed or is under way. Run ``overtaken`` for that one before.
         """
         messages = self._tables.messages
         return self._change(
@@ -116,8 +116,8 @@ class Changes:
     def overtaken(self) -> Change:
         """An earlier attempt has ended the message while this one is under way.
 
-        Its worker may still tell what came of it. Until then its permit counts at the end of its
-        claim, as it would after a rescue.
+        Its worker may still record its outcome. Until then its permit counts at the end of its
+        claim, as after a rescue.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         return self._change(
@@ -135,7 +135,7 @@ class Changes:
 
     @cached_property
     def failed(self) -> Change:
-        """It will not be tried again."""
+        """It fails: no further attempt."""
         messages = self._tables.messages
         return self._change(
             lambda given: (
@@ -153,7 +153,7 @@ class Changes:
 
     @cached_property
     def again(self) -> Change:
-        """It will be tried again after a wait, in seconds from now."""
+        """It is retried after a wait, in seconds from now."""
         messages = self._tables.messages
         return self._change(
             lambda given: (
@@ -173,8 +173,8 @@ class Changes:
         )
 
     @cached_property
-    def untold(self) -> Change:
-        """Its transport cannot tell what came of it: a person decides."""
+    def held(self) -> Change:
+        """The outcome of its attempt is unknown: it is held for the decision of an operator."""
         messages = self._tables.messages
         return self._change(
             lambda given: (
@@ -192,7 +192,7 @@ class Changes:
 
     @cached_property
     def expired(self) -> Change:
-        """Its next try would come after its expiry."""
+        """It expires: its next attempt would come after its expiry."""
         messages = self._tables.messages
         return self._change(
             lambda given: (
@@ -208,9 +208,9 @@ class Changes:
 
     @cached_property
     def snoozed(self) -> Change:
-        """It was not sent: no attempt counts, and it is not due before it was.
+        """It was not sent: no attempt counts, and it is not due earlier than before.
 
-        Where maintenance looks only after it is due, the caller enqueues it.
+        Where maintenance would enqueue it only after it is due, the caller enqueues it.
         """
         messages = self._tables.messages
         return self._change(
@@ -307,7 +307,7 @@ class Changes:
 
     @cached_property
     def outcome(self) -> Change:
-        """What came of an attempt."""
+        """The outcome of an attempt."""
         attempts = self._tables.attempts
         return self._change(
             lambda given: (
@@ -333,7 +333,7 @@ class Changes:
 
     @cached_property
     def renewed(self) -> Change:
-        """Its send lasts: the claim holds for longer, in seconds from now."""
+        """Its send takes long: its claim ends later, in seconds from now."""
         messages = self._tables.messages
         return self._change(
             lambda given: (
@@ -350,16 +350,16 @@ class Changes:
         Only for claims that are the last ones, and open; it returns the ids of the other messages.
         """
         given = _given_as_arrays(self._backend, ("id", "token", "receipt"))
-        said: dict[str, ColumnElement[Any]] = {
+        fixed: dict[str, ColumnElement[Any]] = {
             "outcome": literal(Outcome.SENT.value), "error": null()
         }  # fmt: skip
         done = self._sent(*self._ours(given)).returning(self._tables.messages.c.id).cte("done")
         outcome = cast(
             "Update",
-            self.outcome.make(lambda name: said[name] if name in said else given(name)),
+            self.outcome.make(lambda name: fixed[name] if name in fixed else given(name)),
         )
-        told = outcome.where(self._tables.attempts.c.message_id.in_(select(done.c.id)))
-        return _others(given, done).add_cte(told.cte("told"))
+        recorded = outcome.where(self._tables.attempts.c.message_id.in_(select(done.c.id)))
+        return _others(given, done).add_cte(recorded.cte("told"))
 
     def snoozed_at_once(self) -> Select[Any]:
         """Return the statement that does ``snoozed`` and ``undone_attempt`` for the former's rows.
@@ -385,8 +385,8 @@ class Changes:
     def _sent(self, *these: ColumnElement[bool]) -> Update:
         tables = self._tables
         ends = tables.has_status(Status.SENDING, Status.HELD, Status.SCHEDULED, Status.FAILED)
-        said = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
-        return update(tables.messages).where(*these, ends).values(**said, **_NO_CLAIM)
+        values = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
+        return update(tables.messages).where(*these, ends).values(**values, **_NO_CLAIM)
 
 
 def _not_before(due_at: ColumnElement[Any], wait: ColumnElement[Any]) -> ColumnElement[Any]:

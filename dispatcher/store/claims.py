@@ -1,4 +1,4 @@
-"""Claims: take messages to deliver them, record what came of it, put back."""
+"""Claims: take messages to deliver them, record their outcomes, put them back."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _SEND_AT, _NEXT_ATTEMPT_AT, _EXPIRES_AT = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A message that is ours to deliver until the claim ends. The token fences our record.
+    """A message that this worker delivers until the claim ends. The token guards the record.
 
-    ``due_in`` is how long it then still had to wait for its instant, in seconds; ``expires_in`` the
-    time it had left, None for ever. ``late_by`` is how long ago its promised time was, in seconds.
+    At the time of the claim, in seconds: ``due_in`` until it is due, ``expires_in`` until its
+    expiry (None: without one), ``late_by`` since its send time.
     """
 
     message: Message
@@ -77,8 +77,8 @@ class Result:
 class Failure:
     """A send that failed. ``wait`` until the next try; None when there will be none.
 
-    With an unknown outcome a message is held that says so, whatever the wait. ``error_type`` names
-    the type of what was raised; the store does not keep it.
+    With an unknown outcome a message whose ``on_unknown`` is ``hold`` is held, whatever the wait.
+    ``error_type`` names the type of the exception; the store does not keep it.
     """
 
     claim: Claim
@@ -89,14 +89,15 @@ class Failure:
 
     @property
     def is_held(self) -> bool:
-        """Whether a person is to decide about it."""
+        """Whether the message is held for the decision of an operator."""
         return self.outcome is Outcome.UNKNOWN and self.claim.message.on_unknown == "hold"
 
 
 class Unclaimed(NamedTuple):
-    """What could not be claimed: how long what is early has to wait, and what has now ended.
+    """Messages that could not be claimed.
 
-    That with the channels; what is cancelled had a recipient who has opted out.
+    ``waits`` of those that are early; the channels of those that have now ended: expired, or
+    cancelled because their recipient has opted out.
     """
 
     waits: dict[UUID, timedelta]
@@ -105,10 +106,10 @@ class Unclaimed(NamedTuple):
 
 
 class Claims:
-    """Takes messages to deliver them and writes down what came of it.
+    """Takes messages to deliver them and records their outcomes.
 
-    The database's clock alone decides what is due. Every call may be run again. What ``leaves``
-    describes is not taken.
+    The database's clock alone decides what is due. Every call may be run again. Messages to which
+    ``leaves`` applies are not taken.
     """
 
     def __init__(
@@ -121,11 +122,11 @@ class Claims:
         self._ttl = ttl
         wanted = ~tables.is_suppressed
         self._takes = wanted if leaves is None else and_(wanted, ~leaves)
-        self._claim_at_once = self._sent_at_once = self._snoozed_at_once = _Quickly(database, None)
+        self._claim_at_once = self._sent_at_once = self._snoozed_at_once = _Direct(database, None)
         if database.backend.takes_arrays:
-            self._claim_at_once = _Quickly(database, claim_at_once(tables, self._takes))
-            self._sent_at_once = _Quickly(database, self._changes.sent_at_once())
-            self._snoozed_at_once = _Quickly(database, self._changes.snoozed_at_once())
+            self._claim_at_once = _Direct(database, claim_at_once(tables, self._takes))
+            self._sent_at_once = _Direct(database, self._changes.sent_at_once())
+            self._snoozed_at_once = _Direct(database, self._changes.snoozed_at_once())
 
     def claim(
         self,
@@ -137,8 +138,8 @@ class Claims:
         """Take those messages that are scheduled and due, or due within ``ahead``.
 
         Those past their expiry are not taken, nor those whose recipient has opted out. The attempt
-        is written with the claim, so that one which kills its process counts. By ``mark``, one of
-        its own by default, the store knows this claim again.
+        is written with the claim, so that an attempt that kills its process counts. A claim that
+        is run again knows its messages by ``mark``, a new one by default.
         """
         values: dict[str, Any] = {
             "ids": list(message_ids),
@@ -161,7 +162,7 @@ class Claims:
         ]
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
-        """Let claims last for their whole length from now on; return which are still ours."""
+        """Extend claims to their whole length from now on; return those that are still current."""
         tables = self._tables
         messages = tables.messages
         rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
@@ -176,7 +177,7 @@ class Claims:
         return {row.id for row in held if row.claim_token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
-        """Look after messages that could not be claimed.
+        """Read messages that could not be claimed.
 
         End those that are past their expiry, and those whose recipient has opted out.
         """
@@ -232,7 +233,7 @@ class Claims:
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
         """Let maintenance enqueue these when they are due at the latest.
 
-        Their task came far too early, and was perhaps that of a time before a reschedule.
+        Their task came far too early, perhaps for the time before a reschedule.
         """
         tables = self._tables
         messages = tables.messages
@@ -250,19 +251,19 @@ class Claims:
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
     ) -> set[UUID]:
-        """Write down what came of claims, in one transaction; return what has expired by that.
+        """Record the outcomes of claims, in one transaction; return the messages that expire by it.
 
-        A success ends the message as sent, however late it comes and whoever has claimed it since:
-        it stops a further sending. Only what was cancelled or has expired stays as it is. A failure
-        is refused silently where another claim has been made: the token fences. It is taken where
-        the message is held for want of it. Messages to be tried again are due ``wait`` from now and
-        enqueued by maintenance ``enqueue_in`` after that.
+        A success ends the message as sent, however late it comes and whichever claim followed: it
+        prevents another send. Only a cancelled or expired message stays as it is. A failure is
+        ignored where another claim followed: its token is not current. It is recorded where the
+        message is held because its outcome was unknown. Messages to retry are due ``wait`` from now
+        and enqueued by maintenance ``enqueue_in`` after that.
         """
         sent = [_key(each.claim) | {"receipt": each.receipt} for each in results]
         if not failures and sent and self._sent_at_once(arrays(sent)) == []:
             return set()
         again = [each for each in failures if each.wait is not None and not each.is_held]
-        untold = [each for each in failures if each.is_held]
+        held = [each for each in failures if each.is_held]
         ended = [each for each in failures if each.wait is None and not each.is_held]
 
         def work(connection: Connection) -> set[UUID]:
@@ -276,8 +277,8 @@ class Claims:
             self._changes.failed.run(
                 connection, [_key(each.claim) | {"error": each.error} for each in ended]
             )
-            self._changes.untold.run(
-                connection, [_key(each.claim) | {"error": each.error} for each in untold]
+            self._changes.held.run(
+                connection, [_key(each.claim) | {"error": each.error} for each in held]
             )
             rows = [
                 _key(each.claim) | _waits(each.wait, enqueue_in) | {"error": each.error}
@@ -326,9 +327,9 @@ class Claims:
     def _claim_step_by_step(
         self, connection: Connection, *, ids: list[UUID], mark: UUID, ahead: float, ttl: float
     ) -> Sequence[Any]:
-        """Claim in the transaction of this connection; also return what was claimed before.
+        """Claim in the transaction of this connection.
 
-        By the mark it knows what it took, so that it may be run again.
+        It knows its messages by the mark, so that it may be run again; then it returns those too.
         """
         tables = self._tables
         messages, attempts = tables.messages, tables.attempts
@@ -351,7 +352,7 @@ class Claims:
         return connection.execute(read).all()
 
     def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
-        """Return those of which ``EXPIRED`` will end."""
+        """Return those that the change ``expired`` will end."""
         tables = self._tables
         messages = tables.messages
         claims = [each.claim for each in again if each.claim.expires_in is not None]
@@ -399,7 +400,7 @@ def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
     return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
 
 
-class _Quickly:
+class _Direct:
     """A statement for many rows that goes past SQLAlchemy, if the database has a way to do so."""
 
     def __init__(self, database: Database, statement: Executable | None) -> None:
@@ -408,10 +409,10 @@ class _Quickly:
             self._run = database.backend.direct(database.engine, statement)
 
     def __call__(self, values: Mapping[str, Any]) -> list[Any] | None:
-        """Return the rows; None where the ordinary way is to be taken.
+        """Return the rows; None where the caller must run it through SQLAlchemy.
 
-        What it was to do may then be done, or not. Raises StoreUnavailable where the server waited
-        for too long.
+        It may then have been done, or not. Raises StoreUnavailable where the server waited for too
+        long.
         """
         if self._run is None:
             return None
@@ -419,14 +420,14 @@ class _Quickly:
             return self._run(values)
         except Unanswered as fault:
             if not fault.perhaps_done:
-                log.warning("statement past SQLAlchemy failed; running it through SQLAlchemy")
+                log.warning("statement sent past SQLAlchemy failed: running it through SQLAlchemy")
             return None
 
 
 def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
     """Return the statement that takes messages, begins their attempts and returns them.
 
-    It takes none but those for which ``takes`` holds.
+    It takes only messages to which ``takes`` applies.
     """
     messages, attempts = tables.messages, tables.attempts
     these = messages.c.id == any_(bindparam("ids", type_=ARRAY(id_type())))
@@ -439,7 +440,7 @@ def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
     )
     columns = (taken.c.id, taken.c.claim_token, _starts_at(taken.c.next_attempt_at))
     begun = insert(attempts).from_select(_BEGUN, select(*columns)).cte("begun")
-    # The later the clock is read, the less a message that is not due yet waits in vain.
+    # The later the clock is read, the shorter is the wait of a message that is not due yet.
     return (
         select(*taken.c, func.clock_timestamp().label("now"))
         .order_by(taken.c.next_attempt_at, taken.c.id)
@@ -480,5 +481,5 @@ def _take(tables: Tables, mark: Any, ttl: ColumnElement[float] | float) -> Updat
 
 
 def _starts_at(due_at: ColumnElement[Any]) -> ColumnElement[Any]:
-    """No attempt begins before its message is due, though it was claimed a moment earlier."""
+    """Return when the attempt begins: not before its message is due, though claimed earlier."""
     return case((due_at > _NOW, due_at), else_=_NOW)

@@ -1,4 +1,4 @@
-"""Runs statements on pooled connections; what cannot be done is a StoreUnavailable."""
+"""Runs statements on pooled connections; failures raise StoreUnavailable."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _TRIES = 3
 class Database:
     """Runs pieces of work on pooled connections in autocommit mode.
 
-    Every piece of work must be safe to run again: it is, up to two more times, when the line
-    breaks, because then nobody knows whether it was done. Raises StoreUnavailable for what the
-    database or the driver cannot do.
+    Every piece of work must be safe to run again: when the connection breaks, it is run up to two
+    more times, because it may or may not have been done. Raises StoreUnavailable where the database
+    or the driver fails.
 
-    ``backend`` is what this kind of database does in its own way.
+    ``backend`` is the engine of this database: all that differs between databases.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Database:
         return self.run(lambda connection: connection.execute(query).all())
 
     def execute(self, statement: Executable) -> None:
-        """Run a statement whose answer nobody needs."""
+        """Run a statement without a result."""
         self.run(lambda connection: connection.execute(statement))
 
     def change(
@@ -128,8 +128,8 @@ class Database:
     ) -> Sequence[Row[Any]]:
         """Run a guarded change, then return what the query reads.
 
-        The change may have been run before, so that its row count tells nothing: what came of it is
-        in the rows. With ``together`` both are one transaction.
+        The change may have been run before, so that its row count means nothing: its effect is read
+        from the rows. With ``together`` both are one transaction.
         """
 
         def work(connection: Connection) -> Sequence[Row[Any]]:
@@ -149,7 +149,7 @@ class Database:
     ) -> Sequence[Row[Any]]:
         """Change the messages whose ids ``query`` finds; return ``wanted`` of them, ``id`` first.
 
-        On some databases as it was before: ``wanted`` is nothing that is changed.
+        Some databases return the values from before, so ``wanted`` must not name a changed column.
         """
         ids = self.tables.messages.c.id
 

@@ -1,4 +1,4 @@
-"""What operators decide: messages that are held or have failed, and another try for them."""
+"""The decisions of operators on held and failed messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_ATTEMPTS = 32_767
 
 
 class HeldMessages:
-    """Messages that wait for a person. Every call may be run again."""
+    """Held messages: they wait for the decision of an operator. Every call may be run again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -29,10 +29,10 @@ class HeldMessages:
         self._is_held = self._tables.messages.c.status == Status.HELD.value
 
     def find(self, *, at_most: int) -> list[Message]:
-        """Return what is held, oldest first."""
+        """Return the held messages, oldest first."""
         tables = self._tables
         messages = tables.messages
-        # Nothing held has a claim, so MariaDB reads the ids, in order, in the index of
+        # A held message has no claim, so MariaDB reads the ids, in order, in the index of
         # claims; asked for whole rows, it would rather read all messages from the oldest on.
         first = (
             select(messages.c.id)
@@ -49,9 +49,9 @@ class HeldMessages:
         return [to_message(row) for row in self._database.read(query)]
 
     def release(self, message_id: UUID) -> Message:
-        """Let a held message be tried once more, at once; end it where its time is up.
+        """Give a held message one more attempt, at once; expire it past its expiry.
 
-        Return it as it now stands. Raises MessageNotFound.
+        Return it as it now is. Raises MessageNotFound.
         """
         tables = self._tables
         messages = tables.messages
@@ -75,7 +75,7 @@ class HeldMessages:
         return changed(self._database, message_id, statement)
 
     def drop(self, message_id: UUID) -> Message:
-        """Give a held message up; return it as it now stands. Raises MessageNotFound."""
+        """End a held message as failed; return it as it now is. Raises MessageNotFound."""
         messages = self._tables.messages
         statement = (
             update(messages)
@@ -86,9 +86,9 @@ class HeldMessages:
 
 
 class Standstill(NamedTuple):
-    """A message as it is stored, and what decides whether it may be tried again.
+    """A message as it is stored, and what decides whether it may be retried.
 
-    ``is_unknown`` tells that nobody knows what came of its last try.
+    ``is_unknown``: the outcome of its last attempt is unknown.
     """
 
     message: Message
@@ -97,7 +97,7 @@ class Standstill(NamedTuple):
 
 
 class FailedMessages:
-    """Messages that failed and may be tried again. Every call may be run again."""
+    """Failed messages, which may be retried. Every call may be run again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -105,22 +105,23 @@ class FailedMessages:
         self._retried = _retried(database)
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, Standstill]:
-        """Return how those of these messages stand that are stored."""
+        """Return those of these messages that are stored."""
         rows = self._database.read(self._standing(message_ids))
         return {row.id: _standstill(row) for row in rows}
 
     def retry(self, wanted: Sequence[tuple[Standstill, int]]) -> dict[UUID, Standstill]:
-        """Give failed messages so many tries more, the first one at once, in one transaction.
+        """Give failed messages so many more attempts, the first at once, in one transaction.
 
-        Each only if it is as it was found, and not past its expiry. Return how they now stand.
+        Each only if it has not changed since it was read, and is not past its expiry. Return them
+        as they now are.
         """
         rows: list[dict[str, Any]] = [
             {
                 "id": found.message.id,
                 "token": found.token,
-                "max_attempts": min(found.message.attempt_count + tries, _MOST_ATTEMPTS),
+                "max_attempts": min(found.message.attempt_count + more, _MOST_ATTEMPTS),
             }
-            for found, tries in sorted(wanted, key=lambda each: each[0].message.id)
+            for found, more in sorted(wanted, key=lambda each: each[0].message.id)
         ]
         query = self._standing([row["id"] for row in rows])
 
@@ -146,7 +147,7 @@ def _standstill(row: Row[Any]) -> Standstill:
 
 
 def _retried(database: Database) -> Change:
-    """Return the change of what failed: another try at once, if it is not past its expiry."""
+    """Return the change that retries a failed message at once, if not past its expiry."""
     tables = database.tables
     messages, now = tables.messages, database_now()
     return Change(

@@ -17,7 +17,7 @@ from dispatcher.store.engines.types import database_now, later, minute_of
 from dispatcher.store.listing import is_plainly, overdue_since
 
 MOST_COUNTED = 1_000_000
-"""Most messages that one number is counted from: looking must not take longer and longer."""
+"""The most messages that one number is counted from, so that a count takes bounded time."""
 _MINUTES = 60
 _LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
 
@@ -28,7 +28,8 @@ Of = Literal["scope", "recipient", "channel"]
 class Counts:
     """How many messages of each channel have each status. Instants are the database's.
 
-    What has ended counts if it did so ``since`` then. Not ``complete``: there are more.
+    Messages that have ended count if they did so within ``since`` before ``now``. Not ``complete``:
+    there are more.
     """
 
     now: datetime
@@ -65,7 +66,7 @@ class Busy:
 
 
 class Figures:
-    """Counts by the indexes of what lives, and of what ended lately.
+    """Counts live messages, and those that ended lately, by their indexes.
 
     ``late`` and ``put_off`` are those of :class:`Listing`. Every call raises StoreUnavailable.
     """
@@ -102,7 +103,7 @@ class Figures:
         return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
 
     def overdue(self) -> OverdueFigure:
-        """Tell what should have been claimed a while ago."""
+        """Return how many messages are overdue, and the first of them."""
         messages = self._tables.messages
         where = (
             is_plainly(self._tables, Status.SCHEDULED),

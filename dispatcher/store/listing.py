@@ -1,4 +1,4 @@
-"""Messages by what operators say of them, in pages, however many are stored."""
+"""Messages by the filters of operators, in pages, however many are stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dispatcher.store.schema import Tables
 from dispatcher.times.send_time import from_ms
 
 _EXAMINED = 5_000
-"""How many messages one statement looks at, where no index leads to those that match."""
+"""How many messages one statement reads, where no index leads to the matches."""
 _COUNTED = 50_000
 _FEW = frozenset({Status.SENDING, Status.HELD})
 
@@ -28,7 +28,7 @@ _FEW = frozenset({Status.SENDING, Status.HELD})
 class Traced(NamedTuple):
     """A message, when maintenance is to enqueue it, the end of its claim, and its attempts.
 
-    ``status_url`` is told what becomes of it, and ``told`` is the status last told.
+    ``status_url`` receives its status webhooks, and ``told`` is the status last reported there.
     """
 
     message: Message
@@ -40,14 +40,14 @@ class Traced(NamedTuple):
 
 
 class Listing:
-    """Reads what is selected, by the ids, which are in the order in which messages were made.
+    """Reads selected messages by their ids, which are in the order in which messages were made.
 
-    Where an index leads to what matches (a recipient, an idempotency key, what is held, being sent
-    or overdue) a page is one statement. Otherwise each statement looks at the next 5,000 messages
-    by the primary key, so that none takes long, however rare the matches are.
+    Where an index leads to the matches (a recipient, an idempotency key, messages that are held,
+    being sent or overdue) a page is one statement. Otherwise each statement reads the next 5,000
+    messages by the primary key, so that none takes long, however rare the matches are.
 
     ``late`` is how long after its time a message is overdue, ``put_off`` how much later than that
-    the sweep may look at it again.
+    maintenance may enqueue it again.
     """
 
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
@@ -65,9 +65,9 @@ class Listing:
         before: UUID | None = None,
         oldest_first: bool = False,
     ) -> Iterator[list[Message]]:
-        """Yield what is selected, newest first, in pages of at most ``size``; some may be empty.
+        """Yield the selected messages, newest first, in pages of at most ``size``.
 
-        Only ids behind ``after`` in that order, and smaller than ``before``.
+        Pages may be empty. Only ids behind ``after`` in that order, and smaller than ``before``.
         """
         tables = self._tables
         messages = tables.messages
@@ -80,14 +80,14 @@ class Listing:
             # By an expression, or the primary key would be read in its order until enough is found.
             by = func.coalesce(messages.c.id, messages.c.id)
         start = after or wanted.made_after if oldest_first else after
-        place, end, is_last = start, None, found_by_index
+        cursor, end, is_last = start, None, found_by_index
         while True:
             if end is None and not is_last:
                 end = self._edge(
-                    place, before, wanted.made_after, oldest_first=oldest_first, many=_EXAMINED
+                    cursor, before, wanted.made_after, oldest_first=oldest_first, many=_EXAMINED
                 )
                 is_last = end is None
-            stretch = _between(place, end, by=messages.c.id, oldest_first=oldest_first)
+            stretch = _between(cursor, end, by=messages.c.id, oldest_first=oldest_first)
             first = (
                 select(messages.c.id)
                 .where(*where, *stretch)
@@ -103,14 +103,14 @@ class Listing:
             found = [to_message(row) for row in self._database.read(query)]
             yield found
             if len(found) == size:
-                place = found[-1].id
+                cursor = found[-1].id
             elif end is None:
                 return
             else:
-                place, end = end, None
+                cursor, end = end, None
 
     def page(self, wanted: Selection, *, after: UUID | None, at_most: int) -> Page:
-        """Return at most so many of what is selected, newest first, from behind ``after`` on."""
+        """Return at most so many selected messages, newest first, from behind ``after`` on."""
         found: list[Message] = []
         for some in self.pages(wanted, size=at_most + 1, after=after):
             found += some
@@ -119,23 +119,23 @@ class Listing:
         return Page(messages=tuple(found), after=None)
 
     def count(self, wanted: Selection) -> int:
-        """Return how many messages are selected; what changes meanwhile may be missed."""
+        """Return how many messages are selected; concurrent changes may be missed."""
         messages = self._tables.messages
         where = self._conditions(wanted)
         counted = select(func.count()).select_from(messages)
         if _is_found_by_index(wanted):
             return int(self._database.read(counted.where(*where))[0][0])
-        total, place = 0, wanted.made_after
+        total, cursor = 0, wanted.made_after
         while True:
-            end = self._edge(place, None, None, oldest_first=True, many=_COUNTED)
-            stretch = _between(place, end, by=messages.c.id, oldest_first=True)
+            end = self._edge(cursor, None, None, oldest_first=True, many=_COUNTED)
+            stretch = _between(cursor, end, by=messages.c.id, oldest_first=True)
             total += int(self._database.read(counted.where(*where, *stretch))[0][0])
             if end is None:
                 return total
-            place = end
+            cursor = end
 
     def traced(self, message_id: UUID) -> Traced:
-        """Return a message, its tries, and who has it. Raises MessageNotFound."""
+        """Return a message, its attempts and its claim. Raises MessageNotFound."""
         tables = self._tables
         messages = tables.messages
         attempts = tables.attempts
@@ -164,7 +164,7 @@ class Listing:
 
     def _edge(
         self,
-        place: UUID | None,
+        cursor: UUID | None,
         before: UUID | None,
         made_after: UUID | None,
         *,
@@ -175,7 +175,7 @@ class Listing:
         messages = self._tables.messages
         query = (
             select(messages.c.id)
-            .where(*_between(place, None, by=messages.c.id, oldest_first=oldest_first))
+            .where(*_between(cursor, None, by=messages.c.id, oldest_first=oldest_first))
             .order_by(_order(messages.c.id, oldest_first=oldest_first))
             .offset(many - 1)
             .limit(1)
@@ -212,8 +212,8 @@ class Listing:
         status = Status.SCHEDULED if wanted.overdue else wanted.status
         if status is not None:
             where.append(is_plainly(tables, status))
-        # Said twice, so that the index of claims is found: what is being sent has one, and what is
-        # held has none, by which MariaDB finds it.
+        # Redundant, so that the index of claims is used: a message that is being sent has a
+        # claim; a held one has none, by which MariaDB finds it.
         if wanted.status is Status.SENDING:
             where.append(messages.c.claim_expires_at > from_ms(0))
         if wanted.status is Status.HELD:
@@ -233,10 +233,10 @@ def is_plainly(tables: Tables, status: Status) -> ColumnElement[bool]:
 
 
 def overdue_since(tables: Tables, late: float, put_off: float) -> list[ColumnElement[bool]]:
-    """Return the conditions that what is scheduled was due ``late`` seconds ago.
+    """Return the conditions that a scheduled message was due ``late`` seconds ago.
 
-    The sweep looks at nothing that is due later than ``put_off`` seconds from now: that is for
-    the index.
+    Maintenance enqueues it again at most ``put_off`` seconds from now: by this condition the index
+    finds it.
     """
     messages = tables.messages
     now = database_now()
@@ -267,12 +267,12 @@ def _order(by: ColumnElement[UUID], *, oldest_first: bool) -> ColumnElement[Any]
 
 
 def _between(
-    place: UUID | None, end: UUID | None, *, by: ColumnElement[UUID], oldest_first: bool
+    cursor: UUID | None, end: UUID | None, *, by: ColumnElement[UUID], oldest_first: bool
 ) -> list[ColumnElement[bool]]:
-    """Return the conditions that an id lies behind ``place``, and not behind ``end``."""
+    """Return the conditions that an id lies behind ``cursor``, and not behind ``end``."""
     found = []
-    if place is not None:
-        found.append(by > place if oldest_first else by < place)
+    if cursor is not None:
+        found.append(by > cursor if oldest_first else by < cursor)
     if end is not None:
         found.append(by <= end if oldest_first else by >= end)
     return found

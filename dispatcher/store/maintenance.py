@@ -35,7 +35,13 @@ from dispatcher.store.changes import Changes
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.orphans import Settled, give_up
-from dispatcher.store.places import Kept, Place, Taken, kept_columns, place_columns
+from dispatcher.store.reservations import (
+    PermitRow,
+    ReservationRow,
+    ReservedTime,
+    reservation_columns,
+    time_columns,
+)
 from dispatcher.store.schema import Tables
 from dispatcher.times.send_time import to_ms
 
@@ -48,8 +54,8 @@ NOT_BEGUN = "not sent: before its send began, its worker died or could not put i
 class Due(NamedTuple):
     """A message to enqueue.
 
-    ``is_suspect``: its last worker died with it. ``is_first``: it is due at its promised time, not
-    at that of a retry or after a snooze.
+    ``is_suspect``: its last worker died while it had it. ``is_first``: it is due at its send time,
+    not at that of a retry or after a snooze.
     """
 
     message_id: UUID
@@ -60,7 +66,7 @@ class Due(NamedTuple):
 
 
 class Rescued(NamedTuple):
-    """A message whose claim ran out, and what has become of it."""
+    """A message whose claim ran out, and its new status."""
 
     message_id: UUID
     channel: str
@@ -71,8 +77,8 @@ class Rescued(NamedTuple):
 class Unbegun(NamedTuple):
     """A message whose worker died before it began to send it, and the claim.
 
-    ``counts``: so did the worker before, so that the message may be what kills them. Then the
-    attempt counts, as one that failed; ``status`` is what becomes of the message by that.
+    ``counts``: the worker before died too, so the message may be the cause. Then the attempt
+    counts, as a failed one; ``status`` is the status of the message after that.
     """
 
     message_id: UUID
@@ -87,7 +93,7 @@ class Unbegun(NamedTuple):
 class StoreUpkeep:
     """The statements of periodic maintenance. Any number of sweeps may run side by side.
 
-    What ``leaves`` describes is not handed to Celery.
+    Messages to which ``leaves`` applies are not enqueued.
     """
 
     def __init__(self, database: Database, *, leaves: ColumnElement[bool] | None = None) -> None:
@@ -101,8 +107,8 @@ class StoreUpkeep:
     def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
         """Return messages whose time to be enqueued has come, soonest first.
 
-        Each is returned again ``grace`` after it is due if nobody has claimed it by then: its
-        task was lost.
+        Each is returned again ``grace`` after it is due if it is not claimed by then: its task was
+        lost.
         """
         messages = self._tables.messages
         now = database_now()
@@ -121,22 +127,22 @@ class StoreUpkeep:
         put_off = update(messages).values(
             enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now
         )
-        told = (
+        columns = (
             messages.c.id,
             messages.c.channel,
             messages.c.next_attempt_at,
             self._is_suspect,
             messages.c.next_attempt_at == messages.c.send_at,
         )
-        rows = self._database.update_returning(wanted, put_off, *told)
+        rows = self._database.update_returning(wanted, put_off, *columns)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
     def rescue(self, *, at_most: int) -> list[Rescued]:
-        """End the claims that have run out; return whose.
+        """End the claims that have run out; return their messages.
 
-        What the attempt did is unknown: its worker may have been anywhere between claim and
-        record. Such a message is held where it says so; else it is due again at once, unless its
-        tries or its time are used up. ``next_attempt_at`` tells since when.
+        The outcome of the attempt is unknown: its worker may have died anywhere between claim and
+        record. A message whose ``on_unknown`` is ``hold`` is held; another is due again at once,
+        unless its attempts or its time are used up. ``next_attempt_at`` becomes the present.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
@@ -191,7 +197,7 @@ class StoreUpkeep:
         return self._database.transact(work)
 
     def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
-        """Return what the claim with this mark holds of these, of which none was sent."""
+        """Return those of these messages that the claim with this mark has; none was sent."""
         messages = self._tables.messages
         is_last = messages.c.attempt_count >= messages.c.max_attempts
         query = (
@@ -225,16 +231,16 @@ class StoreUpkeep:
         ]
 
     def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
-        """Put back what no worker has begun to send.
+        """Put back messages that no worker has begun to send.
 
-        Each is due as it was, and no attempt counts; those whose attempt counts are due ``wait``
-        from now, or fail after their last.
+        Each is due as before, and no attempt counts; those whose attempt counts are due ``wait``
+        from now, or fail after their last attempt.
         """
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds()}
-        said = {"error": NOT_BEGUN, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
+        values = {"error": NOT_BEGUN, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
         uncounted, again, failed = (
             [
-                said | {"id": each.message_id, "token": each.token}
+                values | {"id": each.message_id, "token": each.token}
                 for each in unbegun
                 if (each.counts, each.status) == kind
             ]
@@ -257,7 +263,7 @@ class StoreUpkeep:
     def prune(self, *, older_than: timedelta, at_most: int) -> int:
         """Delete messages that ended longer ago than that; return how many.
 
-        Not those of which somebody is yet to be told.
+        Not those whose last status is not reported to their status URL yet.
         """
         tables = self._tables
         messages = tables.messages
@@ -265,7 +271,7 @@ class StoreUpkeep:
             select(messages.c.id)
             .where(
                 messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
-                ~and_(tables.holds_no_place, messages.c.reserved),
+                ~and_(tables.holds_no_reservation, messages.c.reserved),
                 or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
             )
             .order_by(messages.c.finished_at)
@@ -276,20 +282,20 @@ class StoreUpkeep:
         fault("prune.after_batch")
         return len(deleted)
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
-        """Return the promised times of those of the messages that hold a reservation."""
-        rows = self._database.read(self._holding(kept_columns(self._tables), message_ids))
-        return {row.id: Kept(row.send_at, row.move_token) for row in rows}
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
+        """Return the send times of those of the messages that hold a reservation."""
+        rows = self._database.read(self._holding(time_columns(self._tables), message_ids))
+        return {row.id: ReservedTime(row.send_at, row.move_token) for row in rows}
 
-    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+    def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
         """Return the reservations of those of the messages that hold one."""
-        rows = self._database.read(self._holding(place_columns(self._tables), message_ids))
-        return [Place._make(row) for row in rows]
+        rows = self._database.read(self._holding(reservation_columns(self._tables), message_ids))
+        return [ReservationRow._make(row) for row in rows]
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Let no move of these take effect that has begun by now; return of which that is so.
+        """Bar moves of these messages that have begun by now; return the messages so barred.
 
-        Left out are those that are not stored, and those that somebody is changing.
+        Not those that are not stored, and those that another transaction is changing.
         """
         messages = self._tables.messages
         wanted = (
@@ -302,36 +308,36 @@ class StoreUpkeep:
         return {row.id for row in rows}
 
     def give_up(self, message_ids: Sequence[UUID]) -> Settled:
-        """Let none of these messages be stored from now on, and say how they stand."""
+        """Prevent these messages from being stored from now on; return their state."""
         return give_up(self._database, message_ids)
 
-    def unreleased(self, *, at_most: int) -> list[Place]:
-        """Return messages that ended, or were taken back, and whose place may still be taken."""
+    def unreleased(self, *, at_most: int) -> list[ReservationRow]:
+        """Return messages that ended, or were taken back, and may still have a reservation."""
         tables = self._tables
         messages = tables.messages
         query = (
-            select(*place_columns(tables))
-            .where(tables.holds_no_place, messages.c.reserved == true())
+            select(*reservation_columns(tables))
+            .where(tables.holds_no_reservation, messages.c.reserved == true())
             .order_by(messages.c.id)
             .limit(at_most)
         )
-        return [Place._make(row) for row in self._database.read(query)]
+        return [ReservationRow._make(row) for row in self._database.read(query)]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
-        """Note that the places of these messages are free."""
+        """Note that the reservations of these messages are released."""
         messages = self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
         statement = update(messages).where(these).values(reserved=false())
         self._database.execute(statement)
 
-    def places(
+    def reservations(
         self,
         *,
         memory: timedelta,
         batch: int,
         created: tuple[datetime, datetime] | None = None,
-    ) -> Iterator[list[Place]]:
-        """Yield all reservations that still matter: times from ``memory`` ago on.
+    ) -> Iterator[list[ReservationRow]]:
+        """Yield all reservations that still count: times from ``memory`` ago on.
 
         With ``created``, only of messages whose ids were made between those two instants. The next
         page is read while the caller works on one: at most two are in memory.
@@ -339,15 +345,15 @@ class StoreUpkeep:
         tables = self._tables
         messages = tables.messages
         by_id = messages.c.id
-        query = select(*place_columns(tables)).where(*_holding_since(tables, memory))
+        query = select(*reservation_columns(tables)).where(*_holding_since(tables, memory))
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
         pages = self._pages(query.order_by(by_id), (by_id,), batch, lambda row: (row.id,))
-        return _ahead([Place._make(row) for row in page] for page in pages)
+        return _ahead([ReservationRow._make(row) for row in page] for page in pages)
 
-    def count_places(self, *, memory: timedelta) -> int:
-        """Return how many reservations :meth:`places` would yield now."""
+    def count_reservations(self, *, memory: timedelta) -> int:
+        """Return how many reservations :meth:`reservations` would yield now."""
         messages = self._tables.messages
         query = (
             select(func.count()).select_from(messages).where(*_holding_since(self._tables, memory))
@@ -355,10 +361,10 @@ class StoreUpkeep:
         found: int = self._database.read(query)[0][0]
         return found
 
-    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
+    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
         """Yield the permits of all attempts whose send may lie within ``memory``.
 
-        One that ends while this reads may be yielded twice. Reads ahead like :meth:`places`.
+        One that ends while this reads may be yielded twice. Reads ahead like :meth:`reservations`.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
@@ -371,13 +377,13 @@ class StoreUpkeep:
             func.coalesce(attempts.c.finished_at, messages.c.claim_expires_at, now).label("end"),
             now.label("now"),
         ).join(messages, messages.c.id == attempts.c.message_id)
-        place: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
-        under_way = query.where(attempts.c.finished_at.is_(None)).order_by(*place)
+        key: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
+        under_way = query.where(attempts.c.finished_at.is_(None)).order_by(*key)
         recent = attempts.c.finished_at > later(now, -memory.total_seconds())
-        at = (attempts.c.finished_at, *place)
+        at = (attempts.c.finished_at, *key)
         ended = query.where(recent).order_by(*at)
         rows = chain(
-            self._pages(under_way, place, batch, lambda row: (row.message_id, row.token)),
+            self._pages(under_way, key, batch, lambda row: (row.message_id, row.token)),
             self._pages(ended, at, batch, lambda row: (row.end, row.message_id, row.token)),
         )
         return _ahead([_taken(row) for row in page] for page in rows)
@@ -385,7 +391,7 @@ class StoreUpkeep:
     def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
         """Return how long ago attempts ended, by message and token; None for one under way.
 
-        One whose claim was put back is not there.
+        Without those whose claim was put back.
         """
         attempts = self._tables.attempts
         query = select(
@@ -400,34 +406,34 @@ class StoreUpkeep:
         }
 
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
-        """Yield the messages that are past their send time and wait, without a try of their claim.
+        """Yield snoozed messages: past their send time, due later, no attempt of their claim.
 
-        They were put back by a limit, for a silent destination, or by a worker that ended. Not
-        those that wait for another try: their providers may have asked for that.
+        A limit, a silent destination or a worker that ended has put them back. Not those that wait
+        for a retry: their providers may have asked for that.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
         was_tried = exists().where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
         )
-        place: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
+        key: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
         query = (
-            select(*place)
+            select(*key)
             .where(
                 messages.c.status == Status.SCHEDULED.value,
                 messages.c.send_at <= now,
                 messages.c.next_attempt_at > now,
                 ~was_tried,
             )
-            .order_by(*place)
+            .order_by(*key)
         )
-        for page in self._pages(query, place, batch, lambda row: (row.enqueue_at, row.id)):
+        for page in self._pages(query, key, batch, lambda row: (row.enqueue_at, row.id)):
             yield [row.id for row in page]
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Let those of the messages that were snoozed be due and enqueued now; return which come.
+        """Make snoozed messages due now; return those that are due or being sent after that.
 
-        Also those that are due or being sent already; none whose promised time is to come.
+        Maintenance enqueues them. A message whose send time is to come stays as it is.
         """
         now, messages = database_now(), self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
@@ -452,9 +458,9 @@ class StoreUpkeep:
     def _pages(
         self,
         query: Select[Any],
-        place: tuple[Column[Any], ...],
+        key: tuple[Column[Any], ...],
         batch: int,
-        place_of: Callable[[Row[Any]], tuple[Any, ...]],
+        key_of: Callable[[Row[Any]], tuple[Any, ...]],
     ) -> Iterator[Sequence[Row[Any]]]:
         page = query.limit(batch)
         while True:
@@ -465,22 +471,22 @@ class StoreUpkeep:
                 return
             first, *more = last = [
                 literal(value, column.type)
-                for column, value in zip(place, place_of(rows[-1]), strict=True)
+                for column, value in zip(key, key_of(rows[-1]), strict=True)
             ]
-            behind = [place[0] > first]
-            if more:  # said twice: MariaDB finds no place in an index by a tuple
-                behind = [place[0] >= first, tuple_(*place) > tuple_(*last)]
+            behind = [key[0] > first]
+            if more:  # redundant: MariaDB does not seek in an index by a tuple
+                behind = [key[0] >= first, tuple_(*key) > tuple_(*last)]
             page = query.where(*behind).limit(batch)
 
     def _holding(
         self, columns: tuple[Column[Any], ...], message_ids: Sequence[UUID]
     ) -> Select[Any]:
         these = self._database.one_of(self._tables.messages.c.id, message_ids)
-        return select(*columns).where(these, ~self._tables.holds_no_place)
+        return select(*columns).where(these, ~self._tables.holds_no_reservation)
 
 
 def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
-    """Yield the pages, and let a thread read the next one meanwhile."""
+    """Yield the pages; a thread reads the next one meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, pages, None)
         while (page := coming.result()) is not None:
@@ -488,8 +494,8 @@ def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
             yield page
 
 
-def _taken(row: Row[Any]) -> Taken:
-    return Taken(
+def _taken(row: Row[Any]) -> PermitRow:
+    return PermitRow(
         row.message_id,
         row.token,
         row.scope,
@@ -502,7 +508,11 @@ def _taken(row: Row[Any]) -> Taken:
 def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
     messages = tables.messages
     earliest = later(database_now(), -memory.total_seconds())
-    return messages.c.reserved == true(), ~tables.holds_no_place, messages.c.send_at > earliest
+    return (
+        messages.c.reserved == true(),
+        ~tables.holds_no_reservation,
+        messages.c.send_at > earliest,
+    )
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -48,9 +48,10 @@ _ADD_TRIES = 3
 
 
 class NewTime(NamedTuple):
-    """What a move writes into the row of a message that was ``found`` so.
+    """The values that a move writes into the row of the message that was ``found``.
 
-    ``zone`` is what ``send_at`` was judged by; the next try is at ``next_attempt_at``.
+    ``zone`` is the zone by which ``send_at`` was judged; the next attempt is at
+    ``next_attempt_at``.
     """
 
     found: Movable
@@ -89,16 +90,15 @@ class Messages:
         body_json: str | None = None,
         status_url: str | None = None,
     ) -> Message:
-        """Store ``message`` and return what is stored. ``body_json`` is its body, if at hand.
+        """Store ``message`` and return the stored message.
 
-        ``status_url`` is told what becomes of it.
-
-        That is another message when its idempotency key was there before. It is ``message`` itself
-        where this call stored it, or perhaps did. When the line breaks
+        ``body_json`` is its body, if already encoded; ``status_url`` receives status webhooks.
+        It returns another message where that has the idempotency key, and ``message`` itself where
+        this call stored it, or perhaps did. When the connection breaks,
         the insert is run again, which does nothing if the first one was done; so the answer is
         read back from state. Raises StoreUnavailable when nothing was stored, Suppressed when its
-        recipient has opted out, GivenUp when its place was given back before, OutcomeUnknown when
-        that cannot be found out.
+        recipient has opted out, GivenUp when its reservation was released before, OutcomeUnknown
+        when it is not known whether it was stored.
         """
         unknown = False
         if self._insert_directly is not None:
@@ -143,7 +143,7 @@ class Messages:
         return None
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
-        """Return the tries of a message, first one first."""
+        """Return the attempts of a message, first one first."""
         attempts = self._tables.attempts
         query = (
             select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
@@ -151,7 +151,7 @@ class Messages:
         return [to_attempt(row) for row in self._database.read(query)]
 
     def movable(self, message_id: UUID) -> Movable:
-        """Return a message with what its move is to be guarded by. Raises MessageNotFound."""
+        """Return a message with the guard of its move. Raises MessageNotFound."""
         found = self.movables([message_id]).get(message_id)
         if found is None:
             raise MessageNotFound(message_id)
@@ -170,18 +170,18 @@ class Messages:
         return [to_message(row) for row in self._database.read(query)]
 
     def cancel(self, message_id: UUID) -> Message:
-        """Cancel a message if it is still scheduled; return it as it now stands.
+        """Cancel a message if it is still scheduled; return it as it now is.
 
-        Raises MessageNotFound. The caller reads from the status whether it is cancelled.
+        Raises MessageNotFound. Its status says whether it is cancelled.
         """
         these = self._tables.messages.c.id == message_id
         return changed(self._database, message_id, cancellation(self._tables, these))
 
     def move(self, moves: Sequence[NewTime], *, within: timedelta) -> dict[UUID, Movable]:
-        """Give messages other times, each if nobody moved it since it was found, or barred that.
+        """Give messages other times, each unless its move token has changed since it was read.
 
-        And no later than ``within`` after that: its place is held for no longer. Return those that
-        are stored as they now stand. All are changed in one transaction.
+        And no later than ``within`` after it was read: its new time is held for no longer. Return
+        those that are stored, as they now are. All are changed in one transaction.
         """
         rows: list[dict[str, Any]] = [
             {
@@ -203,7 +203,7 @@ class Messages:
         return select(*movable_columns(tables)).where(these, tables.is_message)
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
-        """Give a message another body if it is still scheduled; return it as it now stands.
+        """Give a message another body if it is still scheduled; return it as it now is.
 
         Raises MessageNotFound.
         """
@@ -217,13 +217,12 @@ class Messages:
         return changed(self._database, message_id, statement)
 
     def take_back(self, message: Message) -> bool:
-        """Take a message out of the schedule that lost its reservation while it was stored.
+        """Take back a message that lost its reservation while it was stored.
 
-        Return whether that is so; it is not once the message was claimed. Without an idempotency
-        key its submit alone knows of it, so the row is no message any more, and keeps no recipient,
-        body or trace. With a key a duplicate
-        submit may have returned it, so it is cancelled, and the key is free for the next submit.
-        The sweep gives the reservation back.
+        Return whether it was taken back; it is not once it was claimed. Without an idempotency key
+        no other call has returned it, so its row becomes void, without recipient, body and trace.
+        With a key a duplicate submit may have returned it, so it is cancelled, and the key is free
+        for the next submit. Reconcile releases the reservation.
         """
         tables = self._tables
         messages = tables.messages
@@ -245,7 +244,7 @@ class Messages:
         return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
-        """Let maintenance enqueue these at its next turn, because their tasks are lost."""
+        """Let maintenance enqueue these at its next run, because their tasks are lost."""
         tables = self._tables
         messages = tables.messages
         statement = (
@@ -310,7 +309,7 @@ def cancellation(
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
-    """Change one message, if its guard allows it; return it as it now stands.
+    """Change one message, if its guard allows it; return it as it now is.
 
     Raises MessageNotFound.
     """
@@ -325,9 +324,9 @@ def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
 
 
 def moved(database: Database) -> Change:
-    """Return the change of a time, if nobody moved it since its token was read, or barred that.
+    """Return the change of a time, unless the move token has changed since it was read.
 
-    Maintenance looks at it before it is due, unless the caller enqueues it.
+    Maintenance enqueues the message before it is due, unless the caller does.
     """
     tables = database.tables
     messages = tables.messages

@@ -1,7 +1,6 @@
 """Brings a database to the schema this version needs.
 
-Alembic is imported where it is used: it brings a hundred modules along, and those who submit, look
-or tick never need them.
+Alembic is imported where it is used: it imports a hundred modules, which only migrations need.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _LOCATIONS = (_PACKAGE / "migrations", _PACKAGE.parent / "migrations")
 
 
 class Obstacle(NamedTuple):
-    """What is in the way of the first migration, and what to do about it."""
+    """What blocks the first migration, and the remedy."""
 
     found: str
     remedy: str
 
 
 class SchemaStanding(NamedTuple):
-    """How a database stands to the migrations of this version.
+    """The state of a database's migrations.
 
     ``revision`` is the one it has, None without one; ``missing`` are those it lacks, the first one
     first. ``is_known`` is false where the revision belongs to another version.
@@ -52,7 +51,7 @@ class SchemaStanding(NamedTuple):
 def migrate(database: Database) -> str:
     """Run all migrations that are missing; return the revision the database then has.
 
-    Safe to run any number of times and side by side. Raises StoreUnavailable, which says what to do
+    Safe to run any number of times and side by side. Raises StoreUnavailable, with a remedy
     where the database has tables in the way or is at a revision of a later version.
     """
     from alembic import command  # noqa: PLC0415 - see above
@@ -78,7 +77,7 @@ def migrate(database: Database) -> str:
 
 
 def schema_standing(database: Database) -> SchemaStanding:
-    """Tell which migrations a database lacks. Changes nothing. Raises StoreUnavailable."""
+    """Return which migrations a database lacks. Changes nothing. Raises StoreUnavailable."""
     from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
     from alembic.script import ScriptDirectory  # noqa: PLC0415
     from alembic.script.revision import RevisionError  # noqa: PLC0415
@@ -101,7 +100,7 @@ def schema_standing(database: Database) -> SchemaStanding:
 
 
 def options(tables: Tables) -> dict[str, Any]:
-    """Return what Alembic is told, so that it sees these tables and no others."""
+    """Return the options with which Alembic sees these tables and no others."""
 
     def is_ours(name: str | None, kind: str, _parents: object) -> bool:
         if kind == "schema":
@@ -117,8 +116,8 @@ def options(tables: Tables) -> dict[str, Any]:
     }
 
 
-def refuse_what_is_in_the_way(connection: Connection, tables: Tables) -> None:
-    """Raise StoreUnavailable where no migration can begin; it says why, and what to do."""
+def check_obstacle(connection: Connection, tables: Tables) -> None:
+    """Raise StoreUnavailable, with the reason and a remedy, where no migration can begin."""
     found = obstacle_of(connection, tables)
     if found is not None:
         raise StoreUnavailable(f"{found.found}; {found.remedy}", refused=True)

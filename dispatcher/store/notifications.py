@@ -1,4 +1,4 @@
-"""Status messages: what is added for each message of which somebody is yet to be told."""
+"""Status messages: they report the statuses of messages to their status URLs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHOWN = (
 
 
 class Reason(StrEnum):
-    """Why a message stands as it does, as receivers are told. docs/status-webhooks.md says more."""
+    """Why a message has its status, as receivers read it. See docs/status-webhooks.md."""
 
     REFUSED = "refused"
     ATTEMPTS_USED_UP = "attempts_used_up"
@@ -48,10 +48,10 @@ class Reason(StrEnum):
 
 
 class Notifications:
-    """The store's half of telling. Any number of sweeps may run side by side.
+    """The statements of ``notify``. Any number of sweeps may run side by side.
 
-    Status messages go on ``channel``, each tried up to ``max_attempts`` times. With
-    ``tells_errors`` they tell ``last_error``, too.
+    Status messages go to ``channel``, each with up to ``max_attempts`` attempts. With
+    ``tells_errors`` they include ``last_error``.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Notifications:
         self._tables = database.tables
         self._is_untold, self._order = database.backend.untold(database.tables)
         now = database_now()
-        # It has no place that could be freed, and its try is repeated whatever the channel says:
-        # who is told twice knows it by the id.
+        # It has no reservation. After an unknown outcome it is retried whatever its channel says:
+        # receivers know a repeated report by its id.
         self._add = insert(self._tables.messages).values(
             channel=channel, scope=NOBODY, send_at=now, next_attempt_at=now, enqueue_at=now,
             created_at=now, status=Status.SCHEDULED.value, attempt_count=0,
@@ -78,8 +78,8 @@ class Notifications:
     def tell(self, *, at_most: int) -> list[UUID]:
         """Add a status message for each of so many messages; return the ids of those added.
 
-        What is told is noted in the same transaction. Should a status message be there already,
-        it is the same one.
+        The reported status is noted in the same transaction. A status message that exists already
+        is the same one.
         """
         messages = self._tables.messages
         wanted: Select[Any] = (
@@ -120,7 +120,7 @@ class Notifications:
         return self._database.transact(work)
 
     def _outcomes(self, connection: Connection, ids: list[UUID]) -> dict[UUID, str]:
-        """Return what came of the last attempts of these messages."""
+        """Return the outcomes of the last attempts of these messages."""
         attempts = self._tables.attempts
         query = (
             select(attempts.c.message_id, attempts.c.outcome)
@@ -133,21 +133,21 @@ class Notifications:
 
 
 def _id(row: Row[Any]) -> UUID:
-    """Return the id of the status message that tells what a row says, the same each time.
+    """Return the id of the status message for the status of a row, the same each time.
 
     Its first bits are those of the message's id, its time: ids stay in the order of submits, and
     both rows lie near each other.
     """
-    said = f"{row.id} {row.status} {row.claim_token}".encode()
-    digest = int.from_bytes(hashlib.blake2b(said, digest_size=10).digest(), "big")
+    source = f"{row.id} {row.status} {row.claim_token}".encode()
+    digest = int.from_bytes(hashlib.blake2b(source, digest_size=10).digest(), "big")
     free = digest & ~(0xF << 76) & ~(0b11 << 62)
     return UUID(int=row.id.int >> 80 << 80 | _VERSION | _VARIANT | free)
 
 
 def _body(row: Row[Any], outcome: str | None, *, tells_errors: bool) -> Body:
-    """Return what is told: neither the body nor the recipient of the message.
+    """Return the report: neither the body nor the recipient of the message.
 
-    Nor what a provider wrote, unless that is asked for: it may quote both.
+    Nor the text of a provider, unless ``tells_errors``: it may quote both.
     """
     if row.status == Status.SENT.value:  # perhaps by an attempt that was not the last
         outcome = Outcome.SENT.value

@@ -1,8 +1,8 @@
-"""Orphans: reservations whose message is not stored, and never will be once they are given back.
+"""Orphans: reservations whose message is not stored, and must not be once they are released.
 
-Its submit may be frozen between reservation and INSERT. So the id is taken first, by a row that is
-no message: the primary key then refuses the late INSERT, on whatever way it comes. Where an INSERT
-is under way the database waits for its end, and the message is found.
+Its submit may be frozen between reservation and INSERT. So the id is taken first, by a void row:
+the primary key then refuses any late INSERT. Where an INSERT is under way the database waits for
+its end, and the message is found.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sqlalchemy import Connection, select
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now
-from dispatcher.store.places import Kept, kept_columns
+from dispatcher.store.reservations import ReservedTime, time_columns
 from dispatcher.store.schema import VOID
 
 log = logging.getLogger(__name__)
 
 _MOST_FAILURES = 5
-"""After which the others wait for the next sweep."""
+"""After so many failures the others wait for the next sweep."""
 
 
 class GivenUp(StoreUnavailable):
-    """The place was given back before the message was stored, which nobody can do any more."""
+    """The reservation was released before the message was stored: it cannot be stored any more."""
 
     def __init__(self) -> None:
-        super().__init__("storing it took longer than its place was kept", refused=True)
+        super().__init__("storing it took longer than its reservation lasted", refused=True)
 
 
 _NOW = database_now()
@@ -44,35 +44,39 @@ _NOTHING: dict[str, Any] = {
 
 
 class Settled(NamedTuple):
-    """What came of it.
+    """The state of messages after :func:`give_up`.
 
-    ``holding``: messages that hold a place. ``void``: what is never stored.
-    ``under_way``: what some transaction is perhaps still storing.
+    ``holding``: messages that hold a reservation. ``void``: messages that can never be stored.
+    ``under_way``: messages that another transaction may still be storing.
     """
 
-    holding: dict[UUID, Kept]
+    holding: dict[UUID, ReservedTime]
     void: set[UUID]
     under_way: set[UUID]
 
 
 def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
-    """Let none of these be stored from now on, and say how they stand. Raises StoreUnavailable."""
+    """Prevent these from being stored from now on; return their state. Raises StoreUnavailable."""
     tables = database.tables
     messages = tables.messages
-    ordered = sorted(message_ids)  # as others take them, so that no two wait for each other
+    ordered = sorted(message_ids)  # in the same order everywhere, so that no two deadlock
     try:
         database.transact(lambda connection: _take(database, connection, ordered))
     except StoreUnavailable as error:
-        log.warning("could not settle %d reservations together: %s", len(ordered), error)
+        log.warning(
+            "could not settle %d reservations together, settling each alone: %s",
+            len(ordered),
+            error,
+        )
         if not database.backend.has_one_writer:
             _take_singly(database, ordered)
     query = select(
-        *kept_columns(tables), messages.c.status, tables.holds_no_place.label("ended")
+        *time_columns(tables), messages.c.status, tables.holds_no_reservation.label("ended")
     ).where(database.one_of(messages.c.id, ordered))
     rows = database.read(query)
     void = {row.id for row in rows if row.status == VOID}
     holding = {
-        row.id: Kept(row.send_at, row.move_token)
+        row.id: ReservedTime(row.send_at, row.move_token)
         for row in rows
         if not row.ended and row.id not in void
     }
@@ -80,16 +84,19 @@ def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
 
 
 def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
-    """Take what can be taken, in an order that lets everyone have a turn when it comes again.
+    """Take the ids that can be taken, in random order, so that each has its turn in some sweep.
 
-    One transaction may be storing a thousand of them, and each is waited for.
+    One transaction may be storing a thousand of them, and each of these waits for it.
     """
     failures = 0
     for message_id in random.sample(message_ids, len(message_ids)):
         try:
             database.transact(partial(_take, database, message_ids=[message_id]))
         except StoreUnavailable as error:
-            log.warning("could not settle the reservation of message %s: %s", message_id, error)
+            log.warning(
+                "could not settle the reservation of message %s; the next sweep will: %s",
+                message_id, error,
+            )  # fmt: skip
             failures += 1
             if failures == _MOST_FAILURES:
                 return

@@ -1,8 +1,8 @@
-"""Storing messages in a transaction of the caller's, and noticing how it ended.
+"""Store messages in a transaction of the caller's, and notice how it ends.
 
 SQLAlchemy tells a connection's listeners that a COMMIT is about to be sent, never that it is done.
 So the end is noticed where the connection goes back to its pool, which a Session does at the end of
-each transaction, or begins another transaction; and what came of it is read from the store.
+each transaction, or begins another transaction; and its result is read from the store.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dispatcher.store.schema import AS_NAMED, Tables
 from dispatcher.store.suppressions import is_suppressed
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session  # who passes one has imported it; others need not
+    from sqlalchemy.orm import Session  # a caller that passes one has imported it; others need not
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Joinable: TypeAlias = "Session | Connection"
-"""What is in a transaction that messages can join."""
+"""An object with a transaction that messages can join."""
 
 _ACCEPTED = "a Session or a Connection of SQLAlchemy"
 
@@ -50,10 +50,10 @@ _listening = Lock()
 class Watch(Generic[T]):
     """One transaction of a caller's, from the first message that joins it to its end.
 
-    ``joined`` is what the use case remembers of each message. ``undone`` tells that a savepoint was
-    rolled back, so that some of the rows may be gone already. ``on_end`` is called once, after the
-    transaction, with what joined it and whether rows that are missing then are missing for good;
-    nothing it raises reaches the caller. It is not called for a connection that was never closed.
+    ``joined`` has one entry of the use case for each message. ``undone``: a savepoint was rolled
+    back, so that some of the rows may be gone already. ``on_end`` is called once, after the
+    transaction, with these entries and whether rows that are missing then are missing for good; its
+    exceptions do not reach the caller. It is not called for a connection that was never closed.
     """
 
     def __init__(self, connection: Connection, on_end: Callable[[Sequence[T], bool], None]) -> None:
@@ -64,11 +64,11 @@ class Watch(Generic[T]):
         self._may_commit = False
 
     def commit_is_sent(self) -> None:
-        """Note that from now on only an answer can tell what the database did."""
+        """Note that from now on only an answer shows whether the database committed."""
         self._may_commit = True
 
     def end(self, *, answered: bool) -> None:
-        """Tell the use case; ``answered`` is False where the line broke."""
+        """Call ``on_end``; ``answered`` is False where the connection broke."""
         if self._connection() is None:
             return  # this is the garbage collector at work, in the midst of anything
         try:
@@ -79,10 +79,10 @@ class Watch(Generic[T]):
 
 
 class JoinedTransaction(Generic[T]):
-    """A transaction of a caller's that is under way, and what is done in it.
+    """A transaction of a caller's that is under way, and the statements that we run in it.
 
-    Whatever fails is undone alone, so that the caller can go on; where the database or the line
-    does not allow that, the caller's next statement says so. Raises StoreUnavailable.
+    A statement that fails is undone alone, so that the caller can go on; where the database or the
+    connection does not allow that, the caller's next statement fails. Raises StoreUnavailable.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class JoinedTransaction(Generic[T]):
         self._was_asked = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
-        """Return the message that has the key, as seen from inside, and its fingerprint."""
+        """Return the message that has the key, as this transaction sees it, and its fingerprint."""
         query = having_key(self._tables, [idempotency_key])
         if self._backend.sees_a_snapshot and self._was_asked:
             # It may be younger than the snapshot; only a lock looks past that.
@@ -114,10 +114,10 @@ class JoinedTransaction(Generic[T]):
         fingerprint: str | None,
         status_url: str | None = None,
     ) -> bool:
-        """Store ``message``; False when its id or its idempotency key was there before.
+        """Store ``message``; False where its id or its idempotency key exists.
 
-        Raises Suppressed where its recipient has opted out. That is asked apart: on MariaDB
-        an INSERT that reads would keep others from opting out until the transaction ends.
+        Raises Suppressed where its recipient has opted out. That is a query of its own: on MariaDB
+        an INSERT with a subquery would block opt-outs until the transaction ends.
         """
         row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
         with self._undone_alone():
@@ -125,12 +125,12 @@ class JoinedTransaction(Generic[T]):
             return self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED)
 
     def check_wanted(self, recipient: str, channel: str) -> None:
-        """Raise Suppressed where a recipient gets nothing on a channel, as seen from inside."""
+        """Raise Suppressed where this transaction sees that a recipient has opted out."""
         with self._undone_alone():
             self._check_wanted(recipient, channel)
 
     def present(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those of the messages that are stored, as seen from inside."""
+        """Return those of the messages that are stored, as this transaction sees them."""
         with self._undone_alone():
             return _present(self._tables, self._connection, message_ids)
 
@@ -150,7 +150,7 @@ class JoinedTransaction(Generic[T]):
         except SQLAlchemyError as error:
             ended = self._backend.ended_by(error)
             if ended is not None:
-                # What the caller wrote is gone, but the next statement would begin anew unseen.
+                # The caller's writes are gone, but its next statement would silently begin anew.
                 self._connection.invalidate()
             # The caller's engine may put our values into its text.
             raise unavailable(ended or error) from None
@@ -271,20 +271,20 @@ def _undoes(connection: Connection, *_: object) -> None:
 
 
 def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
-    """End what was under way on a connection that goes back; ``driver`` is None if it broke."""
+    """End the transactions of a connection that goes back; ``driver`` is None if it broke."""
     watches: list[Watch[Any]] = entry.info.pop(_WATCHES, [])
     for watch in watches:
         watch.end(answered=driver is not None)
 
 
 class _Identity:
-    """Tells other databases from the store's.
+    """Recognises whether a connection is on the store's database.
 
     URLs are not compared: one server has many names. A caller's SQLite is asked for its files, also
     attached ones, PostgreSQL for the name of the database and for the number that its server got
-    when it was set up, MariaDB for host, port and folder instead. What cannot be asked
-    passes, and so does a database of a server whose files are a copy of the store's. Each pool of
-    connections is asked once.
+    when it was set up, MariaDB for host, port and folder instead. Where the
+    question fails the database passes, and so does one of a server whose files are a copy of the
+    store's. Each pool of connections is asked once.
     """
 
     def __init__(self, database: Database) -> None:
@@ -296,7 +296,7 @@ class _Identity:
         self._file = None if file is None else file.absolute()
 
     def differs(self, connection: Connection) -> bool:
-        """Tell whether ``connection``, in a transaction, surely is on another database."""
+        """Return whether ``connection``, in a transaction, certainly is on another database."""
         pool = connection.engine.pool
         with self._lock:
             if pool in self._same:
@@ -317,14 +317,14 @@ class _Identity:
 
     def _location_of_store(self) -> Location:
         if self._file is not None:
-            # Not asked through a connection: the caller's transaction may keep others waiting.
+            # Not through a connection: the caller's transaction may block others.
             return files_of([self._file])
         if self._ours is None:
             self._ours = self._database.run(self._database.backend.location)
         return self._ours
 
     def _asked_alone(self, connection: Connection) -> Location:
-        """Ask so that a caller can go on when the question is refused."""
+        """Ask in a way that the caller can go on when the question fails."""
         backend = self._database.backend
         with nullcontext() if backend.undoes_statements else connection.begin_nested():
             return backend.location(connection)
@@ -364,6 +364,6 @@ def _connection_of(session: object) -> Connection:
 
 
 def _unusable(error: InvalidRequestError) -> InvalidDraft:
-    """Say that the transaction cannot go on."""
+    """Return the error for a transaction that cannot go on."""
     problem = f"has no transaction that could be used ({type(error).__name__})"
     return InvalidDraft("session", problem, "an active one; after an error, roll it back first")

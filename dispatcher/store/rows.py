@@ -24,7 +24,7 @@ WRITTEN = (
 class Addition(NamedTuple):
     """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
 
-    ``status_url`` is told what becomes of it.
+    ``status_url`` receives its status webhooks.
     """
 
     message: Message
@@ -35,10 +35,10 @@ class Addition(NamedTuple):
 
 
 class Movable(NamedTuple):
-    """A message, and what its move is guarded by.
+    """A message, and the guard of its move.
 
-    ``token`` rises whenever its time changes, or moves are barred. It was read at ``read_at``, by
-    the database's clock.
+    ``token`` rises whenever its time changes, or its moves are barred. It was read at ``read_at``,
+    by the database's clock.
     """
 
     message: Message
@@ -49,7 +49,7 @@ class Movable(NamedTuple):
 def to_row(
     message: Message, *, enqueue_at: datetime, fingerprint: str | None, status_url: str | None
 ) -> dict[str, Any]:
-    """Turn a message that nobody has claimed yet into the row that is inserted."""
+    """Turn a new message into the row that is inserted."""
     return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
         "status": message.status.value,
         "enqueue_at": enqueue_at,
@@ -63,9 +63,9 @@ def to_row(
 
 
 def to_values(addition: Addition) -> tuple[Any, ...]:
-    """Turn a new message into what a driver takes for the columns of ``WRITTEN``.
+    """Turn a new message into the values of the columns of ``WRITTEN``.
 
-    For drivers that know instants and UUIDs.
+    For drivers that take instants and UUIDs.
     """
     message, enqueue_at, fingerprint, body_json, status_url = addition
     return (
@@ -88,14 +88,14 @@ def to_message(row: Sequence[Any]) -> Message:
 
 
 def movable_columns(tables: Tables) -> tuple[ColumnElement[Any], ...]:
-    """Return the columns of a message, and what its move is guarded by."""
+    """Return the columns of a :class:`Movable`."""
     return (
         *tables.message_columns, tables.messages.c.move_token, database_now().label("read_at")
     )  # fmt: skip
 
 
 def to_movable(row: Row[Any]) -> Movable:
-    """Turn a row of :func:`movable_columns`, and perhaps more, into what they tell."""
+    """Turn a row of :func:`movable_columns`, and perhaps more, into a :class:`Movable`."""
     return Movable(to_message(row), row.move_token, row.read_at)
 
 
@@ -107,7 +107,7 @@ def to_attempt(row: Row[Any]) -> Attempt:
 
 
 def _told_at_first(status_url: str | None) -> str | None:
-    """Return what stands for the status last told of a new message; None where nobody asked."""
+    """Return the initial ``told`` of a message; None without a status URL."""
     return None if status_url is None else Status.SCHEDULED.value
 
 

@@ -1,7 +1,7 @@
 """The tables. The migrations build them; ``alembic check`` proves that both agree.
 
-They live beside those of an application, so their names come from the settings. Nothing here is
-global but what does not depend on a name.
+They live beside those of an application, so their names come from the settings; only values that
+do not depend on a name are global.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ def _one_of(column: str, values: Iterable[str]) -> str:
 
 
 TOLD_OF = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED, Status.HELD)
-"""The statuses of which who asked is told. ``told`` has the last one, at first ``scheduled``."""
+"""The statuses that are reported to a status URL; ``told`` is the last one, or ``scheduled``."""
 UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
-"""The condition that somebody is yet to be told; where nobody asked, ``told`` is NULL."""
+"""The condition that a report is due; ``told`` is NULL without a status URL."""
 
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored.
 
 Either reconcile took the id before it released the reservation (``orphans.py``), or a submit took
-its message back (:meth:`Messages.take_back`): then scope and scopes tell which place is released.
+its message back (:meth:`Messages.take_back`): its scopes name the reservation to release.
 """
 
 TAKEN_BACK = "its submit was refused: its place was lost while it was stored"
 """The ``last_error`` of a keyed message that its submit took back."""
 
 AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
-"""What a statement is executed with on a connection that may be a caller's.
+"""The execution options of statements on a connection that may be a caller's.
 
 Whatever schemas its engine translates, the tables are those of the settings.
 """
 
 EVERY_CHANNEL = ""
-"""What stands for every channel in a suppression, because a key holds no NULL."""
+"""Every channel, in a suppression: a primary key holds no NULL."""
 
 
 class _Index(NamedTuple):
@@ -81,10 +81,10 @@ class _Index(NamedTuple):
     whole: tuple[str, ...]
 
 
-# What the sweep looks for stays small however many messages are stored. Where a database has no
-# partial indexes they begin with what the condition asks for, or leave out NULL in a range
-# (``whole``). What is held is found there by the index of those that are sent: it has no claim, and
-# every index ends with the id. What is untold is found by that of what is unreleased, so that no
+# The indexes of maintenance stay small however many messages are stored. Where a database has no
+# partial indexes they begin with the columns of the condition, or leave out NULL in a range
+# (``whole``). Held messages are found there by the index of claims: they have none, and every index
+# ends with the id. Messages with a due report are found by the index ``unreleased``, so that no
 # write pays for another one.
 _PARTIAL = (
     _Index("enqueue_at", ("enqueue_at",), "status = 'scheduled'", ("status", "enqueue_at")),
@@ -107,7 +107,7 @@ _PARTIAL = (
 
 
 class Tables:
-    """The tables by their names in one database, and the conditions that every room shares.
+    """The tables by their names in one database, and the conditions that several modules share.
 
     ``prefix`` begins the name of each table, and so those of its constraints and indexes;
     ``schema`` is one of PostgreSQL's, None for the first one of the connection's ``search_path``.
@@ -128,8 +128,8 @@ class Tables:
         self.is_untold: ColumnElement[bool] = literal_column(UNTOLD)
         """The condition of the index of the same name."""
         self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
-        """The value of ``told`` by which a status that was told before is told again."""
-        self.holds_no_place = messages.c.status.in_(
+        """The value of ``told`` after which a status is reported again."""
+        self.holds_no_reservation = messages.c.status.in_(
             [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
         )
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
@@ -138,8 +138,8 @@ class Tables:
     def has_status(self, *statuses: Status) -> ColumnElement[bool]:
         """Return the guard that a row has one of these statuses, for rows found by their id.
 
-        Written so that no index fits it: PostgreSQL would rather read all that are scheduled, when
-        it believes that they are few.
+        Written so that no index fits it: PostgreSQL would read all scheduled messages where it
+        estimates that they are few.
         """
         status = self.messages.c.status.concat("")
         return or_(*(status == each.value for each in statuses))
@@ -147,7 +147,7 @@ class Tables:
     def suppressed(
         self, recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
     ) -> ColumnElement[bool]:
-        """Return the condition that a recipient gets nothing on a channel: two looks at the key."""
+        """Return the condition that a recipient is suppressed on a channel: two key lookups."""
         row = self.suppressions.c
         return (
             exists()

@@ -1,7 +1,7 @@
-"""Who has opted out: of every channel, or of one.
+"""Recipients who have opted out: of every channel, or of one.
 
-Every claim asks this table, so that a message of such a recipient is not sent, however it
-came to be scheduled. What is asked before is there so that callers are told.
+Every claim reads this table, so that a message of such a recipient is not sent, however it was
+scheduled. Submits read it too, so that callers get an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REASON = "its recipient is suppressed"
 class Suppression(NamedTuple):
     """One recipient gets nothing on one channel, or, where that is None, on any.
 
-    ``created_at`` is when that was said, by the database's clock (aware UTC).
+    ``created_at`` is when it was added, by the database's clock (aware UTC).
     """
 
     recipient: str
@@ -41,13 +41,13 @@ class Suppression(NamedTuple):
 
 
 def is_suppressed(tables: Tables, connection: Connection, recipient: str, channel: str) -> bool:
-    """Tell whether a recipient gets nothing on a channel, as this connection sees it."""
+    """Return whether a recipient is suppressed on a channel, as this connection sees it."""
     query = select(tables.suppressed(recipient, channel))
     return bool(connection.scalar(query, execution_options=AS_NAMED))
 
 
 class Suppressions:
-    """Who gets nothing. Every call may be run again. Raises StoreUnavailable."""
+    """The suppressed recipients. Every call may be run again. Raises StoreUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -55,14 +55,14 @@ class Suppressions:
         self._insert = database.backend.insert_if_absent(self._tables.suppressions)
 
     def add(self, recipient: str, channel: str | None) -> None:
-        """Let a recipient get nothing from now on; who did not before keeps the earlier time."""
+        """Suppress a recipient from now on; one that is already suppressed keeps its time."""
         backend = self._database.backend
         insert = self._insert.values(created_at=database_now())
         row = {"recipient": recipient, "channel": channel or EVERY_CHANNEL}
         self._database.run(lambda connection: backend.is_inserted(connection, insert, row))
 
     def remove(self, recipient: str, channel: str | None) -> None:
-        """Take back what :meth:`add` did for the same recipient and channel."""
+        """Revoke an :meth:`add` with the same recipient and channel."""
         suppressions = self._tables.suppressions
         rows = suppressions.c
         statement = delete(suppressions).where(
@@ -71,12 +71,12 @@ class Suppressions:
         self._database.execute(statement)
 
     def check(self, recipient: str, channel: str) -> None:
-        """Raise Suppressed where a recipient gets nothing on a channel."""
+        """Raise Suppressed where a recipient is suppressed on a channel."""
         if self._database.run(lambda each: is_suppressed(self._tables, each, recipient, channel)):
             raise Suppressed(channel)
 
     def among(self, asked: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Return those of these recipients and channels on which they get nothing."""
+        """Return those of these recipients and channels that are suppressed."""
         suppressions = self._tables.suppressions
         wanted = set(asked)
         by_recipient: dict[str, set[str]] = {}
@@ -97,17 +97,15 @@ class Suppressions:
     def page(
         self, recipient: str | None, *, after: tuple[str, str] | None, at_most: int
     ) -> Sequence[Suppression]:
-        """Return who gets nothing, in the order of recipients, from behind ``after`` on."""
+        """Return suppressions in the order of recipients, from behind ``after`` on."""
         suppressions = self._tables.suppressions
-        place = (suppressions.c.recipient, suppressions.c.channel)
-        query = select(*place, suppressions.c.created_at).order_by(*place).limit(at_most)
+        key = (suppressions.c.recipient, suppressions.c.channel)
+        query = select(*key, suppressions.c.created_at).order_by(*key).limit(at_most)
         if recipient is not None:
             query = query.where(suppressions.c.recipient == recipient)
         if after is not None:
-            # Said twice: MariaDB finds no place in an index by a tuple.
-            query = query.where(
-                suppressions.c.recipient >= after[0], tuple_(*place) > tuple_(*after)
-            )
+            # Redundant: MariaDB does not seek in an index by a tuple.
+            query = query.where(suppressions.c.recipient >= after[0], tuple_(*key) > tuple_(*after))
         return [
             Suppression(row.recipient, row.channel or None, row.created_at)
             for row in self._database.read(query)

@@ -1,4 +1,4 @@
-"""What a doctor asks the database. Changes nothing: the one row that it writes is taken back."""
+"""The doctor's questions to the database. Changes nothing: its one write is rolled back."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class _TakenBack(Exception):
 
 
 class Late(NamedTuple):
-    """How many messages something should have happened to, and how long ago to the first."""
+    """How many messages are late for something, and by how much the first one is."""
 
     many: int = 0
     longest: timedelta = timedelta(0)
 
 
 class StoreSurvey:
-    """Asks the database. Every call raises StoreUnavailable."""
+    """Reads the state of the database. Every call raises StoreUnavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -63,7 +63,7 @@ class StoreSurvey:
         return found
 
     def standing(self) -> SchemaStanding:
-        """Return how the database stands to the migrations of this version."""
+        """Return which migrations of this version the database has."""
         return schema_standing(self._database)
 
     def missing_indexes(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class StoreSurvey:
         return tuple(sorted(_names_of_indexes(expected) - there))
 
     def try_write(self) -> None:
-        """Store one row as a submit does, and take it back: nothing is committed."""
+        """Store one row as a submit does, and roll it back."""
         now = database_now()
         row = insert(self._tables.messages).values(
             id=uuid4(), channel="doctor", recipient="doctor", scope="doctor",
@@ -106,7 +106,7 @@ class StoreSurvey:
             self._database.transact(work)
 
     def durability(self) -> Durability:
-        """Return what the database says of how safely it commits on our connections."""
+        """Return how safely the database commits on our connections, by its settings."""
         backend = self._database.backend
 
         def ask(connection: Connection) -> dict[str, str]:
@@ -123,7 +123,7 @@ class StoreSurvey:
         return self._late(messages.c.enqueue_at, Status.SCHEDULED, older_than)
 
     def overdue(self, *, older_than: timedelta, grace: timedelta) -> Late:
-        """Return the messages that were due longer ago than that and that nobody has claimed.
+        """Return the messages that were due longer ago than that and are not claimed.
 
         ``grace`` is how long after it was due a message may be enqueued again: with it the
         index finds them.
@@ -133,9 +133,9 @@ class StoreSurvey:
         return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> Late:
-        """Return the messages whose send time is longer ago and whose next try is to come.
+        """Return the messages whose send time is longer ago and whose next attempt is to come.
 
-        A limit or a silent destination put them back, or they wait for another try.
+        A limit or a silent destination put them back, or they wait for a retry.
         """
         messages = self._tables.messages
         to_come = messages.c.next_attempt_at > database_now()
@@ -147,7 +147,7 @@ class StoreSurvey:
         return self._late(messages.c.claim_expires_at, Status.SENDING, older_than)
 
     def untold(self, *, older_than: timedelta) -> Late:
-        """Return the messages of which somebody should have been told longer ago than that."""
+        """Return the messages whose report to a status URL was due longer ago than that."""
         messages = self._tables.messages
         since = func.coalesce(messages.c.finished_at, messages.c.next_attempt_at)
         is_untold, _ = self._database.backend.untold(self._tables)

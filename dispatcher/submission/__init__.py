@@ -1,54 +1,52 @@
-"""The use cases of those who submit.
+"""The use cases of callers: submit messages, change them, read about them.
 
 ``submitter`` is the one pipeline (validate, recall, reserve, store, confirm), over a ``batch``;
 ``sinks`` store its result in a transaction of their own, in one of the caller's, or not at all;
-``many`` sends many drafts through it. ``schedule`` judges a draft, ``reserver`` reserves, gives
-back and looks again, ``enqueuer`` gives Celery what is near. ``changes`` reschedules, alters and
-cancels what was accepted, ``moves`` gives messages other times, ``cancelling`` cancels many at
-once, ``held`` releases or drops what is held, ``failed`` tries again what had failed, ``catch_up``
-ends or moves what is overdue, ``suppressing`` lets people opt out, ``outlook`` tells why times are
-free or not, ``telling`` what became of a message.
+``many`` runs it for many drafts. ``schedule`` validates a draft, ``reserver`` reserves, releases
+and reads reservations, ``enqueuer`` enqueues messages inside the horizon. ``changes`` cancels,
+reschedules and updates messages, ``moves`` gives them other times, ``cancellation`` cancels many,
+``decisions`` retries failed messages and releases or drops held ones, ``catch_up`` expires or moves
+overdue messages, ``suppression`` keeps the suppression list. ``timeline`` reads which times of a
+scope fit, ``story`` all about one message.
 """
 
 from dispatcher.submission.batch import OnProgress, Result
-from dispatcher.submission.cancelling import Cancelling
+from dispatcher.submission.cancellation import Cancellation
 from dispatcher.submission.catch_up import CatchUp, CaughtUp
 from dispatcher.submission.changes import Changes, Wish
+from dispatcher.submission.decisions import Decisions
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.failed import Failed
-from dispatcher.submission.held import Held
 from dispatcher.submission.many import Batches, Unread
 from dispatcher.submission.moves import Moves
-from dispatcher.submission.outlook import Outlook
 from dispatcher.submission.reserver import Reserver
 from dispatcher.submission.schedule import ValidDraft, judge_times, schedule, terms_for
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
+from dispatcher.submission.story import Reservation, Story, StoryReader
 from dispatcher.submission.submitter import Submitter
-from dispatcher.submission.suppressing import Suppressing
-from dispatcher.submission.telling import Reservation, Story, Telling
+from dispatcher.submission.suppression import SuppressionList
+from dispatcher.submission.timeline import TimelineReader
 
 __all__ = [
     "Batches",
     "CallersTransactions",
-    "Cancelling",
+    "Cancellation",
     "CatchUp",
     "CaughtUp",
     "Changes",
+    "Decisions",
     "DryRun",
     "Enqueuer",
-    "Failed",
-    "Held",
     "Moves",
     "OnProgress",
-    "Outlook",
     "OwnTransaction",
     "Reservation",
     "Reserver",
     "Result",
     "Story",
+    "StoryReader",
     "Submitter",
-    "Suppressing",
-    "Telling",
+    "SuppressionList",
+    "TimelineReader",
     "Unread",
     "ValidDraft",
     "Wish",

@@ -1,4 +1,4 @@
-"""Catch up with what is overdue after an outage: end it, or book it again."""
+"""Catch up after an outage: expire overdue messages, or book them again."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """What one run did: ``expired`` messages that ended, ``moved`` ones that were booked again."""
+    """The counts of one run: messages that expired, and messages that were booked again."""
 
     expired: int = 0
     moved: int = 0
 
 
 class CatchUp:
-    """The use case of a sweep that finds messages nobody took.
+    """Expires overdue messages or books them again, as the settings of their channels say.
 
-    Workers and ``enqueue_due`` leave them to it. The row decides every race, so that a message that
-    somebody takes, moves or cancels meanwhile is left alone.
+    Claims and ``enqueue_due`` skip such messages. The row decides every race: a message that is
+    claimed, moved or cancelled concurrently is not changed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CatchUp:
         self._is_needed = self._reslots or bool(settings.caught_up_by("expire"))
 
     def run(self) -> CaughtUp:
-        """Do what the channels say, in bounded batches. Raises StoreUnavailable."""
+        """Expire and book again, in bounded batches. Raises StoreUnavailable."""
         if not self._is_needed:
             return CaughtUp()
         expired = moved = 0
@@ -85,25 +85,27 @@ class CatchUp:
             done, given_up, left = self._reslot(taken.found, taken.now)
             moved, expired = moved + done, expired + given_up
             if left:
-                self._store.give_back(left)
+                self._store.put_back(left)
                 break
         if expired or moved:
             log.warning("%d overdue messages expired, %d booked again", expired, moved)
         return CaughtUp(expired, moved)
 
     def _reslot(self, taken: list[Movable], now: datetime) -> tuple[int, int, list[Message]]:
-        """Book these again; return how many were, how many ended, and which are left."""
+        """Book messages again; return how many were, how many expired, and the others."""
         moved: list[Message] = []
         left: list[Message] = []
         given_up = 0
         try:
-            for place, movable in enumerate(taken):
+            for index, movable in enumerate(taken):
                 message = movable.message
                 try:
                     found = self._moved(movable, now)
                 except ReservationsUnavailable as error:
-                    log.warning("overdue messages stay for the next sweep: %s", error)
-                    left += [each.message for each in taken[place:]]
+                    log.warning(
+                        "could not book overdue messages again; the next sweep will: %s", error
+                    )
+                    left += [each.message for each in taken[index:]]
                     break
                 except (TooLate, MessageNotFound):
                     continue
@@ -115,10 +117,13 @@ class CatchUp:
                 except StoreUnavailable as error:
                     if not error.refused:
                         raise
-                    log.warning("message %s cannot be booked again: %s", message.id, error)
+                    log.warning(
+                        "could not book overdue message %s again; the next sweep will: %s",
+                        message.id, error,
+                    )  # fmt: skip
                     left.append(message)
                 else:
-                    if found is None:  # somebody else was quicker, or this took too long
+                    if found is None:  # changed concurrently, or this took too long
                         left.append(message)
                     else:
                         self._journal.tell(Transition.RESLOTTED, found, send_at=found.send_at)
@@ -128,16 +133,16 @@ class CatchUp:
         return len(moved), given_up, left
 
     def _is_given_up(self, message: Message) -> bool:
-        log.warning("message %s: overdue, and no slot is left", message.id)
+        log.warning("message %s is overdue and no slot is left: it expires", message.id)
         is_expired = self._store.give_up(message)
         if is_expired:
             self._journal.tell(Transition.EXPIRED, message)
         return is_expired
 
     def _moved(self, movable: Movable, now: datetime) -> Message | None:
-        """Return a message at its new time, None where somebody else was quicker.
+        """Return a message at its new time; None where it was changed concurrently.
 
-        What was judged when it was submitted is not judged again. Its expiry stays where it is.
+        Its content is not validated again, and its expiry does not change.
         """
         message = movable.message
         send_at = after(_NO_WAIT, now=now)
@@ -177,5 +182,5 @@ class CatchUp:
 
 
 def _is_for_good(error: NoPlace | InvalidValue, latest: datetime) -> bool:
-    """Whether there is no slot up to ``latest``: it was not only that another one was quicker."""
+    """Whether there is no slot up to ``latest``, and not only a lost race for one."""
     return not isinstance(error, NoPlace) or error.next_slot > latest

@@ -43,7 +43,7 @@ _TRIES = 10
 _AT_ONCE = 500
 
 Answer = Message | DispatcherError
-"""What comes of a change to one of many messages."""
+"""The result of a change to one of many messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Wish:
 
 
 class Changes:
-    """The use cases of those who have second thoughts."""
+    """Cancels, reschedules and updates messages."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Changes:
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a scheduled message and release its reservation at once.
 
-        Cancelling a cancelled message is fine. Raises MessageNotFound, and TooLate once the
+        A cancelled message may be cancelled again. Raises MessageNotFound, and TooLate once the
         message is being sent or has ended.
         """
         message = self._messages.cancel(message_id)
@@ -110,7 +110,7 @@ class Changes:
         template: str | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> Message:
-        """Give a scheduled message another body, or one that a template of its channel makes.
+        """Give a scheduled message another body, or one rendered from a template of its channel.
 
         Raises InvalidDraft, InvalidSettings, MessageNotFound, TooLate, StoreUnavailable.
         """
@@ -153,8 +153,8 @@ class Changes:
     def reschedule_many(self, message_ids: Sequence[UUID], wish: Wish) -> list[Answer]:
         """Return for each id what :meth:`reschedule` would return or raise, in order.
 
-        They are moved in batches. Where one cannot be finished, because something outside does not
-        answer, the rest is left alone and gets the same error.
+        They are moved in batches. Where Redis or the database does not answer, the rest is not
+        moved and gets the same error.
         """
         answers: dict[UUID, Answer] = {}
         every = list(dict.fromkeys(message_ids))
@@ -170,7 +170,7 @@ class Changes:
     def _reschedule(
         self, message_ids: Sequence[UUID], wish: Wish, answers: dict[UUID, Answer]
     ) -> Unavailable | None:
-        """Answer for these; return why some were not moved that could be."""
+        """Fill in the answers of a batch; return the error that stopped it, or None."""
         left = list(message_ids)
         for _ in range(_TRIES):
             try:
@@ -185,7 +185,7 @@ class Changes:
                     answers[each] = refused
             moved = self._moves.move_many(orders)
             try:
-                self._say_suppressed(orders, moved)
+                self._replace_suppressed(orders, moved)
             except StoreUnavailable as error:
                 return error
             done = [each for each in moved if isinstance(each, Message)]
@@ -203,17 +203,17 @@ class Changes:
                 return None
         return StoreUnavailable("others changed the message again and again")
 
-    def _say_suppressed(self, orders: Sequence[Order], answers: list[Any]) -> None:
-        """Say of what was refused that its recipient has opted out, where it has."""
+    def _replace_suppressed(self, orders: Sequence[Order], answers: list[Any]) -> None:
+        """Replace refusals of recipients who have opted out by Suppressed."""
         to = {
-            place: (order.found.message.recipient, order.found.message.channel)
-            for place, order in enumerate(orders)
-            if isinstance(answers[place], NoPlace)
+            index: (order.found.message.recipient, order.found.message.channel)
+            for index, order in enumerate(orders)
+            if isinstance(answers[index], NoPlace)
         }
         unwanted = self._suppressions.among(to.values()) if to else set()
-        for place, each in to.items():
+        for index, each in to.items():
             if each in unwanted:
-                answers[place] = Suppressed(each[1])
+                answers[index] = Suppressed(each[1])
 
     def _order(self, message_id: UUID, found: Movable | None, wish: Wish) -> Order:
         if found is None:
@@ -222,18 +222,18 @@ class Changes:
         if message.status is not Status.SCHEDULED:
             raise TooLate(message_id, message.status)
         if message.scope == NOBODY:
-            raise InvalidDraft("id", "it is a status message, which has no place", "another")
+            raise InvalidDraft("id", "it is a status message, which has no reservation", "another")
         now = self._clock.now()
         draft = _draft(message, wish)
         valid = schedule(draft, settings=self._settings, now=now)
-        if draft.expire_after is None:  # a message keeps its word, the channel's may be new
+        if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
         return Order(found, valid, valid.send_at)
 
 
 def _draft(message: Message, wish: Wish) -> Draft:
-    """Return what the message is to be; local times are read here, by the zone of the wish."""
+    """Return the draft of the changed message; local times are read by the zone of the wish."""
     if wish.zone is not None:
         check_zone(wish.zone)
     new_zone = message.zone if wish.set_zone is None else wish.set_zone

@@ -1,7 +1,7 @@
-"""Give messages other times: the new place is held, then the row changed, then the place taken.
+"""Give messages other times: hold the new time, change the row, take the held time.
 
-One move is a batch of one. Whatever dies in between, reconcile makes the windows agree with the
-rows (docs/decisions/0031-moves.md).
+One move is a batch of one. Where a process dies in between, reconcile makes the windows agree with
+the rows (docs/decisions/0031-moves.md).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 _TRIES = 10
 _BETWEEN_TRIES_SECONDS = 0.5
 _MOST_TURNS = 10
-"""How often those of a batch are judged again that others were in the way of."""
+"""How often messages of a batch are judged that other messages of it were in the way of."""
 
 Answer = Message | DispatcherError | None
-"""A moved message, or why it was not moved; None where others changed it meanwhile."""
+"""A moved message, or why it was not moved; None where it was changed concurrently."""
 
 
 class Order(NamedTuple):
-    """A message as it was found, and what it is to be.
+    """A message as it was read, and its wanted values.
 
-    ``asked_at`` is the time that somebody once asked for, where that is not the one in ``valid``.
+    ``asked_at`` is the time that a caller first asked for; it may differ from the one in ``valid``.
     """
 
     found: Movable
@@ -54,21 +54,21 @@ class Order(NamedTuple):
     asked_at: datetime
 
     @property
-    def keeps_its_place(self) -> bool:
-        """Whether time and zone stay, so that only what hangs on them changes."""
+    def keeps_its_time(self) -> bool:
+        """Whether time and zone stay, so that only the expiry changes."""
         message = self.found.message
         return (self.valid.send_at, self.valid.zone) == (message.send_at, message.zone)
 
     @property
     def request(self) -> Request:
-        """What the windows are asked for."""
+        """The request to the windows."""
         asked_ms, latest = to_ms(self.valid.send_at), self.valid.latest
         latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
         return Request(self.found.message.id, self.valid.terms, asked_ms, latest_ms)
 
 
 class Moves:
-    """Moves messages that are scheduled, and frees what ended. The row decides every race."""
+    """Moves scheduled messages, and releases reservations. The row decides every race."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Moves:
         enqueuer: Enqueuer,
     ) -> None:
         self._settings = settings
-        # The sweep confirms an old place after the whole grace, and sees by then what changed late.
+        # Reconcile confirms an old time after the whole grace, and sees late changes by then.
         self._within = settings.reconcile_grace / 2
         self._clock = clock
         self._windows = windows
@@ -93,7 +93,7 @@ class Moves:
     def move(
         self, found: Movable, valid: ValidDraft, *, asked_at: datetime | None = None
     ) -> Message | None:
-        """Return the moved message, or None when somebody else changed it meanwhile.
+        """Return the moved message, or None where it was changed concurrently.
 
         Raises NoPlace, ReservationsUnavailable, TooLate, MessageNotFound: then nothing has changed;
         StoreUnavailable: the message has the old time or the new one.
@@ -106,8 +106,8 @@ class Moves:
     def move_many(self, orders: Sequence[Order]) -> list[Answer]:
         """Return for each order what :meth:`move` would return or raise.
 
-        Each is judged when those before it have moved: what is refused or shifted beside a place
-        that one before it is about to leave is judged again, in a few turns at most.
+        Each is judged after those before it have moved: one that was refused or shifted near a time
+        that an earlier one leaves is judged again, in ten turns at most.
         """
         answers: list[Answer] = [None] * len(orders)
         left: Collection[int] = range(len(orders))
@@ -115,8 +115,8 @@ class Moves:
             try:
                 left = self._turn(orders, left, answers, is_last=turn == _MOST_TURNS)
             except (ReservationsUnavailable, StoreUnavailable) as error:
-                for place in left:
-                    answers[place] = answers[place] or error
+                for index in left:
+                    answers[index] = answers[index] or error
                 break
             if not left:
                 break
@@ -128,8 +128,9 @@ class Moves:
             self._windows.release(message.id, self._scopes_of(message))
         except ReservationsUnavailable as error:
             log.warning(
-                "message %s: cancelled, its reservation is released later: %s", message.id, error
-            )
+                "could not release the reservation of cancelled message %s; reconcile will: %s",
+                message.id, error,
+            )  # fmt: skip
 
     def _turn(
         self,
@@ -139,55 +140,55 @@ class Moves:
         *,
         is_last: bool,
     ) -> list[int]:
-        """Move what can be moved now; return those that are to be judged again."""
-        asked = [place for place in left if not orders[place].keeps_its_place]
-        found = self._windows.move_many([orders[place].request for place in asked])
+        """Move the messages that can move now; return the indexes of those to judge again."""
+        asked = [index for index in left if not orders[index].keeps_its_time]
+        found = self._windows.move_many([orders[index].request for index in asked])
         judged = dict(zip(asked, found, strict=True))
         again = [] if is_last else self._judged_too_early(orders, judged)
         held: dict[int, Moving] = {}
-        for place, each in judged.items():
-            if place in again:
+        for index, each in judged.items():
+            if index in again:
                 continue
             if isinstance(each, Moving):
-                held[place] = each
+                held[index] = each
             else:
-                answers[place] = each
-        self._drop(*(each for place in again if isinstance(each := judged[place], Moving)))
+                answers[index] = each
+        self._drop(*(each for index in again if isinstance(each := judged[index], Moving)))
         fault("reschedule.after_hold")
-        times = {place: held[place].send_at if place in held else orders[place].valid.send_at
-                 for place in left if place in held or place not in judged}  # fmt: skip
+        times = {index: held[index].send_at if index in held else orders[index].valid.send_at
+                 for index in left if index in held or index not in judged}  # fmt: skip
         rows = self._changed(orders, times, held, answers)
         moved = {
-            place: moving
-            for place, moving in held.items()
-            # Also where somebody has changed it since.
-            if place in rows and rows[place].message.send_at == moving.send_at
+            index: moving
+            for index, moving in held.items()
+            # Also where another change came after it.
+            if index in rows and rows[index].message.send_at == moving.send_at
         }
-        self._drop(*(each for place, each in held.items() if place not in moved))
+        self._drop(*(each for index, each in held.items() if index not in moved))
         if moved:
-            self._take(orders, {place: (each, rows[place].token) for place, each in moved.items()},
+            self._take(orders, {index: (each, rows[index].token) for index, each in moved.items()},
                        answers)  # fmt: skip
-        for place, send_at in times.items():
-            if answers[place] is None and place not in rows:
-                answers[place] = MessageNotFound(orders[place].found.message.id)
-            elif answers[place] is None:
-                now = rows[place].message
-                is_wanted = _is_as_wanted(now, send_at, orders[place].valid)
-                answers[place] = now if is_wanted else None
+        for index, send_at in times.items():
+            if answers[index] is None and index not in rows:
+                answers[index] = MessageNotFound(orders[index].found.message.id)
+            elif answers[index] is None:
+                now = rows[index].message
+                is_wanted = _is_as_wanted(now, send_at, orders[index].valid)
+                answers[index] = now if is_wanted else None
         return again
 
     def _judged_too_early(
         self, orders: Sequence[Order], judged: Mapping[int, Moving | NoPlace]
     ) -> list[int]:
-        """Return which were refused or shifted near a place that one before them leaves.
+        """Return the orders that were refused or shifted near a time that an earlier one leaves.
 
-        And those behind one of them that count against a scope of it.
+        Also the later ones that share a scope with one of them.
         """
         left_at: defaultdict[Scope, list[int]] = defaultdict(list)
         waiting: set[Scope] = set()
         found = []
-        for place, each in judged.items():
-            request = orders[place].request
+        for index, each in judged.items():
+            request = orders[index].request
             scopes = request.terms.scopes
             is_held = isinstance(each, Moving)
             until_ms = to_ms(each.send_at if isinstance(each, Moving) else each.next_slot)
@@ -198,9 +199,9 @@ class Moves:
                 for times, reach_ms in reaches
             )):  # fmt: skip
                 waiting.update(scopes)
-                found.append(place)
+                found.append(index)
             elif is_held:
-                old_ms = to_ms(orders[place].found.message.send_at)
+                old_ms = to_ms(orders[index].found.message.send_at)
                 for scope in scopes:
                     insort(left_at[scope], old_ms)
         return found
@@ -212,29 +213,29 @@ class Moves:
         held: Mapping[int, Moving],
         answers: list[Answer],
     ) -> dict[int, Movable]:
-        """Change rows; return those that are stored, as they now stand.
+        """Change rows; return those that are stored, as they now are.
 
-        What the database refuses together is tried one by one.
+        Rows that the database refuses together are tried one by one.
         """
         if not times:
             return {}
-        new = [self._new_time(orders[place], send_at) for place, send_at in times.items()]
+        new = [self._new_time(orders[index], send_at) for index, send_at in times.items()]
         try:
             rows = self._messages.move(new, within=self._within)
         except StoreUnavailable as error:
-            # Unless the database refused, rows may have changed: reconcile finds out.
+            # Unless the database refused, rows may have changed: reconcile reads them.
             if not error.refused:
                 raise
             if len(times) > 1:
                 found: dict[int, Movable] = {}
-                for place, send_at in times.items():
-                    found |= self._changed(orders, {place: send_at}, held, answers)
+                for index, send_at in times.items():
+                    found |= self._changed(orders, {index: send_at}, held, answers)
                 return found
-            [place] = times
-            answers[place] = error
+            [index] = times
+            answers[index] = error
             return {}
-        ids = {place: orders[place].found.message.id for place in times}
-        return {place: rows[each] for place, each in ids.items() if each in rows}
+        ids = {index: orders[index].found.message.id for index in times}
+        return {index: rows[each] for index, each in ids.items() if each in rows}
 
     def _new_time(self, order: Order, send_at: datetime) -> NewTime:
         valid = order.valid
@@ -252,49 +253,49 @@ class Moves:
     def _take(
         self, orders: Sequence[Order], held: dict[int, tuple[Moving, int]], answers: list[Answer]
     ) -> None:
-        """Take held places, or go back to the old ones where other messages got them.
+        """Take held times, or return to the old ones where other messages took them.
 
-        Free the new places of messages that were cancelled while they moved.
+        Release the new times of messages that were cancelled while they moved.
         """
         fault("reschedule.after_row")
-        for place, blocked in self._taken(dict(held)).items():
-            moving, before = held[place][0], orders[place].found.message
+        for index, blocked in self._taken(dict(held)).items():
+            moving, before = held[index][0], orders[index].found.message
             if self._is_back(moving, before):
                 at_ms = to_ms(moving.send_at)
                 why = self._windows.refusal(moving.terms, at_ms, blocked, before.id)
-                answers[place] = why
+                answers[index] = why
         fault("reschedule.after_take")
-        left = {moving.message_id: place for place, (moving, _) in held.items()
-                if answers[place] is None}  # fmt: skip
+        left = {moving.message_id: index for index, (moving, _) in held.items()
+                if answers[index] is None}  # fmt: skip
         for message in self._messages.cancelled(list(left)):
             self.free(message)
             answers[left[message.id]] = TooLate(message.id, message.status)
 
     def _taken(self, held: dict[int, tuple[Moving, int]]) -> dict[int, Blocked]:
-        """Take held places, held anew where the windows have lost them; say which cannot be.
+        """Take held times, held anew where the windows have lost them; return the blocked ones.
 
-        What is left undone here is left to reconcile, and until then both places stay taken.
+        Times that are not settled here are settled by reconcile; until then both stay reserved.
         """
         blocked: dict[int, Blocked] = {}
-        reason = "it was lost again and again"
+        reason = "the held time was lost again and again"
         for _ in range(_TRIES):
             try:
                 taken = self._windows.take(list(held.values()))
-                for place, is_taken in zip(list(held), taken, strict=True):
+                for index, is_taken in zip(list(held), taken, strict=True):
                     if is_taken:
-                        del held[place]
-                for place, (moving, _) in list(held.items()):
+                        del held[index]
+                for index, (moving, _) in list(held.items()):
                     again = self._windows.hold_again(moving)
                     if isinstance(again, Blocked):
-                        blocked[place] = again
-                        del held[place]
+                        blocked[index] = again
+                        del held[index]
                         continue
                     now = self._messages.movables([moving.message_id]).get(moving.message_id)
                     if now is None or now.message.send_at != moving.send_at:
-                        self._drop(again)  # somebody has moved it further
-                        del held[place]
+                        self._drop(again)  # another move came after this one
+                        del held[index]
                     else:
-                        held[place] = (again, now.token)
+                        held[index] = (again, now.token)
             except ReservationsUnavailable as error:
                 reason = str(error)
                 self._clock.sleep(_BETWEEN_TRIES_SECONDS)
@@ -302,14 +303,14 @@ class Moves:
                 return blocked
         for moving, _ in held.values():
             log.warning(
-                "message %s: moved, its reservations are corrected later: %s",
-                moving.message_id,
-                reason,
-            )
+                "could not settle the reservations of moved message %s: its old and its new "
+                "time stay reserved until reconcile: %s",
+                moving.message_id, reason,
+            )  # fmt: skip
         return blocked
 
     def _is_back(self, moving: Moving, before: Message) -> bool:
-        """Return a message to its old time where that is free; tell whether it has that time."""
+        """Return a message to its old time where that is free; return whether it has that time."""
         reason = "its time was changed again and again"
         for _ in range(_TRIES):
             now = self._messages.movables([before.id]).get(before.id)
@@ -340,10 +341,15 @@ class Moves:
             if found is not None and found.message.send_at == before.send_at:
                 self._taken({0: (back, found.token)})
                 self._drop(moving)
-                self._enqueuer.enqueue(found.message)  # its task may have come meanwhile, in vain
+                # Its task may have run before the row had this time again.
+                self._enqueuer.enqueue(found.message)
                 return True
             self._drop(back)
-        log.warning("message %s: kept at a time without a reservation: %s", before.id, reason)
+        log.warning(
+            "reservation lost for moved message %s: quota may be exceeded; "
+            "run `dispatcher windows verify`: %s",
+            before.id, reason,
+        )  # fmt: skip
         return False
 
     def _drop(self, *held: Moving) -> None:
@@ -352,7 +358,7 @@ class Moves:
         try:
             self._windows.drop(*held)
         except ReservationsUnavailable as error:
-            log.warning("%d holds are dropped later: %s", len(held), error)
+            log.warning("could not release %d held times; reconcile will: %s", len(held), error)
 
     def _scopes_of(self, message: Message) -> Terms:
         kinds = self._settings.quotas_of

@@ -1,4 +1,4 @@
-"""Schedule: a valid value, or an error that names the field. Nothing outside is touched."""
+"""Validate drafts: a valid value, or an error that names the field. Without I/O."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from dispatcher.times import send_time
 from dispatcher.times.quiet_hours import Hours
 
 NO_HOURS = "none"
-"""What a message says that has no quiet hours, whatever its channel has."""
+"""The quiet hours of a message that has none, whatever its channel has."""
 
 Check = Callable[[str, str, Body], object]
-"""Takes channel, recipient and body; raises InvalidDraft for what could never be sent."""
+"""Takes channel, recipient and body; raises InvalidDraft for a message that could never be sent."""
 
 Fill = Callable[[Draft], Draft]
 """Gives a draft that names a template its body; raises InvalidDraft."""
@@ -36,15 +36,14 @@ _FIRST = send_time.from_ms(0)
 
 
 class ValidDraft(NamedTuple):
-    """A draft in which everything is decided but its reservation.
+    """A validated draft, before its time is reserved.
 
     ``send_at`` is the instant asked for and ``latest`` the last one it may be shifted to, None
-    when it may not. ``body_json`` is the body as it is stored. ``terms`` are what its time is
-    judged by, ``zone`` and ``quiet_hours`` what the caller brought of them. ``fingerprint`` is a
-    digest of what the caller asked for, None without an idempotency key; two submits with one key
-    must agree in it. ``on_unknown`` is the word that applies, the caller's or the channel's, and so
-    is ``expire_after``, which counts from the time at which it is booked. ``status_url`` is told
-    what becomes of it; it was not asked of the channel yet.
+    when it may not. ``body_json`` is the body as it is stored. ``terms`` judge its time; ``zone``
+    and ``quiet_hours`` are those that the caller gave. ``fingerprint`` is a digest of the submit's
+    parameters, None without an idempotency key; two submits with one key must agree in it.
+    ``on_unknown`` and ``expire_after`` are the caller's or else the channel's; the latter counts
+    from the booked time. ``status_url`` receives status webhooks; its channel has not checked it.
     """
 
     channel: str
@@ -77,10 +76,10 @@ class ValidDraft(NamedTuple):
 
 
 def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
-    """Judge every field of ``draft`` but the order of its times, which :func:`judge_times` does.
+    """Validate every field of ``draft`` but the order of its times, which :func:`judge_times` does.
 
-    A repeated call with an idempotency key may come when a time has passed; it still gets its
-    message. Raises InvalidDraft, InvalidSendTime, UnknownChannel.
+    A duplicate submit may come when a time has passed; it still gets its message. Raises
+    InvalidDraft, InvalidSendTime, UnknownChannel.
     """
     channel, key = draft.channel, draft.idempotency_key
     _check_channel(channel, settings)
@@ -117,8 +116,8 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
     status_url = None if draft.status_url is None else _status_url(draft, settings)
     digest = None
     if key is not None:
-        # A template may be another one by the time a submit is repeated, so what was said counts.
-        # What is not given is left out, so that digests of before there were such fields hold.
+        # A template may have changed before a duplicate submit, so its name and data count.
+        # Absent fields are left out, so that digests from before these fields existed hold.
         further = {
             "template": draft.template,
             "data": draft.data or None,
@@ -160,12 +159,12 @@ def schedule(draft: Draft, *, settings: Settings, now: datetime) -> ValidDraft:
 
 
 def no_check(channel: str, recipient: str, body: Body) -> None:
-    """Let everything through."""
+    """Accept every message."""
     del channel, recipient, body
 
 
 def no_templates(draft: Draft) -> Draft:
-    """Leave a draft as it is."""
+    """Return the draft unchanged."""
     return draft
 
 
@@ -181,7 +180,7 @@ def judge_times(valid: ValidDraft, *, now: datetime) -> None:
 
 
 def _send_time(draft: Draft, now: datetime, farthest: timedelta) -> tuple[datetime, object]:
-    """Return the instant asked for, and the wish in a form that a repeated call shares."""
+    """Return the instant asked for, and the time in a form that a duplicate submit shares."""
     if (draft.send_at is None) == (draft.send_in is None):
         given = "neither" if draft.send_at is None else "both"
         raise InvalidSendTime("send_at", f"{given} of send_at and send_in given", "one of them")
@@ -219,7 +218,7 @@ def _on_unknown(draft: Draft) -> OnUnknown:
 
 def _status_url(draft: Draft, settings: Settings) -> str | None:
     if not settings.status_channel:
-        problem = "given, and no channel carries what is told"
+        problem = "given, and no channel carries status webhooks"
         raise InvalidDraft("status_url", problem, "none, or a setting status_channel")
     return check_text("status_url", draft.status_url)
 
@@ -235,7 +234,7 @@ def _latest(draft: Draft, expires_at: datetime | None, farthest: datetime) -> da
     if draft.latest is not None:
         latest = min(_other_time(draft, draft.latest, "latest"), farthest)
     if expires_at is None or expires_at < _FIRST:
-        return latest  # an expiry that is past is refused with the order of the times
+        return latest  # judge_times refuses an expiry that is past
     return min(latest, expires_at - _MILLISECOND)
 
 
@@ -259,7 +258,7 @@ def terms_for(
     quiet_hours: str | None = None,
     send_window: str | None = None,
 ) -> Terms:
-    """Return what a time is judged by. Raises InvalidDraft, InvalidSendTime, UnknownChannel."""
+    """Return the terms that judge a time. Raises InvalidDraft, InvalidSendTime, UnknownChannel."""
     if channel is not None:
         _check_channel(channel, settings)
     if zone is not None:
@@ -275,10 +274,10 @@ def terms_for(
 
 
 def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:
-    """Return the quiet hours that a message brings itself, in their normal form.
+    """Return the quiet hours of a message's own, in their normal form.
 
-    None where it brings none, so that those of its channel hold; ``"none"`` where it has none
-    whatever its channel has.
+    None where it has none of its own, so that those of its channel hold; ``"none"`` where it has
+    none whatever its channel has.
     """
     if quiet_hours is None and send_window is None:
         return None

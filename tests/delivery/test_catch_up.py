@@ -321,7 +321,7 @@ def test_batches_go_in_the_order_of_their_times_and_are_taken_once(back: House) 
     assert first is not None
     assert [each.message.id for each in first.found] == [each.id for each in messages[:2]]
     assert stores[1].take(at_most=2, ttl=MINUTE) is None, "the first are not done yet"
-    stores[0].give_back([each.message for each in first.found])
+    stores[0].put_back([each.message for each in first.found])
     again = stores[1].take(at_most=9, ttl=MINUTE)
     assert again is not None
     assert [each.message.id for each in again.found] == [each.id for each in messages]
@@ -358,7 +358,7 @@ def test_a_batch_ends_before_a_message_that_another_sweep_is_just_taking(back: H
         taken = store.take(at_most=9, ttl=MINUTE)
         assert taken is not None
         assert [each.message.id for each in taken.found] == [first.id]
-        store.give_back([each.message for each in taken.found])
+        store.put_back([each.message for each in taken.found])
 
     back.database.transact(while_it_is_locked)
     taken = store.take(at_most=9, ttl=MINUTE)

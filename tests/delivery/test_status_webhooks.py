@@ -389,7 +389,7 @@ def test_a_url_that_could_never_be_told_is_refused_and_leaves_no_trace(
 
 def test_without_a_channel_for_it_nobody_may_ask_and_nothing_is_told(build: Build) -> None:
     house = build()
-    with pytest.raises(InvalidDraft, match="no channel carries what is told") as refusal:
+    with pytest.raises(InvalidDraft, match="no channel carries status webhooks") as refusal:
         house.submit(status_url="https://shop.example/hook")
     assert refusal.value.field == "status_url"
     assert house.parts.sweep.notify() == 0

@@ -16,7 +16,7 @@ from dispatcher.submission import (
     Changes,
     OwnTransaction,
     Submitter,
-    Suppressing,
+    SuppressionList,
     Wish,
 )
 from dispatcher.submission.reserver import LOOKING_SECONDS
@@ -55,7 +55,7 @@ class UseCases:
     callers: CallersTransactions
     batches: Batches
     changes: Changes
-    suppressing: Suppressing
+    suppression_list: SuppressionList
 
 
 class Caller:
@@ -312,13 +312,13 @@ class Caller:
             who = rng.choice(held)
             self._tell("asks: unsuppress", str(who))
             with opt_outs.removing(who):
-                self._told(lambda: self._cases.suppressing.unsuppress(*who))
+                self._told(lambda: self._cases.suppression_list.unsuppress(*who))
             return
         channel = None if rng.random() < _OF_ALL_CHANNELS else rng.choice(_CHANNELS)
         who = rng.choice(SCOPES), channel
         self._tell("asks: suppress", str(who))
         before = opt_outs.asked(who)
-        if self._told(lambda: self._cases.suppressing.suppress(*who)):
+        if self._told(lambda: self._cases.suppression_list.suppress(*who)):
             opt_outs.confirmed(who, before)
 
     def _told(self, act: Callable[[], object]) -> bool:

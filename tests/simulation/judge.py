@@ -11,7 +11,7 @@ from uuid import UUID
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import scope_of
-from dispatcher.store import Place
+from dispatcher.store import ReservationRow
 from dispatcher.times.send_time import to_ms
 from tests.simulation.setting import CHANNEL_LIMITS, QUOTAS, settings
 from tests.simulation.tables import NO_PLACE, AttemptRow, Row
@@ -70,7 +70,7 @@ def _by_id(world: World) -> dict[UUID, Row]:
 
 def _scopes(row: Row) -> list[str]:
     """Return the names of what a message counts against."""
-    place = Place(row.id, row.scope, row.send_at, row.channel, row.scopes)
+    place = ReservationRow(row.id, row.scope, row.send_at, row.channel, row.scopes)
     return [f"{each.kind}:{each.name}" for each in place.counted(KINDS)]
 
 

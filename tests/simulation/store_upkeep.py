@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store import Due, Kept, Movable, Place, Rescued, Settled, Unbegun
-from dispatcher.store.catch_up import Taken as TakenOver
+from dispatcher.store import Due, Movable, Rescued, ReservationRow, ReservedTime, Settled, Unbegun
+from dispatcher.store.catch_up import OverdueBatch
 from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN
-from dispatcher.store.places import Taken
+from dispatcher.store.reservations import PermitRow
 from dispatcher.times.send_time import to_ms
 from tests.simulation.tables import (
     NO_PLACE,
@@ -173,11 +173,11 @@ class MemoryStoreUpkeep:
                 tables.delete(message_id)
         return len(old[:at_most])
 
-    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, Kept]:
+    def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
         return {row.id: _kept(row) for row in found if row and row.status not in NO_PLACE}
 
-    def places_of(self, message_ids: Sequence[UUID]) -> list[Place]:
+    def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
         return [_place(row) for row in found if row and row.status not in NO_PLACE]
 
@@ -187,7 +187,7 @@ class MemoryStoreUpkeep:
             row.move_token += 1
         return {row.id for row in rows}
 
-    def unreleased(self, *, at_most: int) -> list[Place]:
+    def unreleased(self, *, at_most: int) -> list[ReservationRow]:
         every = self._tables.messages.values()
         rows = [row for row in every if row.reserved and row.status in NO_PLACE]
         rows += self._tables.taken_back.values()
@@ -199,13 +199,13 @@ class MemoryStoreUpkeep:
             if message_id in self._tables.messages:
                 self._tables.messages[message_id].reserved = False
 
-    def places(
+    def reservations(
         self,
         *,
         memory: timedelta,
         batch: int,
         created: tuple[datetime, datetime] | None = None,
-    ) -> Iterator[list[Place]]:
+    ) -> Iterator[list[ReservationRow]]:
         last, end = UUID(int=0), UUID(int=2**128 - 1)
         if created is not None:
             last, end = _first_id(created[0]), _first_id(created[1])
@@ -217,10 +217,10 @@ class MemoryStoreUpkeep:
             yield [_place(row) for row in page]
             last = page[-1].id
 
-    def count_places(self, *, memory: timedelta) -> int:
+    def count_reservations(self, *, memory: timedelta) -> int:
         return len(self._holding_since(memory))
 
-    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[Taken]]:
+    def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
         size = min(batch, _PAGE)
         last: tuple[Any, ...] = (UUID(int=0), -1)
         while page := self._page(lambda row: row.finished_at is None, last, size):
@@ -242,11 +242,11 @@ class MemoryStoreUpkeep:
         rows = [row for row in tries if wanted(row) and place(row) > last]
         return sorted(rows, key=place)[:size]
 
-    def _taken(self, attempt: AttemptRow) -> Taken:
+    def _taken(self, attempt: AttemptRow) -> PermitRow:
         row, now = self._tables.messages[attempt.message_id], self._tables.now()
         end = attempt.finished_at or row.claim_expires_at or now
         is_under_way = attempt.finished_at is None
-        return Taken(row.id, attempt.token, row.scope, row.channel, now - end, is_under_way)
+        return PermitRow(row.id, attempt.token, row.scope, row.channel, now - end, is_under_way)
 
     def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
         now = self._tables.now()
@@ -316,7 +316,7 @@ class MemoryOverdue:
             row.end(Status.EXPIRED, now, _EXPIRED)
         return {row.id: row.channel for row in rows[:at_most]}
 
-    def take(self, *, at_most: int, ttl: timedelta) -> TakenOver | None:
+    def take(self, *, at_most: int, ttl: timedelta) -> OverdueBatch | None:
         now = self._tables.now()
         waiting = [row for row in self._tables.messages.values() if self._is_to_move(row)]
         rows = [row for row in waiting if row.enqueue_at <= now]
@@ -327,13 +327,13 @@ class MemoryOverdue:
             row.enqueue_at = now + ttl
         first = rows[0].send_at
         if any(row.enqueue_at <= now + ttl and row.send_at < first for row in waiting):
-            self.give_back([row.message() for row in rows[:at_most]])
+            self.put_back([row.message() for row in rows[:at_most]])
             return None
-        return TakenOver(
+        return OverdueBatch(
             [Movable(row.message(), row.move_token, now) for row in rows[:at_most]], now
         )
 
-    def give_back(self, taken: Sequence[Message]) -> None:
+    def put_back(self, taken: Sequence[Message]) -> None:
         for row in filter(None, (self._tables.messages.get(each.id) for each in taken)):
             if self._is_to_move(row):
                 row.enqueue_at = self._tables.now()
@@ -350,12 +350,12 @@ class MemoryOverdue:
         return self._rules.is_overdue(row, self._tables.now(), self._rules.reslot)
 
 
-def _kept(row: Row) -> Kept:
-    return Kept(row.send_at, row.move_token)
+def _kept(row: Row) -> ReservedTime:
+    return ReservedTime(row.send_at, row.move_token)
 
 
-def _place(row: Row) -> Place:
-    return Place(row.id, row.scope, row.send_at, row.channel, row.scopes or None)
+def _place(row: Row) -> ReservationRow:
+    return ReservationRow(row.id, row.scope, row.send_at, row.channel, row.scopes or None)
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -235,7 +235,7 @@ class Both:
         taken = self.ask(5, "take", at_most=2, ttl=TTL)
         if taken is not None:
             some = [each.message for each in taken.found]
-            self.ask(5, *self.rng.choice([("give_back", some), ("give_up", some[0])]))
+            self.ask(5, *self.rng.choice([("put_back", some), ("give_up", some[0])]))
 
     def _change(self) -> None:
         id_ = self._some_id()
@@ -323,10 +323,10 @@ class Both:
         self.ask(2, "unreleased", at_most=100)
         self.ask(2, "mark_released", self._some_ids()[:1])
         memory = timedelta(seconds=20)
-        self.ask(2, "places", memory=memory, batch=3)
+        self.ask(2, "reservations", memory=memory, batch=3)
         made = self.clock.now() - timedelta(seconds=30), self.clock.now()
-        self.ask(2, "places", memory=memory, batch=3, created=made)
-        self.ask(2, "count_places", memory=memory)
+        self.ask(2, "reservations", memory=memory, batch=3, created=made)
+        self.ask(2, "count_reservations", memory=memory)
         self.ask(2, "permits", memory=memory, batch=3)
 
 

@@ -15,7 +15,7 @@ from dispatcher.reservation import Bulk, Windows, longest_ms
 from dispatcher.submission import (
     Batches,
     CallersTransactions,
-    Cancelling,
+    Cancellation,
     CatchUp,
     Changes,
     DryRun,
@@ -24,7 +24,7 @@ from dispatcher.submission import (
     OwnTransaction,
     Reserver,
     Submitter,
-    Suppressing,
+    SuppressionList,
 )
 from dispatcher.telemetry.journal import Journal
 from tests.simulation.broker import SimQueue
@@ -195,10 +195,10 @@ class Wiring:
                 moves=Moves(**_without_journal(parts)),
                 **{name: part for name, part in parts.items() if name != "windows"},
             ),
-            Suppressing(
+            SuppressionList(
                 settings=_SETTINGS,
                 suppressions=suppressions,
-                cancelling=Cancelling(
+                cancellation=Cancellation(
                     settings=_SETTINGS, bulk=bulk, store=store, journal=Journal()
                 ),
             ),

@@ -221,9 +221,9 @@ def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) 
     assert (due.message_id, due.channel) == (row.id, "status")
     [claim] = claims(database).claim([row.id])
     assert claim.message.recipient == URL
-    places = [place for page in upkeep.places(memory=rows.AGES, batch=9) for place in page]
+    places = [place for page in upkeep.reservations(memory=rows.AGES, batch=9) for place in page]
     assert row.id not in {place.message_id for place in places}
-    assert len(places) == upkeep.count_places(memory=rows.AGES) == 1
+    assert len(places) == upkeep.count_reservations(memory=rows.AGES) == 1
 
 
 def test_what_has_not_ended_and_what_nobody_asked_for_is_not_told(database: Database) -> None:

@@ -20,7 +20,7 @@ from dispatcher.store import (
     Messages,
     Movable,
     NewTime,
-    Place,
+    ReservationRow,
     Result,
     StoreUpkeep,
 )
@@ -294,13 +294,15 @@ def test_places_come_in_pages_and_each_once(database: Database) -> None:
     Messages(database).cancel(rows.add(database).id)
     long_past = rows.add(database)
     rows.age(database, long_past.id, 10 * DAY)
-    pages = list(StoreUpkeep(database).places(memory=2 * DAY, batch=3))
+    pages = list(StoreUpkeep(database).reservations(memory=2 * DAY, batch=3))
     assert [len(page) for page in pages] == [3, 3, 1]
     assert [place for page in pages for place in page] == [
-        Place(message.id, message.scope, message.send_at, message.channel, message.scopes or None)
+        ReservationRow(
+            message.id, message.scope, message.send_at, message.channel, message.scopes or None
+        )
         for message in kept
     ]
-    assert list(StoreUpkeep(database).places(memory=timedelta(0), batch=7)) == [
+    assert list(StoreUpkeep(database).reservations(memory=timedelta(0), batch=7)) == [
         pages[0] + pages[1] + pages[2]
     ]
 
@@ -310,10 +312,10 @@ def test_places_made_between_two_instants_are_told_by_their_ids(database: Databa
     made = rows.now()
     upkeep = StoreUpkeep(database)
     minute = timedelta(minutes=1)
-    around = list(upkeep.places(memory=DAY, batch=9, created=(made - minute, made + minute)))
+    around = list(upkeep.reservations(memory=DAY, batch=9, created=(made - minute, made + minute)))
     assert [place.message_id for page in around for place in page] == [message.id]
     for empty in ((made - 2 * minute, made - minute), (made + minute, made + 2 * minute)):
-        assert list(upkeep.places(memory=DAY, batch=9, created=empty)) == []
+        assert list(upkeep.reservations(memory=DAY, batch=9, created=empty)) == []
 
 
 def test_permits_of_attempts_come_in_pages_and_each_once(database: Database) -> None:
@@ -446,7 +448,7 @@ def test_the_next_page_of_places_is_read_while_the_caller_works_on_one(database:
     ids = sorted(rows.add(database).id for _ in range(5))
     read: list[object] = []
     event.listen(database.engine, "after_cursor_execute", lambda *_: read.append(None))
-    pages = StoreUpkeep(database).places(memory=DAY, batch=2)
+    pages = StoreUpkeep(database).reservations(memory=DAY, batch=2)
     found = next(pages)
     wait_until(lambda: len(read) == 2)
     for page in pages:
@@ -461,7 +463,7 @@ def test_an_error_of_a_page_that_is_read_ahead_reaches_the_caller_in_its_turn(
     for _ in range(3):
         rows.add(database)
     upkeep = StoreUpkeep(database)
-    pages = upkeep.places(memory=DAY, batch=1)
+    pages = upkeep.reservations(memory=DAY, batch=1)
     assert len(next(pages)) == 1
     monkeypatch.setattr(database, "run", lambda _: raising(StoreUnavailable("down"))())
     with pytest.raises(StoreUnavailable, match="down"):
@@ -472,7 +474,7 @@ def test_whoever_needs_no_more_pages_leaves_no_thread_behind(database: Database)
     for _ in range(3):
         rows.add(database)
     before = threading.enumerate()
-    pages = StoreUpkeep(database).places(memory=DAY, batch=1)
+    pages = StoreUpkeep(database).reservations(memory=DAY, batch=1)
     next(pages)
     assert threading.enumerate() != before
     pages.close()  # type: ignore[attr-defined]  # an iterator by its type

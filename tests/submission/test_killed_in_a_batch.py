@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import Dispatcher, Draft, Message, PermanentFailure, Settings, Status
-from dispatcher.submission import failed
+from dispatcher.submission import decisions
 from dispatcher.times.clock import SystemClock
 from tests.submission.test_killed_between_shards import (
     PEOPLE,
@@ -144,10 +144,10 @@ def test_a_batch_of_moves_killed_within_a_step(
 
 
 def retries(line: Line, settings: Settings, ids: Sequence[UUID], at: str) -> None:
-    failed._AT_ONCE = 2
+    decisions._AT_ONCE = 2
     with Dispatcher(settings, clock=hour_ago()) as dispatcher:
         line.begin()
-        store = vars(dispatcher._app.failed)["_failed"]
+        store = vars(dispatcher._app.decisions)["_failed"]
         dispatcher.retry_many(ids[:2])
         if at == "before the commit":
             stop(vars(store)["_retried"], "run", line)

@@ -64,7 +64,7 @@ def test_one_channel_is_not_the_other(build: Build) -> None:
 def test_what_is_scheduled_ends_at_once_and_gives_its_quota_back(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.submission.suppressing._AT_ONCE", 3)
+    monkeypatch.setattr("dispatcher.submission.suppression._AT_ONCE", 3)
     house = build(channels=TWO_CHANNELS, quotas=QUOTAS)
     mine = [house.submit("ada", send_at=LATER) for _ in range(7)]
     others = house.submit("ada", send_at=LATER, channel="other"), house.submit("ben", send_at=LATER)
@@ -286,7 +286,7 @@ def test_it_can_be_taken_back_as_it_was_said(house: House) -> None:
 def test_all_are_listed_in_order_page_by_page(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.submission.suppressing._AT_ONCE", 2)
+    monkeypatch.setattr("dispatcher.submission.suppression._AT_ONCE", 2)
     said = [("ada", None), ("ada", "memory"), ("Ada", None), ("zoë", "memory"), ("é", None)]
     for recipient, channel in said:
         house.dispatcher.suppress(recipient, channel=channel)

@@ -31,8 +31,8 @@ FAR = datetime(2100, 1, 1, 11, 0, tzinfo=UTC)
 """Where the clocks of those who only submit stand: nothing is ever due."""
 _USE_CASES = (
     "reserver", "submitter", "own_transaction", "callers_transactions", "batches", "enqueuer",
-    "changes", "delivery", "sweep", "reconciler", "outlook", "verification", "held", "catch_up",
-    "suppressing", "cancelling",
+    "changes", "delivery", "sweep", "reconciler", "timeline_reader", "verification", "decisions",
+    "catch_up", "suppression_list", "cancellation",
 )  # fmt: skip
 BODY = {"text": canaries.BODY}
 

@@ -1,4 +1,4 @@
--- At most so many at once, each by a hold that ends by itself unless it is renewed.
+-- At most so many permits in use at once: each is a hold that ends by itself unless it is renewed.
 --
 -- Included. State ZSET; member: permit id, for further ones of one call id, NUL, number;
 -- score: when its hold ends, ms
@@ -9,11 +9,11 @@
 local concurrency = {holds = true}
 kinds.concurrency = concurrency
 
-function concurrency.read(place, at)
+function concurrency.read(index, at)
   local count = tonumber(ARGV[at])
-  local taken = redis.call('ZCOUNT', KEYS[place], now + 1, '+inf')
+  local taken = redis.call('ZCOUNT', KEYS[index], now + 1, '+inf')
   return {
-    kind = concurrency, place = place,
+    kind = concurrency, index = index,
     count = count, room = count - taken, length = tonumber(ARGV[at + 1]), taken = taken
   }, at + 2
 end
@@ -21,15 +21,15 @@ end
 function concurrency.wait(state, n, ahead)
   local cycles = math.floor((ahead + n - 1) / state.count)
   local rank = state.count - (ahead + n - cycles * state.count)
-  local member = redis.call('ZREVRANGE', KEYS[state.place], rank, rank, 'WITHSCORES')
+  local member = redis.call('ZREVRANGE', KEYS[state.index], rank, rank, 'WITHSCORES')
   local ends = member[2] and tonumber(member[2]) or now
   return math.max(0, ends - now) + cycles * state.length
 end
 
--- What has ended does not count, and goes with one call in sixteen. The key outlives every hold, also
--- those that another limit of this name took for longer.
+-- Ended holds do not count; one call in sixteen removes them. The key outlives every hold, also those
+-- that another limit of this name took for longer.
 function concurrency.take(state, n, id)
-  local key, ends = KEYS[state.place], now + state.length
+  local key, ends = KEYS[state.index], now + state.length
   add_members(key, ends, id, n)
   if now_us % 16 == 0 then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
@@ -44,12 +44,12 @@ function concurrency.whole(state)
   if state.taken == 0 then
     return 0
   end
-  local last = redis.call('ZREVRANGE', KEYS[state.place], 0, 0, 'WITHSCORES')
+  local last = redis.call('ZREVRANGE', KEYS[state.index], 0, 0, 'WITHSCORES')
   return last[2] and math.max(0, last[2] - now) or 0
 end
 
 function concurrency.knows(state, id)
-  local key = KEYS[state.place]
+  local key = KEYS[state.index]
   local ends = redis.call('ZSCORE', key, id)
   if not ends or tonumber(ends) <= now then
     return 0
@@ -58,5 +58,5 @@ function concurrency.knows(state, id)
 end
 
 function concurrency.back(state, n, id)
-  return remove_members(KEYS[state.place], id, n)
+  return remove_members(KEYS[state.index], id, n)
 end

@@ -6,11 +6,11 @@
 local cool_down = {}
 kinds.cool_down = cool_down
 
-function cool_down.read(place, at)
-  local ends = redis.call('GET', KEYS[place])
+function cool_down.read(index, at)
+  local ends = redis.call('GET', KEYS[index])
   local left = ends and math.max(0, ends - now) or 0
   return {
-    kind = cool_down, place = place,
+    kind = cool_down, index = index,
     count = 0, room = left > 0 and 0 or math.huge, left = left
   }, at
 end

@@ -9,13 +9,13 @@
 local counter_per_key = {}
 kinds.counter_per_key = counter_per_key
 
-function counter_per_key.read(place, at)
+function counter_per_key.read(index, at)
   local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  local value = redis.call('GET', KEYS[place])
+  local value = redis.call('GET', KEYS[index])
   local taken = value and tonumber(value) or 0
-  local left = value and redis.call('PTTL', KEYS[place]) + 1 or 0
+  local left = value and redis.call('PTTL', KEYS[index]) + 1 or 0
   return {
-    kind = counter_per_key, place = place, count = count, room = count - taken, length = length,
+    kind = counter_per_key, index = index, count = count, room = count - taken, length = length,
     open = left > 0,
     left = left > 0 and left or length
   }, at + 2
@@ -26,9 +26,9 @@ function counter_per_key.wait(state, n, ahead)
 end
 
 function counter_per_key.take(state, n)
-  redis.call('INCRBY', KEYS[state.place], n)
+  redis.call('INCRBY', KEYS[state.index], n)
   if not state.open then
-    redis.call('PEXPIREAT', KEYS[state.place], now + state.length - 1)
+    redis.call('PEXPIREAT', KEYS[state.index], now + state.length - 1)
     state.open = true
   end
   state.room = state.room - n
@@ -44,6 +44,6 @@ function counter_per_key.back(state, n, _, at)
   if not state.open or at / 1000 < opened or state.room + n > state.count then
     return 0
   end
-  redis.call('DECRBY', KEYS[state.place], n)
+  redis.call('DECRBY', KEYS[state.index], n)
   return n
 end

@@ -3,9 +3,9 @@
 -- Included. State STRING of two doubles: how many were taken, and the end of the window, ms
 -- Words 1 count   2 length, ms
 --       or 2 five bounds or more of consecutive windows, ms, as doubles: the present one is among the
---       first four, and further ones tell the turns of those who are refused
+--       first four, and further ones give the turns of refused requests
 --
--- The end stands in the state, so that it holds to the millisecond; the expiry only tidies up.
+-- The state has the end, so that it is exact to the millisecond; the expiry only tidies up.
 
 local fixed_window = {}
 kinds.fixed_window = fixed_window
@@ -42,7 +42,7 @@ local function further_bound(state, further)
   return bound
 end
 
-function fixed_window.read(place, at)
+function fixed_window.read(index, at)
   local count, word, length, begins, ends = tonumber(ARGV[at]), ARGV[at + 1], nil, nil, nil
   if #word >= length_of_bounds then
     begins, ends = window(word)
@@ -53,13 +53,13 @@ function fixed_window.read(place, at)
     length = tonumber(word)
     ends = now + length
   end
-  local value, taken, old_end = redis.call('GET', KEYS[place]), 0, 0
+  local value, taken, old_end = redis.call('GET', KEYS[index]), 0, 0
   if value then
     taken, old_end = struct.unpack('<dd', value)
   end
   local open = old_end > now
   return {
-    kind = fixed_window, place = place, count = count,
+    kind = fixed_window, index = index, count = count,
     room = open and count - taken or count, ends = open and old_end or ends,
     open = open, length = length, begins = begins, bounds = word
   }, at + 2
@@ -75,7 +75,7 @@ end
 
 function fixed_window.take(state, n)
   state.room = state.room - n
-  local key, value = KEYS[state.place], struct.pack('<dd', state.count - state.room, state.ends)
+  local key, value = KEYS[state.index], struct.pack('<dd', state.count - state.room, state.ends)
   if state.open then
     redis.call('SET', key, value, 'KEEPTTL')
   else

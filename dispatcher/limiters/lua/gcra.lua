@@ -12,18 +12,18 @@
 local gcra = {}
 kinds.gcra = gcra
 
-function gcra.read(place, at)
+function gcra.read(index, at)
   local count, rise, fall = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local level, ends = 0, 0
-  local value = redis.call('GET', KEYS[place])
+  local value = redis.call('GET', KEYS[index])
   if value then
-    local kept, at_us
-    kept, at_us, ends = struct.unpack('<ddd', value)
-    level = math.max(0, kept - (now_us - at_us) * fall)
+    local stored, at_us
+    stored, at_us, ends = struct.unpack('<ddd', value)
+    level = math.max(0, stored - (now_us - at_us) * fall)
   end
   local room = math.floor((count * rise - level) / rise)
   return {
-    kind = gcra, place = place, count = count,
+    kind = gcra, index = index, count = count,
     room = room, rise = rise, fall = fall, level = level, ends = ends
   }, at + 3
 end
@@ -32,16 +32,16 @@ local function ms_to_fall(state, by)
   return math.ceil(by / (state.fall * 1000))
 end
 
-local function keep(state)
+local function store(state)
   local life = ms_to_fall(state, state.level) + 1
   if state.ends >= now + life then
     local value = struct.pack('<ddd', state.level, now_us, state.ends)
-    redis.call('SET', KEYS[state.place], value, 'KEEPTTL')
+    redis.call('SET', KEYS[state.index], value, 'KEEPTTL')
   else
     life = life + ms_to_fall(state, state.count * state.rise)
     state.ends = now + life
     local value = struct.pack('<ddd', state.level, now_us, state.ends)
-    redis.call('SET', KEYS[state.place], value, 'PX', life)
+    redis.call('SET', KEYS[state.index], value, 'PX', life)
   end
 end
 
@@ -51,7 +51,7 @@ end
 
 function gcra.take(state, n)
   state.level, state.room = state.level + n * state.rise, state.room - n
-  keep(state)
+  store(state)
 end
 
 -- Counted from the whole millisecond.
@@ -59,13 +59,13 @@ function gcra.whole(state)
   return state.level > 0 and ms_to_fall(state, state.level + now_us % 1000 * state.fall) or 0
 end
 
--- What has leaked since the permits were taken may have been theirs.
+-- The level that has leaked since the permits were taken may have been theirs.
 function gcra.back(state, n, _, at)
   local left = math.min(state.level, n * state.rise - (now_us - at) * state.fall)
   if left <= 0 then
     return 0
   end
   state.level = state.level - left
-  keep(state)
+  store(state)
   return n
 end

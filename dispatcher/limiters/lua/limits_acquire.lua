@@ -2,9 +2,9 @@
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
 -- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words
---       then, of a single request for all limits: permit id; 1 if it is new: nobody can have asked
---       under it before, else 0; permits wanted, 0 or more; the least that is of use
---       or, of a group, per limit: permits for which earlier scripts of the group told others to wait;
+--       then, of a single request for all limits: permit id; 1 if it is new: no request can have
+--       used it before, else 0; permits wanted, 0 or more; the least that is of use
+--       or, of a group, per limit: permits for which earlier scripts of the group refused requests;
 --       how many it may still give to the group at most, -1: any number; then per request the four
 --       words as above, how many limits, and which: 1 for that of KEYS[3]
 -- Reply {now}   the calendar periods of a limit do not cover the present
@@ -16,7 +16,7 @@
 --       then, of a group, per limit: how many it may still give to the group, -1: any number
 --
 -- Idempotent by permit id, for as long as it is remembered; a hold that has ended since is taken
--- anew, or refused. What is refused leaves nothing, and so does what wants nothing.
+-- anew, or refused. A refused request takes nothing, nor does one for 0 permits.
 
 -- @include limits.lua
 -- @include limits_remembered.lua
@@ -28,7 +28,7 @@ end
 
 -- Which of its limits has the least room, and how much.
 local function tightest(mine)
-  local place, room = 1, math.huge
+  local index, room = 1, math.huge
   for number = 1, #mine do
     local limit = mine[number]
     local left = limit.room
@@ -36,14 +36,14 @@ local function tightest(mine)
       left = limit.cap
     end
     if left < room then
-      place, room = number, left
+      index, room = number, left
     end
   end
-  return place, room
+  return index, room
 end
 
 -- Take permits of which there is room; say how many are left, and when none counts any more.
-local function take(mine, id, n, place, room)
+local function take(mine, id, n, index, room)
   for number = 1, #mine do
     local limit = mine[number]
     limit.kind.take(limit, n, id)
@@ -52,19 +52,19 @@ local function take(mine, id, n, place, room)
   if span > 0 then
     remember(id, n)
   end
-  local decides = mine[place]
+  local decides = mine[index]
   return room < math.huge and room - n or 0, decides and decides.kind.whole(decides) or 0
 end
 
 -- Most calls are one new request that fits, and do without the functions that follow.
 local single = #ARGV == at + 3
 if single and ARGV[at + 1] == '1' then
-  local wanted, least, place, room =
+  local wanted, least, index, room =
     tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tightest(limits)
   if room >= least and wanted > 0 then
     local n = math.min(wanted, room)
-    local left, whole = take(limits, ARGV[at], n, place, room)
-    return {now, n, 0, place, left, whole, 0}
+    local left, whole = take(limits, ARGV[at], n, index, room)
+    return {now, n, 0, index, left, whole, 0}
   end
 end
 
@@ -99,9 +99,9 @@ local function hold_again(mine, id, n)
 end
 
 -- Which of its limits refuse, as the reply tells it: with the wait until the least that is of use is
--- free there. What a limit never gives at once keeps nobody waiting, in the others neither.
+-- free there. A request that a limit can never grant makes no other one wait, in no limit.
 local function refusing(mine, least, again)
-  local refusals, longest, place, comes_back = {}, 0, 1, true
+  local refusals, longest, index, comes_back = {}, 0, 1, true
   for _, limit in ipairs(mine) do
     comes_back = comes_back and (limit.count == 0 or least <= limit.count)
   end
@@ -115,38 +115,38 @@ local function refusing(mine, least, again)
       refusals[#refusals + 1] = number
       refusals[#refusals + 1] = wait
       if longest >= 0 and (wait < 0 or wait > longest) then
-        longest, place = wait, number
+        longest, index = wait, number
       end
     end
   end
-  return refusals, longest, place
+  return refusals, longest, index
 end
 
 -- Take what a request wants, whose words begin at ARGV[at], and append what the reply says of it.
 local function answer(reply, mine, at)
   local id, wanted, least = ARGV[at], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local place, room = tightest(mine)
+  local index, room = tightest(mine)
   local granted = ARGV[at + 1] == '0' and wanted > 0 and taken_before(mine, id) or 0
   local refusals, wait, left, whole = {}, 0, nil, nil
   if granted == 0 and wanted > 0 and room >= least then
     granted = math.min(wanted, room)
-    left, whole = take(mine, id, granted, place, room)
+    left, whole = take(mine, id, granted, index, room)
   else
     if granted == 0 and wanted > 0 then
-      refusals, wait, place = refusing(mine, least, false)
+      refusals, wait, index = refusing(mine, least, false)
     elseif granted > 0 and not hold_again(mine, id, granted) then
-      refusals, wait, place = refusing(mine, granted, true)
+      refusals, wait, index = refusing(mine, granted, true)
       granted = 0
     elseif granted > 0 then
-      place = tightest(mine)
+      index = tightest(mine)
     end
-    local decides = mine[place]
+    local decides = mine[index]
     left = decides and decides.room < math.huge and math.max(0, decides.room) or 0
     whole = decides and decides.kind.whole(decides) or 0
   end
   local base = #reply
   reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] =
-    granted, wait, place, left, whole
+    granted, wait, index, left, whole
   reply[base + 6] = #refusals / 2
   for number = 1, #refusals do
     reply[base + 6 + number] = refusals[number]

@@ -1,4 +1,4 @@
--- End the holds of one permit id; what else it took stays taken.
+-- End the holds of one permit id; its other permits stay taken.
 --
 -- KEYS  1... holds, ZSETs as in concurrency.lua
 -- ARGV  1 permit id

@@ -1,12 +1,12 @@
--- Give the permits of one id back to all limits that they were taken from.
+-- Return the permits of one id to all limits that they were taken from.
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
 -- ARGV  1 span for which permits are remembered, ms   2 permit id   3... per limit: kind, words
 -- Reply {now}   the calendar periods of a limit do not cover the present
---       or now, ms, and how many permits were given back
+--       or now, ms, and how many permits were returned
 --
--- Idempotent: the id is not known any more, also where nothing came back because the window has
--- ended since. Asked for again, its permits are taken anew.
+-- Idempotent: afterwards the id is unknown, also where no permit was returned because the window has
+-- ended since. A request with the same id takes permits anew.
 
 -- @include limits.lua
 -- @include limits_remembered.lua

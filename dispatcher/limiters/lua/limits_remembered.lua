@@ -1,15 +1,15 @@
 -- The permits of the last while, so that a call that is repeated takes nothing twice.
 --
 -- Included. KEYS[1] and KEYS[2] are HASHes; field: permit id; value: when it was taken, µs after the
--- beginning of its span, and of several permits ':' and how many. Time is cut into spans, and each
+-- beginning of its span, and for several permits ':' and how many. Time is cut into spans, and each
 -- span writes into the one and reads both: a permit is remembered for at least one span and at most
 -- two. ARGV[1] is their length in ms, 0: remember nothing.
 
 local span = tonumber(ARGV[1])
 local turn = span > 0 and math.floor(now / span) or 0
 
--- How many permits were taken under that id, and when, in µs. Which span a hash is of stands in its
--- expiry, which also holds where the clock was set back.
+-- How many permits were taken under that id, and when, in µs. The expiry of a hash says of
+-- which span it is, which also holds where the clock was set back.
 local function remembered(id)
   local key = KEYS[1 + turn % 2]
   local value = redis.call('HGET', key, id)

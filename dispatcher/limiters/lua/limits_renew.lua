@@ -2,7 +2,7 @@
 --
 -- KEYS  1... holds, ZSETs as in concurrency.lua
 -- ARGV  1 permit id   2... length of a hold of each, ms
--- Reply 1 all were renewed   0 one had ended or was given back; nothing was changed
+-- Reply 1 all were renewed   0 one had ended or was returned; nothing was changed
 --
 -- Idempotent.
 
@@ -18,9 +18,9 @@ for _, key in ipairs(KEYS) do
     return 0
   end
 end
-for place, key in ipairs(KEYS) do
+for index, key in ipairs(KEYS) do
   local n = count_members(key, redis.call('ZSCORE', key, id), id)
-  add_members(key, now + ARGV[1 + place], id, n)
+  add_members(key, now + ARGV[1 + index], id, n)
   local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
   redis.call('PEXPIRE', key, last[2] - now)
 end

@@ -1,6 +1,6 @@
--- Forget all that was taken from limits.
+-- Forget all permits of limits.
 --
--- KEYS  1... everything they keep
+-- KEYS  1... all keys of the limits
 -- Reply 1
 
 for _, key in ipairs(KEYS) do

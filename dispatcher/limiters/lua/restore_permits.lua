@@ -14,12 +14,12 @@ local time = redis.call('TIME')
 -- Rounded up: a send must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 local position = 4
-for place = 2, #KEYS do
-  local log, last = KEYS[place], position + 2 * ARGV[position]
+for index = 2, #KEYS do
+  local log, last = KEYS[index], position + 2 * ARGV[position]
   for each = position + 1, last, 2 do
     local age = tonumber(ARGV[each])
-    -- The store knows the claim, not whether it has a permit yet: it counts, half a ms apart from
-    -- those that were granted, and take_permits.lua judges it when it is asked for.
+    -- The store knows the claim, not whether it has a permit yet: it counts, with half a ms to mark
+    -- it, and take_permits.lua judges it when it is requested.
     redis.call('ZADD', log, now - age + (age < 0 and 0.5 or 0), ARGV[each + 1])
   end
   local latest = redis.call('ZRANGE', log, -1, -1, 'WITHSCORES')

@@ -10,10 +10,10 @@
 local sliding_counter = {}
 kinds.sliding_counter = sliding_counter
 
-function sliding_counter.read(place, at)
+function sliding_counter.read(index, at)
   local count, length = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local stretch, previous, present = math.floor(now / length), 0, 0
-  local value, old, earlier, later = redis.call('GET', KEYS[place]), -1, 0, 0
+  local value, old, earlier, later = redis.call('GET', KEYS[index]), -1, 0, 0
   if value then
     old, earlier, later = struct.unpack('<ddd', value)
   end
@@ -24,14 +24,14 @@ function sliding_counter.read(place, at)
   end
   local passed = math.max(0, now - stretch * length)
   return {
-    kind = sliding_counter, place = place, count = count, length = length, stretch = stretch,
+    kind = sliding_counter, index = index, count = count, length = length, stretch = stretch,
     room = count - present - math.ceil(previous * (length - passed) / length),
     previous = previous, present = present, open = old == stretch
   }, at + 2
 end
 
--- Stretch by stretch: those ahead take what fits into each before its end. They only become more
--- within a call, so the next one begins where this one came to.
+-- Stretch by stretch: requests ahead take the room of each before its end. Their number only grows
+-- within a call, so the next wait begins where this one ended.
 function sliding_counter.wait(state, n, ahead)
   local length, count, came_to = state.length, state.count, state.came_to or {
     stretch = state.stretch, previous = state.previous, present = state.present, gone = 0
@@ -55,7 +55,7 @@ function sliding_counter.wait(state, n, ahead)
 end
 
 local function keep_stretches(state)
-  local key, value = KEYS[state.place],
+  local key, value = KEYS[state.index],
     struct.pack('<ddd', state.stretch, state.previous, state.present)
   if state.open then
     redis.call('SET', key, value, 'KEEPTTL')

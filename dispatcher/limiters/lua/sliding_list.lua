@@ -4,13 +4,13 @@
 -- Included. State LIST of the times of permits, ms, newest first
 -- Words 1 count   2 length, ms
 --
--- What counts no more is at the end of the list and is cut off with the next permit.
+-- Times that do not count any more are at the end of the list; the next permit cuts them off.
 
 local sliding_list = {}
 kinds.sliding_list = sliding_list
 
-function sliding_list.read(place, at)
-  local key, count, length = KEYS[place], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+function sliding_list.read(index, at)
+  local key, count, length = KEYS[index], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local since = now - length
   local size = redis.call('LLEN', key)
   local taken = size
@@ -27,7 +27,7 @@ function sliding_list.read(place, at)
     end
   end
   return {
-    kind = sliding_list, place = place, count = count,
+    kind = sliding_list, index = index, count = count,
     room = count - taken, length = length, stale = size > taken, newest = nil
   }, at + 2
 end
@@ -35,13 +35,13 @@ end
 function sliding_list.wait(state, n, ahead)
   local cycles = math.floor((ahead + n - 1) / state.count)
   local rank = state.count - (ahead + n - cycles * state.count)
-  local at = redis.call('LINDEX', KEYS[state.place], rank)
+  local at = redis.call('LINDEX', KEYS[state.index], rank)
   at = at and tonumber(at) or now - state.length
   return math.max(0, at + state.length - now) + cycles * state.length
 end
 
 function sliding_list.take(state, n)
-  local key, taken = KEYS[state.place], state.count - state.room
+  local key, taken = KEYS[state.index], state.count - state.room
   if not state.newest then
     if state.stale and taken == 0 then
       redis.call('DEL', key)
@@ -73,7 +73,7 @@ function sliding_list.whole(state)
   if state.room >= state.count then
     return 0
   end
-  local newest = state.newest or tonumber(redis.call('LINDEX', KEYS[state.place], 0))
+  local newest = state.newest or tonumber(redis.call('LINDEX', KEYS[state.index], 0))
   return newest + state.length - now
 end
 
@@ -82,5 +82,5 @@ function sliding_list.back(state, n, _, at)
   if taken_at <= now - state.length then
     return 0
   end
-  return redis.call('LREM', KEYS[state.place], n, taken_at)
+  return redis.call('LREM', KEYS[state.index], n, taken_at)
 end

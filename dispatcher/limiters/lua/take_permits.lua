@@ -5,11 +5,11 @@
 --       then lines, ZSETs of messages that were refused; score: when they come back, ms
 --       then closings, STRINGs: until when a channel is closed, ms
 -- ARGV  1 hold, ms: how long after now a permit may be used
---       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1), the place of its line
---         in KEYS, and whether that gives turns (1) or notes who waits (0). A kind: list of its
---         limits as count, length in ms, count, ...; list of its calendar limits, each count and
---         bounds of periods in ms; most permits in hand (0: any); name of its reach in the epoch
---       3 JSON list, per request: place of its closing in KEYS (0: none), 1-based places of its logs
+--       2 JSON list of two: the kinds of logs, and, per log, its kind (from 1), the index of its line
+--         in KEYS, and whether that gives turns (1) or notes which messages wait (0). A kind: list
+--         of its limits as count, length in ms, count, ...; list of its calendar limits, each count
+--         and bounds of periods in ms; most permits in hand (0: any); name of its reach in the epoch
+--       3 JSON list, per request: index of its closing in KEYS (0: none), 1-based indexes of its logs
 --       4... permit id of each request: message id (16 bytes), then its attempt
 -- Reply {'closed'}              the logs are not complete: rebuild first
 --       {'elsewhere', now ms}   the calendar periods given do not hold the present
@@ -22,20 +22,20 @@
 -- now. It joins the line of the log that makes it wait longest. If that gives turns, it is told its
 -- own: when the requests before it leave room. A request whose turn has come is judged by the log
 -- alone; without room there, it waits for the requests whose turn came before. A request without a
--- turn stands behind the line. Where a request missed its turn and left room, the two change places.
--- A line without turns is read where permits are given back (give_back_permits.lua).
+-- turn stands behind the line. Where a request missed its turn and left room, the two swap turns.
+-- A line without turns is read where permits are returned (give_back_permits.lua).
 --
--- Idempotent by permit id: asked again, a permit that was taken is granted again, and who has a turn
--- keeps it. One that a rebuild put there for a claim under way (restore_permits.lua; its score is no
+-- Idempotent by permit id: asked again, a permit that was taken is granted again, and a turn is not
+-- lost. A permit that a rebuild put there for a claim under way (restore_permits.lua; its score is no
 -- whole ms) was perhaps never granted: it is judged as if it were not there.
 
--- How long a turn is kept for a message that does not come, and after which time another one that
--- is there may have it.
+-- How long a turn is reserved for a message that does not come, and after which time a present one
+-- may have it.
 local LATE, LATE_ENOUGH = 60000, 100
--- When to come back where too many are in hand: nobody knows when one ends.
+-- When to come back where too many are in hand: it is not known when one ends.
 local BUSY = 20
--- Turns follow each other a little slower than the limit allows, so that what comes late on its way
--- does not make all behind it come in vain.
+-- Turns follow each other a little slower than the limit allows, so that one late request does not
+-- make all behind it come too early.
 local SLACK = 1.02
 
 if redis.call('EXISTS', KEYS[1]) == 0 then
@@ -45,8 +45,8 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local hold = tonumber(ARGV[1])
-local said, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
-local kinds, logs = said[1], said[2]
+local described, wanted = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
+local kinds, logs = described[1], described[2]
 local states = {}
 
 local function score_at(key, rank)
@@ -56,19 +56,19 @@ end
 for log = 1, #logs / 3 do
   local kind = kinds[logs[3 * log - 2]]
   local state = {
-    place = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
+    index = 1 + log, limits = kind[1], calendars = kind[2], most = kind[3], kind = kind,
     line = logs[3 * log] == 1 and logs[3 * log - 1] or 0, note = logs[3 * log - 1],
     taken = {}, periods = {}, in_hand = 0, behind = 0, waiting = 0}
-  state.empty = redis.call('EXISTS', KEYS[state.place]) == 0
-  for place = 1, #state.limits, 2 do
-    state.taken[place] = state.empty and 0 or redis.call(
-      'ZCOUNT', KEYS[state.place], '(' .. now - state.limits[place + 1], '+inf')
+  state.empty = redis.call('EXISTS', KEYS[state.index]) == 0
+  for index = 1, #state.limits, 2 do
+    state.taken[index] = state.empty and 0 or redis.call(
+      'ZCOUNT', KEYS[state.index], '(' .. now - state.limits[index + 1], '+inf')
   end
   for number, calendar in ipairs(state.calendars) do
-    for place = 2, #calendar - 1 do
-      if calendar[place] <= now and now < calendar[place + 1] then
-        state.periods[number] = {at = place, taken = state.empty and 0 or redis.call(
-          'ZCOUNT', KEYS[state.place], calendar[place], '+inf')}
+    for index = 2, #calendar - 1 do
+      if calendar[index] <= now and now < calendar[index + 1] then
+        state.periods[number] = {at = index, taken = state.empty and 0 or redis.call(
+          'ZCOUNT', KEYS[state.index], calendar[index], '+inf')}
       end
     end
     if not state.periods[number] then
@@ -76,8 +76,8 @@ for log = 1, #logs / 3 do
     end
   end
   if state.most > 0 then
-    -- What was settled in this very ms has a time that is rounded up.
-    state.in_hand = redis.call('ZCOUNT', KEYS[state.place], '(' .. now + 1, '+inf')
+    -- A permit that was settled in this very ms has a time that is rounded up.
+    state.in_hand = redis.call('ZCOUNT', KEYS[state.index], '(' .. now + 1, '+inf')
   end
   if state.line > 0 and redis.call('EXISTS', KEYS[state.line]) == 1 then
     redis.call('ZREMRANGEBYSCORE', KEYS[state.line], '-inf', now - LATE)
@@ -87,14 +87,14 @@ for log = 1, #logs / 3 do
   states[log] = state
 end
 
--- When the log alone has room again for whoever comes after `ahead` others, and its room now.
+-- When the log alone has room again for a request after `ahead` others, and its room now.
 local function free_at(state, ahead)
   local at, left = now, math.huge
-  for place, taken in pairs(state.taken) do
-    local count, length = state.limits[place], state.limits[place + 1]
+  for index, taken in pairs(state.taken) do
+    local count, length = state.limits[index], state.limits[index + 1]
     left = math.min(left, count - taken)
     if taken >= count then
-      local nth = score_at(KEYS[state.place], count - 1 - ahead % count)
+      local nth = score_at(KEYS[state.index], count - 1 - ahead % count)
       at = math.max(at, math.min(nth, now) + (1 + math.floor(ahead / count)) * length)
     end
   end
@@ -114,16 +114,16 @@ local function free_at(state, ahead)
   return at, left
 end
 
--- The turn behind the line, from `start` on: where those before leave room in every limit.
+-- The turn behind the line, from `start` on: where the requests before leave room in every limit.
 local function turn_behind(state, start)
   local turn = start
-  for place, taken in pairs(state.taken) do
-    local count, length = state.limits[place], state.limits[place + 1]
+  for index, taken in pairs(state.taken) do
+    local count, length = state.limits[index], state.limits[index + 1]
     if state.waiting >= count then
       local before = math.max(score_at(KEYS[state.line], count - 1), now)
       turn = math.max(turn, before + math.ceil(length * SLACK))
     elseif taken + state.waiting >= count then
-      local nth = score_at(KEYS[state.place], count - state.waiting - 1)
+      local nth = score_at(KEYS[state.index], count - state.waiting - 1)
       turn = math.max(turn, math.min(nth, now) + length)
     end
   end
@@ -133,10 +133,10 @@ local function turn_behind(state, start)
   for number, period in ipairs(state.periods) do
     local calendar = state.calendars[number]
     local free = calendar[#calendar]
-    for place = period.at, #calendar - 1 do
-      local from, to = calendar[place], calendar[place + 1]
+    for index = period.at, #calendar - 1 do
+      local from, to = calendar[index], calendar[index + 1]
       if turn < to then
-        local present = place == period.at
+        local present = index == period.at
         local taken = present and period.taken or 0
         if state.waiting > 0 then
           taken = taken + redis.call('ZCOUNT', KEYS[state.line], present and '-inf' or from, '(' .. to)
@@ -158,17 +158,17 @@ local function leave_line(state, member)
 end
 
 local closings = {}
-local function closed_until(place)
-  if place == 0 then
+local function closed_until(index)
+  if index == 0 then
     return now
   end
-  if not closings[place] then
-    closings[place] = tonumber(redis.call('GET', KEYS[place]) or now)
+  if not closings[index] then
+    closings[index] = tonumber(redis.call('GET', KEYS[index]) or now)
   end
-  return math.max(now, closings[place])
+  return math.max(now, closings[index])
 end
 
--- Who has not come at its turn, where the log has room; whoever takes that room gives it another.
+-- The message that has missed its turn, if any; the request that takes its room gives it another.
 local function late_one(state)
   if state.waiting == 0 then
     return nil
@@ -178,12 +178,12 @@ local function late_one(state)
 end
 
 local function take(mine, id, own, late)
-  for place, state in ipairs(mine) do
-    if late[place] then
-      redis.call('ZADD', KEYS[state.line], own[place] or turn_behind(state, now), late[place])
+  for index, state in ipairs(mine) do
+    if late[index] then
+      redis.call('ZADD', KEYS[state.line], own[index] or turn_behind(state, now), late[index])
       state.joined = true
     end
-    redis.call('ZADD', KEYS[state.place], now + hold, id)
+    redis.call('ZADD', KEYS[state.index], now + hold, id)
     for limit, taken in pairs(state.taken) do
       state.taken[limit] = taken + 1
     end
@@ -192,7 +192,7 @@ local function take(mine, id, own, late)
     end
     state.in_hand = state.in_hand + 1
     state.touched, state.was_empty, state.empty = true, state.was_empty or state.empty, false
-    if own[place] then
+    if own[index] then
       leave_line(state, string.sub(id, 1, 16))
     elseif state.line == 0 and state.noted then
       redis.call('ZREM', KEYS[state.note], string.sub(id, 1, 16))
@@ -201,9 +201,9 @@ local function take(mine, id, own, late)
 end
 
 local function join_line(mine, member, own, binding, turn)
-  for place, state in ipairs(mine) do
-    if place ~= binding then
-      if own[place] then
+  for index, state in ipairs(mine) do
+    if index ~= binding then
+      if own[index] then
         leave_line(state, member)
       end
     elseif state.line == 0 then
@@ -211,7 +211,7 @@ local function join_line(mine, member, own, binding, turn)
       redis.call('ZREMRANGEBYSCORE', KEYS[state.note], '-inf', now)
       redis.call('ZADD', KEYS[state.note], turn, member)
       state.joined, state.noted = true, true
-    elseif own[place] ~= turn and not (own[place] and own[place] <= now) then
+    elseif own[index] ~= turn and not (own[index] and own[index] <= now) then
       redis.call('ZADD', KEYS[state.line], turn, member)
       state.waiting = state.waiting + 1
       state.joined = true
@@ -219,17 +219,17 @@ local function join_line(mine, member, own, binding, turn)
   end
 end
 
--- Let a permit that a rebuild put there count no more; whoever asks for it is judged.
+-- Remove a permit that a rebuild put there, so that its request is judged.
 local function forget_restored(state, id)
-  local at = redis.call('ZSCORE', KEYS[state.place], id)
+  local at = redis.call('ZSCORE', KEYS[state.index], id)
   at = at and tonumber(at)
   if not at or at % 1 == 0 then
     return
   end
-  redis.call('ZREM', KEYS[state.place], id)
-  for place, taken in pairs(state.taken) do
-    if at > now - state.limits[place + 1] then
-      state.taken[place] = taken - 1
+  redis.call('ZREM', KEYS[state.index], id)
+  for index, taken in pairs(state.taken) do
+    if at > now - state.limits[index + 1] then
+      state.taken[index] = taken - 1
     end
   end
   for number, period in ipairs(state.periods) do
@@ -243,47 +243,47 @@ local function forget_restored(state, id)
 end
 
 local reply = {}
-for request, places in ipairs(wanted) do
+for request, indexes in ipairs(wanted) do
   local id = ARGV[3 + request]
   local member = string.sub(id, 1, 16)
-  local closed = closed_until(places[1])
+  local closed = closed_until(indexes[1])
   local mine, own = {}, {}
-  for place = 2, #places do
-    local state = states[places[place]]
+  for index = 2, #indexes do
+    local state = states[indexes[index]]
     if not state.empty then
       forget_restored(state, id)
     end
-    mine[place - 1] = state
-    own[place - 1] = state.waiting > 0 and tonumber(redis.call('ZSCORE', KEYS[state.line], member) or nil)
+    mine[index - 1] = state
+    own[index - 1] = state.waiting > 0 and tonumber(redis.call('ZSCORE', KEYS[state.line], member) or nil)
   end
   local at, left, binding, late = closed, math.huge, nil, {}
-  for place, state in ipairs(mine) do
+  for index, state in ipairs(mine) do
     local mine_at
-    local ahead = own[place] and redis.call('ZRANK', KEYS[state.line], member) or state.behind
+    local ahead = own[index] and redis.call('ZRANK', KEYS[state.line], member) or state.behind
     local free, room = free_at(state, ahead)
     left = math.min(left, room)
     if state.line == 0 then
       mine_at = math.max(free, closed)
-    elseif own[place] and own[place] <= now and closed == now then
+    elseif own[index] and own[index] <= now and closed == now then
       mine_at = free
-    elseif own[place] and own[place] > now and own[place] >= closed then
-      late[place] = free == now and closed == now and late_one(state) or nil
-      mine_at = late[place] and now or own[place]
+    elseif own[index] and own[index] > now and own[index] >= closed then
+      late[index] = free == now and closed == now and late_one(state) or nil
+      mine_at = late[index] and now or own[index]
     else
-      if own[place] then
+      if own[index] then
         leave_line(state, member)
-        own[place] = nil
+        own[index] = nil
       end
-      late[place] = free == now and closed == now and late_one(state) or nil
-      mine_at = late[place] and now or math.max(turn_behind(state, closed), closed)
+      late[index] = free == now and closed == now and late_one(state) or nil
+      mine_at = late[index] and now or math.max(turn_behind(state, closed), closed)
     end
     if not binding or mine_at > at or (mine_at == at and state.line > 0) then
-      binding = place
+      binding = index
     end
     at = math.max(at, mine_at)
   end
   local wait = at - now
-  if mine[1] and not mine[1].empty and redis.call('ZSCORE', KEYS[mine[1].place], id) then
+  if mine[1] and not mine[1].empty and redis.call('ZSCORE', KEYS[mine[1].index], id) then
     wait = 0
   elseif wait == 0 then
     take(mine, id, own, late)
@@ -295,23 +295,23 @@ for request, places in ipairs(wanted) do
   reply[#reply + 1] = left == math.huge and 0 or math.max(0, left)
 end
 
--- Others may have longer limits on the same log: it is kept as far back as the epoch promises.
-local keeps = {}
-local function kept(kind)
-  if keeps[kind] then
-    return keeps[kind]
+-- Other processes may have longer limits on the same log: it reaches as far back as the epoch says.
+local reaches = {}
+local function reach_of(kind)
+  if reaches[kind] then
+    return reaches[kind]
   end
-  local keep = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind[4])) or 0
-  for place = 2, #kind[1], 2 do
-    keep = math.max(keep, kind[1][place])
+  local reach = tonumber(redis.call('HGET', KEYS[1], 'reach:' .. kind[4])) or 0
+  for index = 2, #kind[1], 2 do
+    reach = math.max(reach, kind[1][index])
   end
   for _, calendar in ipairs(kind[2]) do
-    for place = 2, #calendar - 1 do
-      keep = math.max(keep, calendar[place + 1] - calendar[place])
+    for index = 2, #calendar - 1 do
+      reach = math.max(reach, calendar[index + 1] - calendar[index])
     end
   end
-  keeps[kind] = keep
-  return keep
+  reaches[kind] = reach
+  return reach
 end
 
 for _, state in ipairs(states) do
@@ -320,9 +320,9 @@ for _, state in ipairs(states) do
   end
   if state.touched then
     if not state.was_empty then
-      redis.call('ZREMRANGEBYSCORE', KEYS[state.place], '-inf', now - kept(state.kind))
+      redis.call('ZREMRANGEBYSCORE', KEYS[state.index], '-inf', now - reach_of(state.kind))
     end
-    redis.call('PEXPIRE', KEYS[state.place], hold + kept(state.kind))
+    redis.call('PEXPIRE', KEYS[state.index], hold + reach_of(state.kind))
   end
 end
 return reply

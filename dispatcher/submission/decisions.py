@@ -1,4 +1,4 @@
-"""Give failed messages another round of tries."""
+"""The decisions of operators: retry failed messages; release or drop held ones."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message, Status
 from dispatcher.settings import Settings
-from dispatcher.store import FailedMessages, Standstill, Suppressions
+from dispatcher.store import FailedMessages, HeldMessages, Messages, Standstill, Suppressions
 from dispatcher.telemetry.journal import Journal, Transition
 
 _AT_ONCE = 500
+_RELEASED = (Status.SCHEDULED, Status.SENDING, Status.EXPIRED)
 
 
-class Failed:
-    """The use case of those who mended what made messages fail. The row decides every race.
+class Decisions:
+    """Changes failed and held messages as operators decide. The row decides every race.
 
-    A failed message has kept its reservation, so that no quota is judged again; its
-    hand-overs are guarded by the limits like any other.
+    A failed message keeps its reservation, so that no quota is judged again; its next attempts need
+    permits like any other.
     """
 
     def __init__(
         self,
         *,
         settings: Settings,
+        messages: Messages,
         failed: FailedMessages,
+        held: HeldMessages,
         suppressions: Suppressions,
         journal: Journal,
     ) -> None:
         self._settings = settings
+        self._messages = messages
         self._failed = failed
-        self._journal = journal
+        self._held = held
         self._suppressions = suppressions
+        self._journal = journal
 
     def retry(self, message_id: UUID, *, perhaps_sent: bool = False) -> Message:
-        """Let a failed message be tried again, as often as its channel says, at once.
+        """Give a failed message further attempts, as many as its channel allows, at once.
 
         Raises MessageNotFound; TooLate where it has not failed, or is past its expiry;
-        UnknownChannel; Suppressed where its recipient has opted out; and InvalidValue where nobody
-        knows what came of its last try, its ``on_unknown`` is ``hold``, and ``perhaps_sent`` does
-        not say that it may go out twice.
+        UnknownChannel; Suppressed where its recipient has opted out; and InvalidValue where the
+        outcome of its last attempt is unknown, its ``on_unknown`` is ``hold``, and ``perhaps_sent``
+        does not allow a second send.
         """
         [answer] = self.retry_many([message_id], perhaps_sent=perhaps_sent)
         if isinstance(answer, DispatcherError):
@@ -59,13 +64,44 @@ class Failed:
     ) -> list[Message | DispatcherError]:
         """Return for each id what :meth:`retry` would return or raise.
 
-        Raises StoreUnavailable: some are tried again then, and doing it again tells.
+        Raises StoreUnavailable: some may be retried; a repeated call returns which.
         """
         answers: dict[UUID, Message | DispatcherError] = {}
         every = list(dict.fromkeys(message_ids))
         for start in range(0, len(every), _AT_ONCE):
             answers |= self._retried(every[start : start + _AT_ONCE], perhaps_sent)
         return [answers[each] for each in message_ids]
+
+    def held(self, *, at_most: int) -> list[Message]:
+        """Return the held messages, oldest first."""
+        return self._held.find(at_most=at_most)
+
+    def release(self, message_id: UUID) -> Message:
+        """Give a held message one more attempt, or end it as expired past its expiry.
+
+        Raises MessageNotFound; TooLate where it is not held, or another call was faster; and
+        Suppressed where its recipient has opted out.
+        """
+        message = self._require_held(message_id)
+        self._suppressions.check(message.recipient, message.channel)
+        message = self._held.release(message_id)
+        if message.status not in _RELEASED:
+            raise TooLate(message_id, message.status)
+        ended = message.status is Status.EXPIRED
+        self._journal.tell(Transition.EXPIRED if ended else Transition.RELEASED, message)
+        return message
+
+    def drop(self, message_id: UUID) -> Message:
+        """End a held message as failed; it keeps its reservation.
+
+        Raises MessageNotFound and TooLate.
+        """
+        self._require_held(message_id)
+        message = self._held.drop(message_id)
+        if message.status is not Status.FAILED:
+            raise TooLate(message_id, message.status)
+        self._journal.tell(Transition.FAILED, message, attempt=message.attempt_count)
+        return message
 
     def _retried(
         self, message_ids: Sequence[UUID], perhaps_sent: bool
@@ -117,3 +153,9 @@ class Failed:
             return TooLate(before.message.id, "past its expiry")
         self._journal.tell(Transition.RETRIED, now.message, attempt=now.message.attempt_count)
         return now.message
+
+    def _require_held(self, message_id: UUID) -> Message:
+        message = self._messages.get(message_id)
+        if message.status is not Status.HELD:
+            raise TooLate(message_id, message.status)
+        return message

@@ -1,4 +1,4 @@
-"""Let somebody get nothing any more, and take that back."""
+"""Suppression: recipients who have opted out get no messages."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dispatcher.faults import fault
 from dispatcher.message import Message, check_text
 from dispatcher.settings import Settings
 from dispatcher.store import REASON, Suppression, Suppressions
-from dispatcher.submission.cancelling import Cancelling
+from dispatcher.submission.cancellation import Cancellation
 
 _AT_ONCE = 500
 
 
-class Suppressing:
-    """The use cases of those who opt out, and of those who do it for them.
+class SuppressionList:
+    """Adds recipients to the suppression list, removes them, and reads it.
 
-    The row in the store decides: from its commit on no claim takes a message of that recipient. So
-    what is cancelled here is only cancelled earlier, and what slips in meanwhile, by a submit that
-    had looked before, is cancelled when it is due.
+    The row in the store decides: from its commit on no claim takes a message of that recipient.
+    Scheduled messages are cancelled at once, to release their reservations. A message that a
+    concurrent submit stores after that is cancelled when it is due.
     """
 
     def __init__(
-        self, *, settings: Settings, suppressions: Suppressions, cancelling: Cancelling
+        self, *, settings: Settings, suppressions: Suppressions, cancellation: Cancellation
     ) -> None:
         self._settings = settings
         self._suppressions = suppressions
-        self._cancelling = cancelling
+        self._cancellation = cancellation
 
     def suppress(self, recipient: str, channel: str | None) -> int:
         """Opt a recipient out; return how many scheduled messages were cancelled.
 
-        Raises InvalidDraft, UnknownChannel, StoreUnavailable: then some are cancelled perhaps, and
-        doing it again is fine.
+        Raises InvalidDraft, UnknownChannel, and StoreUnavailable: some may be cancelled, and a
+        repeated call cancels the others.
         """
         recipient = check_text("recipient", recipient)
         channels = self._settings.channels
@@ -50,22 +50,25 @@ class Suppressing:
         while some := self._suppressions.scheduled(
             recipient, channel, after=last, at_most=_AT_ONCE
         ):
-            answers = self._cancelling.cancel(some, because=REASON)
+            answers = self._cancellation.cancel(some, because=REASON)
             cancelled += sum(isinstance(each, Message) for each in answers)
             last = some[-1]
         return cancelled
 
     def unsuppress(self, recipient: str, channel: str | None) -> tuple[Suppression, ...]:
-        """Take back what :meth:`suppress` said; return what still holds for the recipient."""
+        """Revoke a :meth:`suppress`; return the suppressions that remain for the recipient.
+
+        Raises InvalidDraft and StoreUnavailable.
+        """
         recipient = check_text("recipient", recipient)
         if channel is not None:
-            check_text("channel", channel)  # also one that the settings do not know any more
+            check_text("channel", channel)  # also one that has left the settings
         for each in self._settings.spellings.all(recipient, channel):
             self._suppressions.remove(each, channel)
         return tuple(self.suppressed(recipient))
 
     def suppressed(self, recipient: str | None = None) -> Iterator[Suppression]:
-        """Yield who gets nothing, in the order of recipients, read some hundreds at a time."""
+        """Yield the suppressions in the order of recipients, read some hundreds at a time."""
         if recipient is None:
             yield from self._pages(None)
             return

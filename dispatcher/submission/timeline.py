@@ -1,4 +1,4 @@
-"""Look before you submit: why times of a scope are free or not."""
+"""The timeline of a scope: which times fit its quotas, and why others do not."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dispatcher.times.clock import Clock
 _LONGEST = timedelta(days=366)
 
 
-class Outlook:
-    """The use case of those who want to see the windows."""
+class TimelineReader:
+    """Validates the parameters of a timeline and reads it. Changes nothing."""
 
     def __init__(self, *, settings: Settings, clock: Clock, timelines: Timelines) -> None:
         self._settings = settings
         self._clock = clock
         self._timelines = timelines
 
-    def timeline(
+    def read(
         self,
         scope: str | None,
         *,
@@ -36,7 +36,7 @@ class Outlook:
         start: datetime | str | None,
         length: timedelta,
     ) -> Timeline:
-        """Return what decides about the times from ``start`` on.
+        """Return the timeline of a scope, of ``length`` from ``start`` on.
 
         Raises InvalidDraft, UnknownChannel, InvalidSendTime and ReservationsUnavailable.
         """
@@ -64,7 +64,7 @@ class Outlook:
         zone: str | None,
         kind: str | None,
     ) -> Terms:
-        """Return what times are judged by: all that a message counts against, or some alone."""
+        """Return the terms of the timeline: all scopes of a message, or the named kinds alone."""
         if scope is not None:
             check_text("scope", scope)
         elif kind is not None or (channel is None) == (not scopes):

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 500
 
 
-class Cancelling:
-    """What ``Changes.cancel`` does, for a batch at a time."""
+class Cancellation:
+    """Cancels many messages, in batches: what ``Changes.cancel`` does for one."""
 
     def __init__(
         self, *, settings: Settings, bulk: Bulk, store: BulkMessages, journal: Journal
@@ -40,11 +40,11 @@ class Cancelling:
     def cancel(
         self, message_ids: Sequence[UUID], *, because: str | None = None
     ) -> list[Message | DispatcherError]:
-        """Cancel what is still scheduled, and release the reservations at once.
+        """Cancel the messages that are still scheduled, and release their reservations.
 
         Return for each id the cancelled message, or the error that cancelling it alone would
-        raise. ``because`` becomes the ``last_error`` of what is cancelled. Raises
-        StoreUnavailable: some are cancelled then, and cancelling again tells.
+        raise. ``because`` becomes the ``last_error`` of the cancelled messages. Raises
+        StoreUnavailable: some may be cancelled; a repeated call returns which.
         """
         answers: list[Message | DispatcherError] = []
         for start in range(0, len(message_ids), _AT_ONCE):
@@ -69,8 +69,9 @@ class Cancelling:
             self._bulk.withdraw(requests)
         except ReservationsUnavailable as error:
             log.warning(
-                "the reservations of %d messages are released later: %s", len(requests), error
-            )
+                "could not release the reservations of %d cancelled messages; reconcile will: %s",
+                len(requests), error,
+            )  # fmt: skip
 
 
 def _answer(message_id: UUID, found: Message | None) -> Message | DispatcherError:

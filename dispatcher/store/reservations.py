@@ -1,4 +1,4 @@
-"""Reservations and permits as the store knows them, to compare Redis with."""
+"""Reservations and permits as the rows tell them, to compare Redis with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dispatcher.store.schema import Tables
 _IDS_AT_ONCE = 5_000
 
 
-class Place(NamedTuple):
-    """A reservation as the store knows it, and what tells the scopes it counts against."""
+class ReservationRow(NamedTuple):
+    """The reservation that a message should have, and what its scopes follow from."""
 
     message_id: UUID
     scope: str
@@ -31,11 +31,11 @@ class Place(NamedTuple):
         return counted(kinds, scope=self.scope, channel=self.channel, scopes=self.scopes)
 
 
-class Taken(NamedTuple):
-    """A permit as the store knows it: of an attempt that has begun.
+class PermitRow(NamedTuple):
+    """The permit of an attempt that has begun.
 
-    ``age`` since it was sent at the latest; negative while it may still happen. ``is_under_way``
-    while the attempt has no outcome.
+    ``age`` is the time since the latest instant of its send; negative while the send may still
+    happen. ``is_under_way`` while the attempt has no outcome.
     """
 
     message_id: UUID
@@ -46,61 +46,65 @@ class Taken(NamedTuple):
     is_under_way: bool
 
 
-class Kept(NamedTuple):
-    """The promised time of a message that holds a place, and the token of its last move."""
+class ReservedTime(NamedTuple):
+    """The send time of a message that holds a reservation, and the token of its last move."""
 
     send_at: datetime
     token: int
 
 
-class Standing(NamedTuple):
-    """How a message stands to its place.
+class ReservationState(NamedTuple):
+    """The state of a message's reservation.
 
-    ``holds`` tells whether the place is the message's. ``frees`` tells that it is no more but may
-    still be taken, because the message ended a short while ago.
+    ``holds``: the message holds it. ``frees``: it does not any more, but the reservation may not be
+    released yet, because the message ended a short while ago.
     """
 
-    place: Place
+    row: ReservationRow
     holds: bool
     frees: bool
 
 
-def place_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    """Return the columns of a :class:`Place`."""
+def reservation_columns(tables: Tables) -> tuple[Column[Any], ...]:
+    """Return the columns of a :class:`ReservationRow`."""
     row = tables.messages.c
     return row.id, row.scope, row.send_at, row.channel, row.scopes
 
 
-def kept_columns(tables: Tables) -> tuple[Column[Any], ...]:
-    """Return the columns of an id and of what is :class:`Kept`."""
+def time_columns(tables: Tables) -> tuple[Column[Any], ...]:
+    """Return the columns of an id and of a :class:`ReservedTime`."""
     row = tables.messages.c
     return row.id, row.send_at, row.move_token
 
 
-class Standings:
-    """Looks messages up by their ids."""
+class ReservationStates:
+    """Looks up the reservations of messages by their ids."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
 
-    def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, Standing]:
-        """Return how these messages stand; those that are not stored are left out.
+    def of(self, message_ids: Sequence[UUID], *, grace: timedelta) -> dict[UUID, ReservationState]:
+        """Return the reservations of these messages; those that are not stored are left out.
 
         A message that was taken back (``VOID``) may still have its reservation, as one that ended.
-        ``grace`` is how long after its end a message may still have its place.
+        ``grace`` is how long after its end a message may still have its reservation.
         """
         tables = self._tables
         messages = tables.messages
         recently = messages.c.finished_at > later(database_now(), -grace.total_seconds())
         query = select(
-            *place_columns(tables),
-            (~tables.holds_no_place).label("holds"),
-            and_(tables.holds_no_place, messages.c.reserved == true(), recently).label("frees"),
+            *reservation_columns(tables),
+            (~tables.holds_no_reservation).label("holds"),
+            and_(tables.holds_no_reservation, messages.c.reserved == true(), recently).label(
+                "frees"
+            ),
         )
         found = {}
         for start in range(0, len(message_ids), _IDS_AT_ONCE):
             some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
             for row in self._database.read(query.where(some)):
-                found[row.id] = Standing(Place._make(row[:-2]), bool(row.holds), bool(row.frees))
+                found[row.id] = ReservationState(
+                    ReservationRow._make(row[:-2]), bool(row.holds), bool(row.frees)
+                )
         return found

@@ -1,4 +1,4 @@
-"""Tell the whole story of one message."""
+"""The story of a message: itself, its attempts, its reservations, its next step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dispatcher.times.send_time import from_ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A message's place in the window of one scope, None where it has none there."""
+    """A message's reservation in the window of one scope; ``at`` is None where it has none."""
 
     scope: str
     at: datetime | None
@@ -26,13 +26,13 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """Everything that is known of one message. Instants are aware UTC.
+    """All about one message. Instants are aware UTC.
 
-    ``reservations`` are None where Redis does not tell. ``is_enqueued`` tells that Celery was given
-    it for its next try, ``enqueue_at`` when the sweep hands it over (again); ``claim_expires_at``
-    until when a worker has it. ``deleted_at`` is when ``prune`` may delete it, at the earliest.
-    ``status_host`` is the host that is told what becomes of it, None where nobody asked, and
-    ``told`` the status last told, None before the first.
+    ``reservations`` is None where Redis does not answer. ``is_enqueued``: it was enqueued for its
+    next attempt; ``enqueue_at``: when maintenance enqueues it (again). ``claim_expires_at`` is the
+    end of its claim, ``deleted_at`` the earliest time at which ``prune`` deletes it.
+    ``status_host`` is the host of its status webhook, None without one, and ``told`` the status
+    last reported to it, None before the first report.
     """
 
     message: Message
@@ -46,16 +46,16 @@ class Story:
     told: Status | None = None
 
 
-class Telling:
-    """The use case of those who want to know what became of a message. Changes nothing."""
+class StoryReader:
+    """Reads the story of a message. Changes nothing."""
 
     def __init__(self, *, settings: Settings, listing: Listing, contents: Contents) -> None:
         self._settings = settings
         self._listing = listing
         self._contents = contents
 
-    def story(self, message_id: UUID) -> Story:
-        """Return what is known of a message. Raises MessageNotFound and StoreUnavailable."""
+    def read(self, message_id: UUID) -> Story:
+        """Return the story of a message. Raises MessageNotFound and StoreUnavailable."""
         found = self._listing.traced(message_id)
         message = found.message
         is_scheduled = message.status is Status.SCHEDULED
