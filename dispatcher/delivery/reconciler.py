@@ -320,7 +320,7 @@ class Reconciler:
     def _give_up(
         self, found: Sequence[Unconfirmed], holding: Mapping[UUID, ReservedTime]
     ) -> Settled:
-        """Make sure that what the store does not know to need its place is never stored."""
+        """Make sure that ids which hold no reservation by the store are never stored."""
         missing = {each.message_id for each in found} - holding.keys()
         if not missing:
             return Settled({}, set(), set())
