@@ -140,15 +140,15 @@ def test_one_call_counts_no_more_than_it_says(redis_session: RedisServer) -> Non
     minutes = [n * MINUTE for n in range(1_500)]
     one = Filled(redis_session.url, [Quota(1, MINUTE), *hours], minutes)
     shards: Any = one.real.windows.shards
-    real, made = shards._next_slot, list[int]()
+    run, made = shards._run, list[int]()
 
-    def next_slot(**given: Any) -> Any:
+    def counted(script: Any, calls: Any) -> Any:
         before = sum(commands(one.real).values())
-        reply = real(**given)
+        replies = run(script, calls)
         made.append(sum(commands(one.real).values()) - before)
-        return reply
+        return replies
 
-    shards._next_slot = next_slot
+    shards._run = counted
     with one.real:
         one.next_slot(BASE, 0)
     assert 2 <= len(made) <= 18

@@ -70,23 +70,27 @@ class Calls:
 
     def watch(self, real: Reserving) -> None:
         shards: Any = real.windows.shards
-        for name in ("_reserve", "_next_slot", "_check", "_hold", "_move"):
-            setattr(shards, name, self._watched(name[1:], getattr(shards, name)))
+        names = ("reserve", "next_slot", "check", "hold", "move")
+        name_of = {getattr(shards, f"_{name}"): name for name in names}
+        run = shards._run
 
-    def _watched(self, name: str, script: Any) -> Callable[..., Any]:
-        def call(**given: Any) -> Any:
-            reply = script(**given)
-            self.made[name] += 1
-            word = reply
-            while isinstance(word, list):
-                word = word[0]
-            if word == b"checking":
-                self.stopped.append(reply[3])
-            if word in {b"unsure", b"checking"}:
-                self.made[f"{name} {word.decode()}"] += 1
-            return reply
+        def watched(script: Any, calls: Sequence[Any]) -> list[Any]:
+            replies: list[Any] = run(script, calls)
+            for reply in replies if script in name_of else ():
+                self._note(name_of[script], reply)
+            return replies
 
-        return call
+        shards._run = watched
+
+    def _note(self, name: str, reply: Any) -> None:
+        self.made[name] += 1
+        word = reply
+        while isinstance(word, list):
+            word = word[0]
+        if word == b"checking":
+            self.stopped.append(reply[3])
+        if word in {b"unsure", b"checking"}:
+            self.made[f"{name} {word.decode()}"] += 1
 
 
 class Filled:
