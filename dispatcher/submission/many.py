@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from dispatcher.message import Draft, Plan, Rejection
 from dispatcher.submission.batch import Batch, OnProgress, Result, Tally, batch_of, batches
@@ -13,7 +14,22 @@ from dispatcher.submission.submitter import Submitter
 from dispatcher.telemetry.journal import Journal
 from dispatcher.telemetry.tracing import Answers, Tracing
 
-log = logging.getLogger(__name__)
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Turn the collector of cycles off, and on again at the end if it was on.
+
+    In a program that has loaded much it would scan all of that again for each batch, and free
+    nothing (decision 0012). All threads share it: a batch that ends while another one is under
+    way turns it on for both, which costs time only.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Batches:
@@ -88,9 +104,10 @@ class Batches:
 
     def _run(self, batch: Batch, sink: Sink) -> None:
         """Run a batch, and again the entries that are judged anew because of a refusal."""
-        self._submitter.run(batch, sink)
-        while again := batch.renewed():
-            self._submitter.run(Batch(again), sink)
+        with without_collector():
+            self._submitter.run(batch, sink)
+            while again := batch.renewed():
+                self._submitter.run(Batch(again), sink)
 
     def _journaled(self, results: list[Result]) -> list[Result]:
         """Write the refusals into the journal, and return all results."""

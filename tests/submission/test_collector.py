@@ -1,0 +1,27 @@
+"""The collector of cycles is off while a batch is processed, and afterwards as it was."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from dispatcher.submission.many import without_collector
+
+
+@pytest.fixture(autouse=True)
+def on_afterwards() -> Iterator[None]:
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_it_is_off_meanwhile_and_then_as_it_was(was_on: bool) -> None:
+    (gc.enable if was_on else gc.disable)()
+    with without_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled() is was_on
+    with pytest.raises(KeyError), without_collector():
+        raise KeyError
+    assert gc.isenabled() is was_on
