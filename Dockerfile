@@ -12,7 +12,7 @@ COPY migrations migrations
 # --no-isolation: the wheel is built by the pinned hatchling from above.
 RUN /opt/build/bin/python -m build --wheel --no-isolation --outdir /wheels
 RUN python -m venv /opt/dispatcher \
- && /opt/dispatcher/bin/pip install --constraint constraints.txt "$(ls /wheels/*.whl)[apprise,mysql,postgres,webhook]"
+ && /opt/dispatcher/bin/pip install --constraint constraints.txt "$(ls /wheels/*.whl)[apprise,metrics,mysql,postgres,webhook]"
 
 FROM python:3.12.11-slim-bookworm
 COPY --from=build /opt/dispatcher /opt/dispatcher

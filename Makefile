@@ -3,13 +3,14 @@
 PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 2
+REDIS ?= one
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PLAYABLE := $(VENV)/.playable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-fast test-slow test-logs simulate soak soak-bugs check docs format bench migrate clean
+.PHONY: help demo test test-all test-fast test-slow test-hosts test-logs simulate soak soak-bugs check docs format bench migrate clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -35,10 +36,10 @@ demo: $(PLAYABLE) ## Play a short scenario on real servers
 
 # Most tests wait for servers and processes, so two cores carry three processes. The tests start
 # hundreds of processes; without bytecode files each would compile the package again.
-test: $(READY) ## Run the tests of every promise, on servers they start: under 4 minutes
+test: $(READY) ## Run the tests of every promise, on servers they start: 4 to 7 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
 
-test-all: $(READY) ## Run all tests, each on every database: about 8 minutes
+test-all: $(READY) ## Run all tests, each on every database: 7 to 14 minutes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-fast: $(READY) ## Run the tests that need no server
@@ -47,26 +48,30 @@ test-fast: $(READY) ## Run the tests that need no server
 test-slow: $(READY) ## Run all tests with half of the processor: no result may depend on speed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
+test-hosts: $(READY) ## Run the test in which each part has a host of its own, as root: 2 minutes
+	DISPATCHER_TESTS_REQUIRE=netns $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py
+
 test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line may have a secret
 	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \
 		--ignore tests/acceptance --ignore tests/property --ignore tests/simulation \
 		-k "not postgresql and not mariadb"
 
 soak: $(READY) ## Break real servers and processes by SEED for MINUTES, and check the promises
-	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m tests.soak --seed $(SEED) --minutes $(MINUTES) --redis $(REDIS)
 
-soak-bugs: $(READY) ## Put known bugs into copies, one at a time: each must be caught
+soak-bugs: $(READY) ## Plant known bugs, one at a time: each must be caught
 	$(BIN)/python -m tests.soak.bugs
 
 simulate: $(READY) ## Run the use cases in simulated time until 200,000 faults have happened
 	$(BIN)/python -m tests.simulation --faults 200000
 
-check: $(READY) ## Lint, types, import layers, migrations, Compose file
+check: $(READY) ## Lint, types, import layers, migrations, Compose file, Kubernetes manifests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/kubernetes-validate --strict --quiet $(filter-out %/kustomization.yaml,$(wildcard deploy/kubernetes/*.yaml))
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	export DISPATCHER_DATABASE_URL="sqlite:///$$folder/check.db" && \
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check

@@ -1,7 +1,7 @@
 """Measure how fast a worker delivers what is due at once, against Celery's own tasks doing nothing.
 
 The same broker, the same pool, one worker process each, in turns. A delivery is claimed, permitted
-by the limits of its scope and of its channel, handed over, and recorded in PostgreSQL; the
+by the limits of its scope and of its channel, sent, and recorded in PostgreSQL; the
 transport and Celery's task both write one line to a file. The tasks are there before the worker
 starts; counted is from the first line to the last, and the CPU time of the
 worker and of the servers in between.
@@ -49,13 +49,13 @@ class Run(NamedTuple):
 
 
 class Ledger:
-    """A transport that writes the instant of each hand-over and does nothing else."""
+    """A transport that writes the instant of each send and does nothing else."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def send(self, message: Message) -> str | None:
-        """Write down that ``message`` was handed over."""
+        """Write down that ``message`` was sent."""
         os.write(self._file, f"{message.id} {time.time():.6f}\n".encode())
         return None
 
@@ -142,7 +142,7 @@ def plain_app(settings: Settings) -> Celery:
 def watched(settings: Settings, path: Path, command: list[str], messages: int) -> Run:
     ledger = path / "ledger"
     ledger.unlink(missing_ok=True)
-    with running(settings, path, command) as pid:
+    with running(settings, path, command) as (pid, *_):
         deadline = time.monotonic() + 120
         while count(ledger) < messages // 20 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -152,7 +152,7 @@ def watched(settings: Settings, path: Path, command: list[str], messages: int) -
         after = cpu_of_all(pid, settings)
     times = sorted(float(line.split()[1]) for line in ledger.read_text().splitlines())
     if len(times) != messages:
-        raise SystemExit(f"{len(times)} of {messages} were handed over")
+        raise SystemExit(f"{len(times)} of {messages} were sent")
     per_1_000 = 1_000 / (messages - began)
     cpu = [(end - start) * per_1_000 for start, end in zip(before, after, strict=True)]
     return Run((messages - 1) / (times[-1] - times[0]), *cpu)
@@ -164,7 +164,7 @@ def dispatcher_command(*arguments: str) -> list[str]:
 
 
 def count(ledger: Path) -> int:
-    """Return how many hand-overs were written down."""
+    """Return how many sends were written down."""
     return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 
@@ -204,8 +204,8 @@ def _times(pid: int) -> list[float]:
 
 
 @contextmanager
-def running(settings: Settings, path: Path, *commands: list[str]) -> Iterator[int]:
-    """Run processes with these settings; yield the id of the first."""
+def running(settings: Settings, path: Path, *commands: list[str]) -> Iterator[list[int]]:
+    """Run processes with these settings; yield their ids."""
     environment = os.environ | settings.environment() | {"LEDGER": str(path / "ledger")}
     environment["PYTHONPATH"] = str(Path(__file__).parent)
     children = []
@@ -215,7 +215,7 @@ def running(settings: Settings, path: Path, *commands: list[str]) -> Iterator[in
                 subprocess.Popen(command, cwd=path, env=environment, stdout=log, stderr=log)
             )
     try:
-        yield children[0].pid
+        yield [each.pid for each in children]
     finally:
         for child in children:
             child.terminate()

@@ -63,10 +63,10 @@ def main(sizes: Sequence[int]) -> None:
 
 
 def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
-    """Hand over what came near while nobody looked."""
+    """Enqueue what came near meanwhile."""
     fill(connection, FAR_OFF, history=False, start=timedelta(minutes=10), step=MS / 10)
     connection.execute("UPDATE dispatcher_messages SET enqueue_at = now()")
-    connection.execute("VACUUM ANALYZE messages")
+    connection.execute("VACUUM ANALYZE dispatcher_messages")
     parts = App(settings)
     began, cpu = time.perf_counter(), time.process_time()
     promoted = 0
@@ -89,7 +89,7 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
     for size in sizes:
         fill(connection, size - stored, history=True, start=timedelta(days=1), step=MS)
         stored = size
-        connection.execute("VACUUM ANALYZE messages")
+        connection.execute("VACUUM ANALYZE dispatcher_messages")
         parts = App(settings)
         claim, record = claimed(parts, connection)
         due = timedelta(seconds=-1)
@@ -97,7 +97,7 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
         stored += 20_000
         upkeep = StoreUpkeep(parts.database)
         promotion = [
-            timed(partial(upkeep.take_due, at_most=1_000, grace=settings.enqueue_grace))[0]
+            timed(partial(upkeep.take_due, limit=1_000, grace=settings.enqueue_grace))[0]
             for _ in range(15)
         ]
         parts.close()

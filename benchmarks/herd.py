@@ -1,7 +1,7 @@
 """Measure how a herd passes a limit: 50,000 messages due in the same second under 1,000 a second.
 
 A real worker and a real beat, PostgreSQL, a transport that writes down when it is called. Counted:
-hand-overs a second while there is a backlog, the most in any second, how often a message was
+sends a second while there is a backlog, the most in any second, how often a message was
 snoozed (by a trigger in the database), and whether anything was sent twice or early.
 """
 
@@ -70,7 +70,7 @@ def report(ledger: Path, at: float, messages: int, snoozes: list[int]) -> None:
     lines = [line.split() for line in ledger.read_text().splitlines()]
     times = sorted(float(instant) for _, instant in lines)
     twice = sum(many > 1 for many in Counter(name for name, _ in lines).values())
-    most = max(bisect_left(times, each + 1.0) - place for place, each in enumerate(times))
+    most = max(bisect_left(times, each + 1.0) - index for index, each in enumerate(times))
     steady = times[CAP : len(times) - CAP // 2]
     rate = (len(steady) - 1) / (steady[-1] - steady[0])
     per_message = sum(snoozes) / messages
@@ -78,7 +78,7 @@ def report(ledger: Path, at: float, messages: int, snoozes: list[int]) -> None:
     print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
     print("| | |")
     print("|---|---|")
-    print(f"| handed over | {len(times):,} of {messages:,} |")
+    print(f"| sent | {len(times):,} of {messages:,} |")
     print(f"| in all | {times[-1] - at:.1f} s after they were due |")
     print(f"| rate while there was a backlog | {rate:.0f}/s, {rate / CAP:.1%} of the limit |")
     print(f"| most in any second | {most:,} |")

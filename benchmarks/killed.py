@@ -1,22 +1,31 @@
-"""Count what a killed worker leaves of unknown outcome, and how much of that its provider has seen.
+"""Count what a killed worker leaves of unknown outcome, and measure what the send logs cost.
 
 A worker delivers what is due at once; each send takes 20 ms, by 16 senders. It is killed at a
 random moment and started again, KILLS times; the sweep runs beside it. The provider writes down
 what reaches it before it answers.
+
+Then a process delivers what is due at once, in groups of 50, to a provider that takes no time, in
+pairs of 1,000 messages: with send logs, and with logs that note nothing. The groups of a pair take
+turns. There is no broker in it, so the share of the send logs is above that of a worker.
+
+    killed.py [kills, default 20] [pairs, default 15]
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from delivery import BODY, channelled, dispatcher_command, prepare
 from rounds import facts, folder
@@ -24,10 +33,13 @@ from sqlalchemy import select
 from submit import postgres
 
 from dispatcher import Dispatcher, Draft, Message, Outcome, Settings
+from dispatcher.app import App
+from dispatcher.delivery.send_log import ClaimLog, SendLogs
 from dispatcher.embedded import embedded
 
-KILLS = 20
+KILLS, PAIRS = 20, 15
 MESSAGES = 4_000
+BLOCK, GROUP = 1_000, 50
 SEND_SECONDS = 0.02
 
 
@@ -44,7 +56,23 @@ class Provider:
         return None
 
 
-def main(kills: int) -> None:
+class NoSendLogs(SendLogs):
+    """Notes nothing: its claims have no files."""
+
+    def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
+        """Return a log without a file."""
+        del message_ids
+        return ClaimLog(self, uuid4(), None)
+
+
+def main(kills: int, pairs: int) -> None:
+    if kills:
+        count_unknown(kills)
+    if pairs:
+        compare(pairs)
+
+
+def count_unknown(kills: int) -> None:
     with folder() as path, embedded(path / "redis") as servers, postgres() as url:
         ledger = path / "ledger"
         settings = channelled(servers, url, ledger, transport="killed:Provider", max_attempts=100)
@@ -133,5 +161,63 @@ def report(dispatcher: Dispatcher, ledger: Path, kills: int) -> None:
     print(f"| {len(arrived):,} | {len(unknown):,} | {len(unknown - arrived):,} |")
 
 
+def compare(pairs: int) -> None:
+    """Deliver with and without send logs in turns, in one process."""
+    walls: list[list[float]] = [[], []]
+    used: list[list[float]] = [[], []]
+    with folder() as path, embedded(path / "redis") as servers, postgres() as url:
+        settings = channelled(servers, url, path / "ledger", transport="delivery:Ledger")
+        prepare(settings)
+        ids = due(settings, (2 + 2 * pairs) * BLOCK)
+        parts = App(settings.model_copy(update={"data_dir": path / "data"}))
+        logs = (parts.send_logs, NoSendLogs(path))
+        for number in range(-1, pairs):  # the first pair warms up
+            gc.collect()
+            wall, cpu = [0.0, 0.0], [0.0, 0.0]
+            for turn in range(2 * BLOCK // GROUP):
+                which = (turn + turn // 2) % 2  # each is as often before as behind the other
+                vars(parts.delivery)["_send_logs"] = logs[which]
+                group = [ids.pop() for _ in range(GROUP)]
+                began, used_before = time.perf_counter(), time.process_time()
+                if parts.delivery.deliver(group) != GROUP:
+                    raise RuntimeError("a message was not sent")
+                cpu[which] += time.process_time() - used_before
+                wall[which] += time.perf_counter() - began
+            if number >= 0:
+                for which in (0, 1):
+                    used[which].append(cpu[which])
+                    walls[which].append(wall[which])
+        parts.close()
+    print(f"\n### Send logs: {pairs} pairs of {BLOCK:,} messages, groups of {GROUP}, PostgreSQL\n")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}; load {os.getloadavg()[0]:.0f}\n")
+    print("| seconds for 1,000 messages | with | without | ratio, pair by pair | least–most |")
+    print("|---|---|---|---|---|")
+    for name, (ours, none) in {"of the processor": used, "in all": walls}.items():
+        ratios = sorted(one / other for one, other in zip(ours, none, strict=True))
+        print(
+            f"| {name} | {statistics.median(ours):.3f} | {statistics.median(none):.3f} "
+            f"| {statistics.median(ratios):.3f} | {ratios[0]:.2f}–{ratios[-1]:.2f} |"
+        )
+
+
+def due(settings: Settings, many: int) -> list[UUID]:
+    """Submit messages and let them be due, however long that took; return their ids."""
+    at = datetime.now(UTC) + timedelta(hours=1)
+    drafts = [
+        Draft(channel="sms", recipient=f"to {number}", body=BODY, send_at=at)
+        for number in range(many)
+    ]
+    with Dispatcher(settings) as dispatcher:
+        found = [each.id for each in dispatcher.submit_many(drafts) if isinstance(each, Message)]
+        messages = dispatcher._app.database.tables.messages
+        now = datetime.now(UTC) - timedelta(seconds=1)
+        change = messages.update().values(send_at=now, next_attempt_at=now)
+        dispatcher._app.database.run(lambda connection: connection.execute(change))
+    if len(found) != many:
+        raise RuntimeError("a message was refused")
+    return found
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else KILLS)
+    given = [int(each) for each in sys.argv[1:]]
+    main(*given, *(KILLS, PAIRS)[len(given) :])

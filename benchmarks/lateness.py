@@ -1,4 +1,4 @@
-"""Measure how late messages go out: 1,000 a second for 20 seconds, each hand-over takes 20 ms.
+"""Measure how late messages go out: 1,000 a second for 20 seconds, each send takes 20 ms.
 
 A real worker and a real beat, PostgreSQL, limits and full records. Lateness is the instant at which
 the transport is called less the promised one.
@@ -30,16 +30,16 @@ from dispatcher import Dispatcher, Draft, Message, Settings
 from dispatcher.embedded import embedded
 
 RATE, SECONDS = 1_000, 20
-HAND_OVER_SECONDS = 0.02
+SEND_SECONDS = 0.02
 
 
 class Slow(Ledger):
-    """A ledger at which each hand-over takes its time."""
+    """A ledger at which each send takes its time."""
 
     def send(self, message: Message) -> str | None:
-        """Write down that ``message`` was handed over, and wait for the answer."""
+        """Write down that ``message`` was sent, and wait for the answer."""
         super().send(message)
-        time.sleep(HAND_OVER_SECONDS)
+        time.sleep(SEND_SECONDS)
         return None
 
 
@@ -49,7 +49,7 @@ def main(rate: int) -> None:
         settings = channelled(servers, url, ledger, transport="lateness:Slow", senders=64)
         prepare(settings)
         commands = (dispatcher_command(name) for name in ("worker", "beat"))
-        with running(settings, path, *commands) as pid:
+        with running(settings, path, *commands) as (pid, *_):
             measure(settings, ledger, rate, pid)
 
 
@@ -79,7 +79,7 @@ def report(ledger: Path, due: dict[UUID, datetime], rate: int, cpu: float) -> No
     lines = [line.split() for line in ledger.read_text().splitlines()]
     late = sorted((float(at) - due[UUID(name)].timestamp()) * 1_000 for name, at in lines)
     cut = statistics.quantiles(late, n=100)
-    print(f"\n### {rate:,}/s over {SECONDS} s, hand-overs of 20 ms, PostgreSQL, one worker\n")
+    print(f"\n### {rate:,}/s over {SECONDS} s, sends of 20 ms, PostgreSQL, one worker\n")
     print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
     print("| sent | early | p50 | p99 | longest | worker CPU s per 1,000 |")
     print("|---|---|---|---|---|---|")

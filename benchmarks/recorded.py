@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
-from redis.commands.core import Script
-
-from dispatcher.redis.scripts import source
+from dispatcher.redis.scripts import Call, Script, replies_of, source
 
 
 def call_of(name: str, action: Callable[[], object]) -> tuple[list[Any], list[Any]]:
     """Return the keys and the arguments with which an action last calls that script."""
-    calls: list[tuple[list[Any], list[Any]]] = []
-    call = Script.__call__
+    seen: list[tuple[list[Any], list[Any]]] = []
 
-    def record(script: Script, keys: Any = None, args: Any = None, client: Any = None) -> Any:
-        if script.script == source(name):
-            calls.append((list(keys), list(args)))
-        return call(script, keys, args, client)
+    def record(client: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
+        if script.text == source(name):
+            seen.extend((list(keys), list(words)) for keys, words in calls)
+        return replies_of(client, script, calls)
 
-    with patch.object(Script, "__call__", record):
+    with patch("dispatcher.reservation.shards.replies_of", record):
         action()
-    return calls[-1]
+    return seen[-1]

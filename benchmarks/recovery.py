@@ -1,9 +1,9 @@
-"""Measure how soon messages are handed over again after a fault, one fault at a time.
+"""Measure how soon messages are sent again after a fault, one fault at a time.
 
 Real servers and processes, the settings' defaults: a worker, two beats and their supervisor, a
 Redis for the windows, a Redis as broker, PostgreSQL. 50 messages a second are due all the time.
 Measured is from the end of the fault (the cut; the kill of the worker; the moment a restarted
-server answers) to the first hand-over that begins of a message due after that end; inf where none
+server answers) to the first send that begins of a message due after that end; inf where none
 did within 20 s, and then the logs are printed.
 
     recovery.py [times each, default 20] [fault ...]
@@ -135,7 +135,7 @@ def recovery(running: Environment, fault: Fault) -> float:
     ended_us = time.time_ns() // 1_000
 
     def first() -> int | None:
-        """Return when the first message that was due after the end began to be handed over."""
+        """Return when the first message that was due after the end began to be sent."""
         begun = (line.at_us for line in running.ledger()
                  if line.event == "begin" and line.send_at_ms * 1_000 >= ended_us)  # fmt: skip
         return min(begun, default=None)

@@ -88,7 +88,7 @@ def raw_insert(parts: App) -> Callable[[str], None]:
             "body": dump_json(BODY), "send_at": instant, "next_attempt_at": instant,
             "enqueue_at": instant, "expires_at": None, "status": "scheduled",
             "attempt_count": 0, "max_attempts": 10, "claim_token": 0, "reserved": True,
-            "idempotency_key": None, "fingerprint": None, "created_at": instant, "scopes": None,
+            "idempotency_key": None, "created_at": instant, "scopes": None,
             "zone": None, "quiet_hours": None, "on_unknown": "retry", "expire_after": None,
             "asked_at": None, "trace": None, "status_url": None, "told": None,
             "enqueued_at": None,

@@ -94,7 +94,7 @@ def held(
     client: redis.Redis,
     queue: str,
     publish: Callable[[], None],
-    worker: Callable[[], AbstractContextManager[int]],
+    worker: Callable[[], AbstractContextManager[list[int]]],
     log: Path,
 ) -> tuple[float, float]:
     """Return by how many bytes a worker and the broker grow."""
@@ -102,7 +102,7 @@ def held(
     stored = cast("int", client.memory_usage(queue, samples=0))
     hidden = f"{queue}.hidden"
     client.rename(queue, hidden)
-    with worker() as pid:
+    with worker() as (pid, *_):
         deadline = time.monotonic() + 60
         while b"ready" not in log.read_bytes():
             if time.monotonic() > deadline:

@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
         BatchRefused,
         DeliveryError,
         DispatcherError,
+        DuplicateUnderWay,
         IdempotencyConflict,
         InvalidDraft,
         InvalidSendTime,
@@ -23,7 +24,6 @@ if typing.TYPE_CHECKING:
         LimitersUnavailable,
         LimitReached,
         MessageNotFound,
-        NoPlace,
         OutcomeUnknown,
         PerhapsSent,
         PermanentFailure,
@@ -31,11 +31,11 @@ if typing.TYPE_CHECKING:
         QuietHours,
         QuotaExceeded,
         ReservationsUnavailable,
+        SlotRefused,
         StoreUnavailable,
         Suppressed,
         TemporaryFailure,
         TooLate,
-        TwinUnderWay,
         Unavailable,
         UnknownChannel,
     )
@@ -73,6 +73,7 @@ __all__ = [
     "Dispatcher",
     "DispatcherError",
     "Draft",
+    "DuplicateUnderWay",
     "Fault",
     "FullestQuota",
     "IdempotencyConflict",
@@ -86,7 +87,6 @@ __all__ = [
     "Load",
     "Message",
     "MessageNotFound",
-    "NoPlace",
     "Outcome",
     "OutcomeUnknown",
     "OverdueFigure",
@@ -104,6 +104,7 @@ __all__ = [
     "ReservationsUnavailable",
     "Settings",
     "Sign",
+    "SlotRefused",
     "Status",
     "StoreUnavailable",
     "Story",
@@ -114,7 +115,6 @@ __all__ = [
     "TooLate",
     "Top",
     "Tops",
-    "TwinUnderWay",
     "Unavailable",
     "UnknownChannel",
     "Verified",
@@ -125,81 +125,25 @@ __all__ = [
 _MODULES = {
     "channel": ("Channel",),
     "client": ("Dispatcher",),
-    "errors": (
-        "BatchRefused",
-        "DeliveryError",
-        "DispatcherError",
-        "IdempotencyConflict",
-        "InvalidDraft",
-        "InvalidSendTime",
-        "InvalidSettings",
-        "InvalidValue",
-        "LimitReached",
-        "LimitersUnavailable",
-        "MessageNotFound",
-        "NoPlace",
-        "OutcomeUnknown",
-        "PerhapsSent",
-        "PermanentFailure",
-        "QueueUnavailable",
-        "QuietHours",
-        "QuotaExceeded",
-        "ReservationsUnavailable",
-        "StoreUnavailable",
-        "Suppressed",
-        "TemporaryFailure",
-        "TooLate",
-        "TwinUnderWay",
-        "Unavailable",
-        "UnknownChannel",
-    ),
-    "limiters": (
-        "ChannelFill",
-        "LimitFill",
-    ),
+    "limiters": ("ChannelFill", "LimitFill"),
     "message": (
-        "Attempt",
-        "Draft",
-        "Message",
-        "Outcome",
-        "Plan",
-        "Progress",
-        "Rejection",
-        "Status",
+        "Attempt", "Draft", "Message", "Outcome", "Plan", "Progress", "Rejection", "Status"
     ),
-    "operations.overview": (
-        "FullestQuota",
-        "Overview",
-        "Top",
-        "Tops",
-    ),
-    "operations.verification": (
-        "Difference",
-        "Fault",
-        "Verified",
-    ),
+    "operations.overview": ("FullestQuota", "Overview", "Top", "Tops"),
+    "operations.verification": ("Difference", "Fault", "Verified"),
     "reservation": ("Timeline",),
-    "selection": (
-        "Page",
-        "Wanted",
-    ),
+    "selection": ("Page", "Wanted"),
     "settings": ("Settings",),
-    "store": (
-        "Counts",
-        "Load",
-        "OverdueFigure",
-        "Suppression",
-    ),
-    "submission": (
-        "Reservation",
-        "Story",
-    ),
+    "store": ("Counts", "Load", "OverdueFigure", "Suppression"),
+    "submission": ("Reservation", "Story"),
     "telemetry.liveness": ("Sign",),
     "worker.install": ("install",),
-}
-"""The modules of the public names. The first use of a name imports its module."""
+}  # fmt: skip
+"""The modules of the public names; the others are errors. Their first use imports the module."""
 
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = dict.fromkeys(__all__, "errors") | {
+    name: module for module, names in _MODULES.items() for name in names
+}
 
 
 if not typing.TYPE_CHECKING:  # with it a type checker would accept any name

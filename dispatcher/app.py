@@ -6,27 +6,26 @@ No part connects before its first use, and a worker builds none before the fork.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from dispatcher.broker.queue import Queue
-from dispatcher.broker.survey import BrokerSurvey, check_url
-from dispatcher.celery_app import beat_schedule, create_app, sweeps_every
-from dispatcher.delivery import Delivery, GroupQueue
-from dispatcher.delivery.duties import Ticks
+from dispatcher.broker.survey import BrokerProbe, BrokerSurvey, check_url
+from dispatcher.celery_app import create_app, sweeps_every
+from dispatcher.delivery import Delivery, GroupQueue, Parts
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.send_log import SendLogs
-from dispatcher.delivery.sweep import Sweep
+from dispatcher.delivery.sweep import Sweep, Ticks
 from dispatcher.errors import InvalidSettings
 from dispatcher.faults import arm_by_environment
-from dispatcher.lazy import built_once
 from dispatcher.limiters import Fills, InHand, LogLimit, Permits, reaches_ms
 from dispatcher.operations.doctor import Doctor
 from dispatcher.operations.overview import Overviews
 from dispatcher.operations.verification import Verification
 from dispatcher.quota import Limit, Quota
-from dispatcher.redis.client import connect_redis
+from dispatcher.redis.client import connect_redis, ping
 from dispatcher.reservation import (
     Bulk,
     Contents,
@@ -75,11 +74,12 @@ from dispatcher.submission import (
     SuppressionList,
     TimelineReader,
 )
+from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
 from dispatcher.telemetry.hooks import Hooks
 from dispatcher.telemetry.hooks import find as find_hooks
 from dispatcher.telemetry.journal import Journal
-from dispatcher.telemetry.liveness import Pulse, Signs
-from dispatcher.telemetry.metrics import exposition, prometheus_meter
+from dispatcher.telemetry.liveness import Kind, Pulse, Signs
+from dispatcher.telemetry.metrics import Vitals, exposition, prometheus_meter
 from dispatcher.telemetry.tracing import Tracing, opentelemetry_tracing
 from dispatcher.templating import Templates
 from dispatcher.times.clock import Clock, SystemClock
@@ -90,9 +90,38 @@ if TYPE_CHECKING:
     from redis import Redis
     from sqlalchemy import ColumnElement
 
-    from dispatcher.telemetry.metrics.exposition import Exposition
+    from dispatcher.telemetry.prometheus import Exposition
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class built_once(Generic[T]):  # noqa: N801 - used as a decorator
+    """A cached property that threads build only once.
+
+    Unlike ``functools.cached_property`` it locks. The lock belongs to the object, not to the
+    module: in a child forked while a thread of the parent builds, a module's lock would stay locked
+    for ever. The child makes an object of its own.
+    """
+
+    def __init__(self, build: Callable[[Any], T]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Self | T:
+        if instance is None:
+            return self
+        name, built = self._build.__name__, vars(instance)
+        with built.setdefault("_building", RLock()):
+            if name not in built:  # else another thread has built it
+                built[name] = self._build(instance)
+            part: T = built[name]
+            return part
 
 
 class App:
@@ -100,6 +129,8 @@ class App:
 
     One object may be shared by threads. After a fork make a new one.
     """
+
+    _exposition: Exposition | None = None
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         arm_by_environment()
@@ -135,7 +166,7 @@ class App:
 
     @built_once
     def database(self) -> Database:
-        """The store's engine."""
+        """The database of the store."""
         return Database.of(self.settings)
 
     @built_once
@@ -150,14 +181,7 @@ class App:
     @built_once
     def queue(self) -> Queue:
         """The queue of message ids to Celery. Raises InvalidSettings as ``publisher`` does."""
-        return Queue(
-            self.publisher,
-            queue_of=self.settings.queue_of,
-            clock=self.clock,
-            coalesce=self.settings.coalesce,
-            group_size=self.settings.group_size,
-            journal=self.journal,
-        )
+        return Queue(self.publisher, self.settings, clock=self.clock, journal=self.journal)
 
     # Events of transitions, and signs of life.
 
@@ -228,6 +252,7 @@ class App:
         return Permits(
             self.redis,
             namespace=self.settings.namespace,
+            shards=self.settings.shards,
             scope_limits=self._scope_limits,
             channel_limits=self._channel_limits,
             clock=self.clock,
@@ -434,17 +459,16 @@ class App:
     @built_once
     def delivery(self) -> Delivery:
         """The use case of ``deliver``."""
-        return Delivery(
+        parts = Parts(
             settings=self.settings,
             clock=self.clock,
             claims=Claims(self.database, ttl=self.settings.claim_ttl, leaves=self._left),
             permits=self.permits,
-            transports=self.transports,
             queue=self.queue,
             journal=self.journal,
-            send_logs=self.send_logs,
             tracing=self.tracing,
         )
+        return Delivery(parts, transports=self.transports, send_logs=self.send_logs)
 
     @built_once
     def group_queue(self) -> GroupQueue:
@@ -473,7 +497,7 @@ class App:
 
     @property
     def _notifications(self) -> Notifications | None:
-        """The messages with due status webhooks; None without a ``status_channel``."""
+        """The statements of ``notify``; None without a ``status_channel``."""
         name = self.settings.status_channel
         if not name:
             return None
@@ -491,7 +515,7 @@ class App:
             settings=self.settings,
             clock=self.clock,
             store=StoreUpkeep(self.database, leaves=self._left),
-            windows=self.upkeep,
+            upkeep=self.upkeep,
             permits=self.permits,
         )
 
@@ -534,7 +558,7 @@ class App:
 
     @built_once
     def overviews(self) -> Overviews:
-        """The use cases of ``status`` and ``top``."""
+        """The use cases of ``status`` and ``top``, and what is read at a scrape."""
         late, put_off = self._patience
         return Overviews(
             settings=self.settings,
@@ -542,6 +566,7 @@ class App:
             fills=Fills(
                 self._plain_redis,
                 namespace=self.settings.namespace,
+                shards=self.settings.shards,
                 channel_limits={name: some for name, some in self._channel_limits.items() if some},
             ),
             signs=self.signs,
@@ -562,9 +587,32 @@ class App:
         )
 
     @built_once
-    def exposition(self) -> Exposition:
-        """The metrics for Prometheus."""
-        return exposition(self.overviews.vitals, clock=self.clock)
+    def broker_probe(self) -> BrokerProbe:
+        """The question whether the broker answers."""
+        return BrokerProbe(self.publisher)
+
+    def health(self, kind: Kind) -> Health:
+        """Return the health of this process, a worker or a beat.
+
+        A beat needs its broker alone: the signs of life that it gives to Redis may be missing.
+        """
+        questions: dict[str, Callable[[], object]] = {BROKER: self._ask_broker}
+        if kind is Kind.WORKER:
+            questions |= {"redis": self._ask_redis, "database": self._ask_database}
+        hangs_after = max(HANGS_AFTER, 3 * self.settings.sweep_interval)
+        return Health(questions, clock=self.clock, hangs_after=hangs_after)
+
+    def _vitals(self) -> Vitals:
+        return self.overviews.vitals()
+
+    def _ask_broker(self) -> None:
+        self.broker_probe.ask()
+
+    def _ask_redis(self) -> None:
+        ping(self._plain_redis)
+
+    def _ask_database(self) -> None:
+        StoreSurvey(self.database).now()
 
     def doctor(self, theirs: Celery | None = None) -> Doctor:
         """Return the doctor of this deployment.
@@ -578,13 +626,7 @@ class App:
             redis=RedisSurvey(self._plain_redis, self.fence),
             signs=self.signs,
             store=StoreSurvey(self.database),
-            broker=BrokerSurvey(
-                self.publisher,
-                theirs or self.publisher,
-                broker_url=self.settings.broker_url,
-                queue=self.settings.queue,
-                sweeps=beat_schedule(self.settings),
-            ),
+            broker=BrokerSurvey(self.publisher, theirs or self.publisher, self.settings),
             templates=self.templates,
         )
 
@@ -596,26 +638,33 @@ class App:
 
     # Begin and end.
 
-    def serve_metrics(self) -> None:
-        """Serve metrics, if the settings have a port. If the port is taken, log it and continue."""
+    def serve_metrics(self, kind: Kind) -> Health | None:
+        """Serve the metrics and the health of this process, a worker or a beat.
+
+        Return the health; the caller notes each turn of its main loop there. Return None where the
+        settings have no port, and where the port is taken, which is logged.
+        """
         port = self.settings.metrics_port
         if port is None:
-            return
+            return None
+        health = self.health(kind)
         try:
-            port = self.exposition.serve(self.settings.metrics_host, port)
+            self._exposition = exposition(self._vitals, health, clock=self.clock)
+            port = self._exposition.serve(self.settings.metrics_host, port)
         except InvalidSettings as error:
             log.error("metrics are not served: %s", error)  # noqa: TRY400 - it says all there is
-        else:
-            log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
+            return None
+        log.info("metrics at http://%s:%d/metrics", self.settings.metrics_host, port)
+        return health
 
     def stop_sending(self) -> None:
         """Begin no further send. May be called in a signal handler."""
-        if "group_queue" in vars(self):
-            self.group_queue.stop()
+        if "delivery" in vars(self):
+            self.delivery.stop()
 
     def finish_sending(self) -> bool:
         """Wait for the sends that no task waits for; return whether all ended."""
-        return self.group_queue.finish() if "group_queue" in vars(self) else True
+        return self.delivery.finish() if "delivery" in vars(self) else True
 
     def close_sending(self) -> None:
         """Close the connections to the providers, once no send is under way.
@@ -635,8 +684,10 @@ class App:
         built = vars(self)
         if "pulse" in built:
             self.pulse.stop()
-        if "exposition" in built:
-            self.exposition.close()
+        if self._exposition is not None:
+            self._exposition.close()
+        if "broker_probe" in built:
+            self.broker_probe.close()
         if "delivery" in built:
             self.delivery.close()
         self.close_sending()

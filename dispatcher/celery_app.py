@@ -7,8 +7,9 @@ the value of each option.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -19,10 +20,32 @@ from kombu import Queue
 from dispatcher.settings import Settings
 
 DELIVER = "dispatcher.deliver"
-SWEEPS = ("enqueue_due", "rescue", "reconcile", "prune", "catch_up", "notify")
-ON_REQUEST = frozenset({"catch_up", "notify"})
-"""Duties that beat does not start where the settings do not need them."""
+
+
+class Duty(NamedTuple):
+    """A duty of the sweep: the setting of its interval, and whether the settings need the duty.
+
+    Without ``is_needed`` all settings need it.
+    """
+
+    interval: Literal["sweep_interval", "prune_interval"] = "sweep_interval"
+    is_needed: Callable[[Settings], bool] | None = None
+
+
+DUTIES: Mapping[str, Duty] = {
+    "enqueue_due": Duty(),
+    "rescue": Duty(),
+    "reconcile": Duty(),
+    "prune": Duty("prune_interval"),
+    "catch_up": Duty(
+        is_needed=lambda settings: len(settings.caught_up_by("send")) < len(settings.channels)
+    ),
+    "notify": Duty(is_needed=lambda settings: bool(settings.status_channel)),
+}
+"""Every duty of the sweep; beat starts those that the settings need."""
 TASKS_MODULE = "dispatcher.worker.tasks"
+WORKER_STEP = f"{TASKS_MODULE}:Serving"
+"""The step of a worker's start that serves its metrics and health."""
 
 tasks_dropped = Signal(name="tasks_dropped", providing_args=["message_ids"])
 """A worker lost its connection to the broker, and with it these messages' tasks in its memory."""
@@ -82,20 +105,19 @@ def queues(settings: Settings, **more: Any) -> list[Queue]:
 
 def sweeps_every(settings: Settings) -> dict[str, timedelta]:
     """Return the interval of each duty of the sweep."""
-    return dict.fromkeys(SWEEPS, settings.sweep_interval) | {"prune": settings.prune_interval}
+    return {name: getattr(settings, duty.interval) for name, duty in DUTIES.items()}
 
 
 def beat_schedule(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the sweep as entries of a beat schedule. Each tick expires after ten intervals.
 
-    Without ``catch_up`` where every channel sends overdue messages, without ``notify`` where there
-    is no ``status_channel``.
+    Without the duties that these settings do not need.
     """
-    every = sweeps_every(settings)
-    if len(settings.caught_up_by("send")) == len(settings.channels):
-        del every["catch_up"]
-    if not settings.status_channel:
-        del every["notify"]
+    every = {
+        name: length
+        for name, length in sweeps_every(settings).items()
+        if (is_needed := DUTIES[name].is_needed) is None or is_needed(settings)
+    }
     return {
         f"dispatcher.{duty}": {
             "task": f"dispatcher.{duty}",
@@ -116,6 +138,7 @@ def create_app(settings: Settings, *, submitting: bool = False) -> Celery:
     app = Celery("dispatcher", set_as_current=not submitting, include=[TASKS_MODULE])
     seconds = _SUBMIT_SOCKET_SECONDS if submitting else _WORKER_SOCKET_SECONDS
     app.conf.update(options(settings, socket_seconds=seconds))
+    app.steps["worker"].add(WORKER_STEP)
     if submitting:
         app.conf.broker_transport_options |= _CONNECT_ONCE
     return app

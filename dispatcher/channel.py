@@ -97,8 +97,8 @@ class Channel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     transport: Annotated[str, Field(min_length=1)]
-    """``console``, ``file``, ``memory``, ``smtp``, ``webhook``, ``apprise``; the name of an entry
-    point of the group ``dispatcher.transports``; or ``package.module:attribute``."""
+    """The name of a transport that ships, such as ``smtp`` (docs/transports.md lists them), or of
+    an entry point of the group ``dispatcher.transports``; or ``package.module:attribute``."""
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Keyword arguments for the transport's class."""
     limits: Limits = ()

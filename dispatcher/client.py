@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial, wraps
+from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from dispatcher.app import App
@@ -31,7 +44,6 @@ from dispatcher.selection import Page, Selection, Wanted, id_of
 from dispatcher.settings import Settings
 from dispatcher.store import Of, Suppression
 from dispatcher.submission import OnProgress, Result, Story, Unread, Wish, terms_for
-from dispatcher.threads import Threads, awaited, listed
 from dispatcher.times import send_time
 from dispatcher.times.clock import Clock
 
@@ -39,10 +51,49 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SendTime = datetime | str
 
 _MOST_FOUND = 10_000
 _PAGE = 500
+_MOST_AWAITED = 8
+
+
+def awaited(
+    call: Callable[Concatenate[Dispatcher, P], T],
+) -> Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]]:
+    """Return a call as a coroutine function with the same parameters, result and errors.
+
+    It runs in a thread, in the caller's context: so each call has one implementation. It raises
+    InvalidDraft for a ``session``: a transaction cannot be joined from another thread.
+    """
+
+    @wraps(call)
+    async def waits(self: Dispatcher, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if kwargs.get("session") is not None:
+            raise InvalidDraft(
+                "session",
+                "a transaction cannot be joined by a call that is awaited",
+                "await session.run_sync(…) with submit, as docs/transactions.md shows",
+            )
+        work = partial(copy_context().run, partial(call, self, *args, **kwargs))
+        with self._closing:
+            awaits = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await awaits
+
+    waits.__doc__ = f"Await :meth:`{getattr(call, '__name__', 'call')}`, which runs in a thread."
+    return waits
+
+
+def listed(call: Callable[P, Iterable[T]]) -> Callable[P, list[T]]:
+    """Return ``call`` with its whole result as a list."""
+
+    @wraps(call)
+    def reads(*args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return [*call(*args, **kwargs)]
+
+    return reads
 
 
 class Dispatcher:
@@ -59,11 +110,14 @@ class Dispatcher:
             raise InvalidValue("settings", kind_of(settings), "Settings, as from Settings.load()")
         self.settings = settings if settings is not None else Settings.load()
         self._app = App(self.settings, clock)
-        self._threads = Threads()
+        self._threads = _awaiting()
+        self._closing = Lock()
 
     def close(self) -> None:
         """Wait for awaited calls under way, then close the connections."""
-        self._threads.close()
+        with self._closing:  # else a call that begins meanwhile finds threads that take none
+            threads, self._threads = self._threads, _awaiting()
+        threads.shutdown()
         self._app.close()
 
     async def aclose(self) -> None:
@@ -473,7 +527,7 @@ class Dispatcher:
         ``next_attempt_at`` is the instant since which they are held.
         """
         _check_limit(limit)
-        return self._app.decisions.held(at_most=limit)
+        return self._app.decisions.held(limit=limit)
 
     def count(self, **wanted: Unpack[Wanted]) -> int:
         """Return how many messages match all filters (:class:`~dispatcher.Wanted`).
@@ -602,8 +656,8 @@ class Dispatcher:
         ``after`` gets the next page. Raises InvalidDraft and StoreUnavailable.
         """
         _check_limit(limit)
-        place = None if after is None else id_of(after, "after")
-        return self._app.listing.page(self._chosen(wanted), after=place, at_most=limit)
+        start = None if after is None else id_of(after, "after")
+        return self._app.listing.page(self._chosen(wanted), after=start, limit=limit)
 
     def _chosen(self, wanted: Wanted) -> Selection:
         """Validate filters, and spell the recipient as it is stored.
@@ -647,6 +701,11 @@ class Dispatcher:
 
     aget = awaited(get)
     """Await :meth:`get`."""
+
+
+def _awaiting() -> ThreadPoolExecutor:
+    """Return threads for awaited calls, each started when it is needed. Further calls queue."""
+    return ThreadPoolExecutor(_MOST_AWAITED, thread_name_prefix="dispatcher")
 
 
 def _overridden(drafts: Iterable[Draft], on_conflict: OnConflict | None) -> Iterable[Draft]:

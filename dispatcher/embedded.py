@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
@@ -23,8 +23,7 @@ from threading import Event, Thread
 from typing import Any
 
 import redis
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from dispatcher.app import App
 from dispatcher.errors import EmbeddedUnavailable
@@ -83,7 +82,8 @@ def environment(
         server = _redis(loaded.data_dir)
         with _running([server]) as stopped:
             _prepare(loaded)
-            celery = [_service(loaded, name) for name in ("worker", "beat")]
+            beats = loaded.model_copy(update={"metrics_port": None})  # the port is the worker's
+            celery = [_service(loaded, "worker"), _service(beats, "beat")]
             with _running(celery), _supervised([server, *celery], stopped, tell):
                 yield loaded
 
@@ -222,29 +222,9 @@ class _Given(Settings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: arguments, then the environment for the other fields."""
         del dotenv_settings, file_secret_settings
-        return init_settings, _Others(settings_cls, env_settings, init_settings().keys())
-
-
-class _Others(PydanticBaseSettingsSource):
-    """A source for the fields that are not given."""
-
-    def __init__(
-        self,
-        settings_cls: type[BaseSettings],
-        source: PydanticBaseSettingsSource,
-        given: Collection[str],
-    ) -> None:
-        super().__init__(settings_cls)
-        self._source = source
-        self._given = given
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return the value of the source."""
-        return self._source.get_field_value(field, field_name)
-
-    def __call__(self) -> dict[str, Any]:
-        """Return the values of the fields that are not given."""
-        return {name: each for name, each in self._source().items() if name not in self._given}
+        given = init_settings()
+        others = {name: each for name, each in env_settings().items() if name not in given}
+        return init_settings, InitSettingsSource(settings_cls, init_kwargs=others)
 
 
 @contextmanager

@@ -6,10 +6,10 @@
     ├── InvalidValue              a value was refused before anything was touched (a ValueError)
     │   ├── InvalidDraft          … in a submitted message
     │   │   ├── InvalidSendTime
-    │   │   ├── Suppressed    the recipient has opted out
+    │   │   ├── Suppressed        the recipient has opted out
     │   │   └── UnknownChannel
     │   └── InvalidSettings       … in the configuration
-    ├── NoPlace                   the time asked for does not fit; names the next slot
+    ├── SlotRefused               the time asked for does not fit; names the next slot
     │   ├── QuotaExceeded         … a quota is full around it
     │   └── QuietHours            … it lies in quiet hours
     ├── BatchRefused              another draft of the same all-or-nothing batch was refused
@@ -19,7 +19,7 @@
     ├── LimitReached              a limiter gave no permit, or none in time
     ├── Unavailable               a server did not answer; safe to try again
     │   ├── ReservationsUnavailable
-    │   │   └── TwinUnderWay      another submit with the same key is under way
+    │   │   └── DuplicateUnderWay another submit with the same key is under way
     │   ├── LimitersUnavailable
     │   ├── QueueUnavailable
     │   ├── EmbeddedUnavailable
@@ -113,7 +113,7 @@ class InvalidSettings(InvalidValue):
     """The configuration contradicts itself or has a value that cannot be used."""
 
 
-class NoPlace(DispatcherError):
+class SlotRefused(DispatcherError):
     """The time asked for does not fit. No reservation was made, and none was changed.
 
     ``send_at`` is the time asked for and ``next_slot`` the first time at or after it that fits
@@ -124,7 +124,7 @@ class NoPlace(DispatcherError):
     next_slot: datetime
 
 
-class QuotaExceeded(NoPlace):
+class QuotaExceeded(SlotRefused):
     """The time asked for would break a quota.
 
     ``quota`` is the quota as text ("1/minute"), ``scope`` whose capacity is full, and
@@ -155,7 +155,7 @@ class QuotaExceeded(NoPlace):
         self.next_slot = next_slot
 
 
-class QuietHours(NoPlace):
+class QuietHours(SlotRefused):
     """The time asked for lies in quiet hours.
 
     ``quiet_hours`` is their text ("21:00-08:00") and ``zone`` the zone whose clocks they go by.
@@ -274,12 +274,14 @@ class ReservationsUnavailable(Unavailable):
 
     what = "reservations"
 
-    def __init__(self, reason: str, *, retry_after: timedelta | None = None) -> None:
-        super().__init__(reason)
+    def __init__(
+        self, reason: str, *, remedy: str = "", retry_after: timedelta | None = None
+    ) -> None:
+        super().__init__(reason, remedy=remedy)
         self.retry_after = retry_after
 
 
-class TwinUnderWay(ReservationsUnavailable):
+class DuplicateUnderWay(ReservationsUnavailable):
     """Another submit with the same idempotency key has reservations and is not stored yet.
 
     Raised only where scopes lie in several shards: when this submit would have to move those

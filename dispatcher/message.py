@@ -24,8 +24,8 @@ OnConflict = Literal["reject", "shift"]
 OnUnknown = Literal["retry", "hold"]
 
 MAX_RECIPIENT = 255
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-_decode = json.JSONDecoder().decode
+dump_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+"""Return compact JSON; NaN and infinities raise ValueError."""
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -280,16 +280,6 @@ def fingerprint(**asked: object) -> str:
     """Return a digest of a caller's request, independent of the order of keys."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def dump_json(value: object) -> str:
-    """Return compact JSON; NaN and infinities raise ValueError."""
-    return _encode(value)
-
-
-def load_json(text: str | bytes) -> Any:
-    """Read JSON in UTF-8."""
-    return _decode(text if isinstance(text, str) else text.decode())
 
 
 _OBEYED = re.compile(

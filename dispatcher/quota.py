@@ -89,7 +89,7 @@ def split_zone(text: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _CountPerLength:
-    MOST: ClassVar[int]
+    MOST: ClassVar[int] = _MOST
     count: int
     length_ms: int
 
@@ -135,16 +135,10 @@ class Quota(_CountPerLength):
     Times exactly ``length_ms`` apart are fine: under 1 per minute, 11:11:11 and 11:12:11 fit.
     """
 
-    MOST = _MOST
-    __str__ = _CountPerLength.__str__
-
 
 @dataclass(frozen=True, slots=True)
 class Limit(_CountPerLength):
     """At most ``count`` sends within any span shorter than ``length_ms`` (its period)."""
-
-    MOST = _MOST
-    __str__ = _CountPerLength.__str__
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +206,6 @@ class CalendarQuota(_CountPerPeriod):
     """
 
     FIELD = "quota"
-    __str__ = _CountPerPeriod.__str__
 
     def bounds(self, instant_ms: int, zone: str, periods: int) -> tuple[int, ...]:
         """Return where ``periods`` consecutive periods begin, and where the last of them ends.
@@ -232,7 +225,6 @@ class CalendarLimit(_CountPerPeriod):
 
     FIELD = "limit"
     ACCEPTED = _CALENDAR_ACCEPTED.removesuffix(f" or {_LOCAL!r}")
-    __str__ = _CountPerPeriod.__str__
 
     def __post_init__(self) -> None:
         if self.zone is None:

@@ -68,13 +68,13 @@ class Spellings:
         for channel, rule in self._rules.items():
             if not rule:
                 continue
-            place = f"channels.{channel}.recipients"
+            setting = f"channels.{channel}.recipients"
             try:
                 self._rule(rule)
             except InvalidSettings as error:
-                found[place] = error
+                found[setting] = error
             else:
-                found[place] = None
+                found[setting] = None
         return found
 
     def _rule(self, rule: str) -> Spell:

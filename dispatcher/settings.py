@@ -13,14 +13,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -29,7 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from dispatcher import scope, settings_errors
+from dispatcher import scope
 from dispatcher.channel import AnyQuota, CatchUp, Channel, Length, Quotas, ScopeKind
 from dispatcher.errors import InvalidSettings, InvalidValue, quoted
 from dispatcher.quota import Limit, Quota
@@ -44,10 +46,38 @@ EMBEDDED_BROKER_DB = 1
 _CLAIM_SPARE = timedelta(seconds=2)
 _RECORD_SPARE = timedelta(seconds=10)
 """Time to record the sends, to put the other messages back, and to close."""
+_CLUSTER_SHARDS = 64
 _FARTHEST = timedelta(days=366 * 1_000)  # Redis scripts count milliseconds in 14 digits
 _SHORTEST_KEY = 16
 LogFormat = Literal["console", "json"]
 _LONGEST_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
+_ALIKE = 0.85
+_NO_SUCH = "there is no such setting"
+_LENGTH = "seconds, or a number and a unit, such as '30 days'"
+_SENTENCES = {
+    "missing": ("is missing", "a value: it has no default"),
+    "string_type": ("is no text", "a text"),
+    "bool_type": ("is neither true nor false", "true or false"),
+    "bool_parsing": ("is neither true nor false", "true or false"),
+    "int_type": ("is no whole number", "a whole number"),
+    "int_parsing": ("is no whole number", "a whole number"),
+    "int_from_float": ("is no whole number", "a whole number"),
+    "float_type": ("is no number", "a number"),
+    "float_parsing": ("is no number", "a number"),
+    "finite_number": ("is no finite number", "a finite number"),
+    "time_delta_type": ("is no length", _LENGTH),
+    "time_delta_parsing": ("is no length", _LENGTH),
+    "path_type": ("is no path", "a path"),
+    "tuple_type": ("is no list", "a list; in an environment variable, with commas between"),
+    "dict_type": ("is no table", "a table"),
+    "model_type": ("is no table", "a table"),
+}
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 def _default_channels() -> dict[str, Channel]:
@@ -77,7 +107,12 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         default_factory=lambda data: _embedded_redis_url(data["data_dir"]), repr=False
     )
-    """Redis of the windows and the permits; must run with ``noeviction``."""
+    """Redis of the windows and the permits; must run with ``noeviction``.
+
+    One server: ``redis://``, ``rediss://`` or ``unix://``. The master that sentinels name:
+    ``redis+sentinel://host:26379,host:26379/master/0``; ``?sentinel_password=`` is theirs. A
+    Redis Cluster: ``redis+cluster://host:6379,host:6379``. ``rediss+…`` encrypts.
+    """
     database_url: str = Field(
         default_factory=lambda data: _embedded_database_url(data["data_dir"]), repr=False
     )
@@ -95,7 +130,7 @@ class Settings(BaseSettings):
         default_factory=lambda data: _default_broker_url(data["redis_url"], data["data_dir"]),
         repr=False,
     )
-    """Celery's broker (Redis or RabbitMQ); by default the Redis above."""
+    """Celery's broker (Redis or RabbitMQ); by default the Redis above, where that is one server."""
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "dispatcher"
     """Celery queue of the sweep. Each channel has its own queue: ``dispatcher.email``."""
     channels: dict[str, Channel] = Field(default_factory=_default_channels)
@@ -120,9 +155,13 @@ class Settings(BaseSettings):
     """Kinds of scopes that a message may name besides its own: ``scopes.tenant.quotas``."""
     zone: str = "UTC"
     """Zone of messages that name none."""
-    shards: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Parts the windows are split into: 1 on one server, so that one script checks all scopes of a
-    message; 64 or more on a Redis Cluster. After a change the sweep rebuilds the windows."""
+    shards: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default_factory=lambda data: (
+            _CLUSTER_SHARDS if _several(data["redis_url"]) == "cluster" else 1
+        )
+    )
+    """Parts the windows and the permits are split into: 1 on one server, so that one script checks
+    all scopes of a message; 64 on a Redis Cluster. After a change the sweep rebuilds them."""
 
     max_horizon: Length = timedelta(days=5 * 366)
     """How far ahead a message may be submitted."""
@@ -172,9 +211,9 @@ class Settings(BaseSettings):
     """
 
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Port of the metrics of a worker; 0 for any free port. Without it no process counts.
+    """Port of the metrics and the health of a worker or a beat; 0 for any free port.
 
-    Needs the extra ``metrics``.
+    Without it no process counts. Needs the extra ``metrics``.
     """
     metrics_host: str = "127.0.0.1"
     """Address of that port; with ``0.0.0.0`` other machines reach it."""
@@ -188,7 +227,7 @@ class Settings(BaseSettings):
 
         It also raises for a variable of the environment that is almost the name of a setting.
         """
-        wrong = settings_errors.misspelt(os.environ, PREFIX, cls.model_fields)
+        wrong = _misspelt(os.environ, PREFIX, cls.model_fields)
         if wrong is not None:
             raise InvalidSettings(*wrong)
         try:
@@ -206,7 +245,7 @@ class Settings(BaseSettings):
                 at = field if first["loc"] else cause.field
                 raise InvalidSettings(at, cause.problem, cause.accepted) from None
             tables = {"channels": Channel.model_fields, "scopes": ScopeKind.model_fields}
-            said = settings_errors.first_of(errors, {"": cls.model_fields} | tables)
+            said = _first_of(errors, {"": cls.model_fields} | tables)
             raise InvalidSettings(*said) from None
 
     @classmethod
@@ -293,6 +332,11 @@ class Settings(BaseSettings):
                 "channels", f"the name {quoted(name)}", "a-z, 0-9, _ and -, at most 63",
             )  # fmt: skip
         self._check_status_channel()
+        _require(
+            not _several(self.broker_url),
+            "broker_url", "by default redis_url, and Celery takes no cluster and no such sentinels",
+            "the URL of a RabbitMQ (amqp://…), or of a Redis that is one server",
+        )  # fmt: skip
         self._in_order("transport_timeout", "claim_ttl")
         _require(
             self.claim_ttl - self.transport_timeout >= _CLAIM_SPARE,
@@ -419,6 +463,12 @@ def embedded_addresses(data_dir: Path) -> dict[str, str]:
     }
 
 
+def _several(url: str) -> str:
+    """Return ``cluster`` or ``sentinel`` where a URL leads to one, else empty."""
+    found = re.match(r"rediss?\+(cluster|sentinel)://", url)
+    return found[1] if found else ""
+
+
 def _require(holds: bool, field: str, problem: str, accepted: str) -> None:
     if not holds:
         raise InvalidSettings(field, problem, accepted)
@@ -437,3 +487,55 @@ def _default_broker_url(redis_url: str, data_dir: Path) -> str:
         path = urlsplit(redis_url).path
         return f"redis+socket://{path}?virtual_host={EMBEDDED_BROKER_DB}"
     return re.sub(r"^unix://", "redis+socket://", redis_url)
+
+
+def _first_of(
+    errors: Iterable[ErrorDetails], names: Mapping[str, Collection[str]]
+) -> tuple[str, str, str]:
+    """Return field, problem and accepted values of the error that explains most.
+
+    ``names`` are the names of settings: at the top under ``""``, and by kind of table.
+    """
+    # A misspelt name is often missing under its right one.
+    each = min(errors, key=lambda error: error["type"] != "extra_forbidden")
+    path = [str(part) for part in each["loc"]]
+    field = ".".join(path) or "settings"
+    if each["type"] == "extra_forbidden":
+        there = names.get(path[0] if len(path) > 1 else "", ())
+        return field, _NO_SUCH, _like(path[-1], there)
+    return field, *_sentence(each["type"], each.get("ctx", {}), each["msg"])
+
+
+def _misspelt(
+    variables: Iterable[str], prefix: str, names: Collection[str]
+) -> tuple[str, str, str] | None:
+    """Return the same for a variable whose name is almost that of a setting, else None.
+
+    Other variables with our prefix are ignored: Kubernetes sets some for a service of that name.
+    """
+    for variable in variables:
+        name = variable.removeprefix(prefix).split("__")[0].lower()
+        if variable.startswith(prefix) and name not in names:
+            near = get_close_matches(name, names, 1, _ALIKE)
+            if near:
+                return variable, _NO_SUCH, prefix + near[0].upper()
+    return None
+
+
+def _like(name: str, there: Collection[str]) -> str:
+    near = get_close_matches(name, there, 1)
+    return near[0] if near else f"one of {', '.join(there)}"
+
+
+def _sentence(kind: str, context: Mapping[str, Any], message: str) -> tuple[str, str]:
+    if kind in _SENTENCES:
+        return _SENTENCES[kind]
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        of_length = "timedelta" in str(context[key])  # all of ours are 0, and come as their repr
+        return "is out of range", f"{words} {'0 seconds' if of_length else context[key]}"
+    if kind in {"literal_error", "enum"}:
+        return "is none of the words there are", str(context["expected"])
+    if kind == "too_short":
+        return "has too few entries", f"at least {context['min_length']}"
+    return message[:1].lower() + message[1:], "what the reference of the settings says"

@@ -1,4 +1,4 @@
-"""What the site needs beyond its pages: files of the repository, decisions, the command line.
+"""What the site needs beyond its pages: files, decisions, the command line, the limiters.
 
 Called by mkdocs (``hooks`` in mkdocs.yml).
 """
@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
+from dispatcher import errors, limiters
 from dispatcher.cli import every_command
 
 ROOT = Path(__file__).parents[1]
@@ -35,10 +36,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Make the page of the command line, and one for each file that the pages lead to outside."""
+    """Make the pages of the command line and the limiters, and of files that pages lead to."""
     command = every_command()
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="dispatcher")
     files.append(File.generated(config, "reference/command-line.md", content=text))
+    files.append(File.generated(config, "reference/limiters.md", content=_limiters()))
     for file in [each for each in files.documentation_pages() if each.abs_src_path]:
         for match in _LINK.finditer(file.content_string):
             outside = _outside(file.src_uri, match[1])
@@ -64,6 +66,14 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Show the names that docstrings mention, without the roles before them."""
     return _ROLE.sub(r"\1\2", html)
+
+
+def _limiters() -> str:
+    """Return the page of what ``dispatcher.limiters`` exports; its errors have a page already."""
+    names = [each for each in limiters.__all__ if not hasattr(errors, each)]
+    entries = [f"::: dispatcher.limiters.{name}" for name in names]
+    intro = "[Choosing a limiter](../limiters.md) describes each algorithm."
+    return "\n\n".join(["# Limiters", intro, *entries, ""])
 
 
 def _section(nav: list[Any], name: str) -> list[Any]:

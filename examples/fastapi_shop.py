@@ -26,8 +26,8 @@ from dispatcher import (
     DispatcherError,
     InvalidValue,
     MessageNotFound,
-    NoPlace,
     Settings,
+    SlotRefused,
     Status,
     Unavailable,
 )
@@ -83,7 +83,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @app.exception_handler(DispatcherError)
     async def refuse(_: Request, error: DispatcherError) -> JSONResponse:
         match error:
-            case NoPlace(next_slot=slot):
+            case SlotRefused(next_slot=slot):
                 detail = {"error": str(error), "next_slot": slot.isoformat()}
                 return JSONResponse(detail, 409)
             case InvalidValue():

@@ -20,8 +20,8 @@ from dispatcher import (
     DispatcherError,
     InvalidValue,
     MessageNotFound,
-    NoPlace,
     Settings,
+    SlotRefused,
     Unavailable,
 )
 
@@ -54,7 +54,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     @app.errorhandler(DispatcherError)
     def refuse(error: DispatcherError) -> tuple[dict[str, Any], int]:
         answer: dict[str, Any] = {"error": str(error)}
-        if isinstance(error, NoPlace):
+        if isinstance(error, SlotRefused):
             answer["next_slot"] = error.next_slot.isoformat()
         return answer, next((code for kind, code in STATUS if isinstance(error, kind)), 409)
 

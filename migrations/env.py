@@ -13,7 +13,7 @@ from dispatcher.store.migrate import check_obstacle, options
 
 def run(connection: Connection, database: Database) -> None:
     tables, backend = database.tables, database.backend
-    with backend.migrating(connection, tables):
+    with backend.migrating(connection):
         check_obstacle(connection, tables)
         if tables.schema and not inspect(connection).has_schema(tables.schema):
             connection.execute(CreateSchema(tables.schema))

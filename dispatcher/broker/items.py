@@ -21,7 +21,7 @@ from celery.utils.dispatch import Signal
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from dispatcher.celery_app import DELIVER, SWEEPS
+from dispatcher.celery_app import DELIVER, DUTIES
 
 log = logging.getLogger(__name__)
 
@@ -193,5 +193,5 @@ def _are_to_deliver(arguments: list[Any]) -> bool:
 
 _TASKS: dict[str, Callable[[list[Any]], bool]] = {
     DELIVER: _are_to_deliver,
-    **{f"dispatcher.{duty}": lambda arguments: not arguments for duty in SWEEPS},
+    **{f"dispatcher.{duty}": lambda arguments: not arguments for duty in DUTIES},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from celery import Celery
 
 from dispatcher.celery_app import DELIVER
 from dispatcher.errors import QueueUnavailable
+from dispatcher.settings import Settings
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.clock import Clock
 
@@ -85,21 +86,10 @@ class Queue:
     not each wait for the broker.
     """
 
-    def __init__(
-        self,
-        app: Celery,
-        *,
-        queue_of: Callable[[str], str],
-        clock: Clock,
-        coalesce: timedelta,
-        group_size: int,
-        journal: Journal,
-    ) -> None:
+    def __init__(self, app: Celery, settings: Settings, *, clock: Clock, journal: Journal) -> None:
         self._app = app
-        self._queue_of = queue_of
+        self._settings = settings
         self._clock = clock
-        self._coalesce = coalesce
-        self._group_size = group_size
         self._journal = journal
         self._declared: set[str] = set()
         self._paused_until = 0.0
@@ -111,7 +101,7 @@ class Queue:
         now = self._clock.now()
         # Late messages are all due now, so that they share tasks.
         late = [each if each.due_at > now else each._replace(due_at=now) for each in tickets]
-        groups = group(late, coalesce=self._coalesce, size=self._group_size)
+        groups = group(late, coalesce=self._settings.coalesce, size=self._settings.group_size)
         try:
             self._publish(list(groups))
         except Exception as error:
@@ -128,7 +118,7 @@ class Queue:
     def _publish(self, groups: Sequence[TaskGroup]) -> None:
         now = self._clock.now()
         with self._app.producer_pool.acquire(block=True, timeout=1) as producer:
-            for name in {self._queue_of(each.channel) for each in groups} - self._declared:
+            for name in {self._settings.queue_of(each.channel) for each in groups} - self._declared:
                 producer.maybe_declare(self._app.amqp.queues[name])
                 self._declared.add(name)
             batch: Any = producer  # celery-types lacks Producer.batch
@@ -153,5 +143,5 @@ class Queue:
             argsrepr="",
             kwargsrepr="",
         )
-        queue = amqp.queues[self._queue_of(each.channel)]
+        queue = amqp.queues[self._settings.queue_of(each.channel)]
         amqp.send_task_message(producer, DELIVER, task, queue=queue, declare=[], retry=False)

@@ -5,7 +5,7 @@ The app is the dispatcher's own, or one of the user's that the dispatcher is ins
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +15,9 @@ from celery import Celery
 from celery.app.utils import find_app
 from kombu import Connection
 
-from dispatcher.celery_app import DELIVER
+from dispatcher.celery_app import DELIVER, beat_schedule
 from dispatcher.errors import InvalidSettings, InvalidValue, QueueUnavailable, quoted
+from dispatcher.settings import Settings
 
 _NOT_THERE, _INEQUIVALENT = 404, 406
 """Answers of AMQP to a declaration."""
@@ -31,6 +32,8 @@ _REFUSALS: dict[object, tuple[str, str]] = {
     ),
 }
 """AMQP's refusals of a client: meaning and remedy."""
+_ANSWERS_WITHIN = {"read_timeout": 1.0}
+"""Seconds, of AMQP; other transports do not have this option."""
 _DEFAULT_VISIBILITY = timedelta(hours=1)
 """kombu's default."""
 
@@ -74,25 +77,12 @@ def check_url(url: str) -> None:
 
 
 class BrokerSurvey:
-    """Reads the facts of the broker, and of the app ``examined``. Raises QueueUnavailable.
+    """Reads the facts of the broker, and of the app ``examined``. Raises QueueUnavailable."""
 
-    ``sweeps`` are the tasks that the beat of ``examined`` must start.
-    """
-
-    def __init__(
-        self,
-        publishing: Celery,
-        examined: Celery,
-        *,
-        broker_url: str,
-        queue: str,
-        sweeps: Collection[str],
-    ) -> None:
+    def __init__(self, publishing: Celery, examined: Celery, settings: Settings) -> None:
         self._publishing = publishing
         self._examined = examined
-        self._broker_url = broker_url
-        self._queue = queue
-        self._sweeps = sweeps
+        self._settings = settings
 
     def server(self) -> BrokerFacts:
         """Connect, and return the facts of the broker."""
@@ -115,15 +105,56 @@ class BrokerSurvey:
     def app(self) -> AppFacts:
         """Return the facts of the examined app, compared with our broker and queue."""
         with _translated("the options of the Celery app cannot be read"):
-            return facts_of(
-                self._examined,
-                broker_url=self._broker_url,
-                queue=self._queue,
-                sweeps=self._sweeps,
-            )
+            return facts_of(self._examined, self._settings)
 
 
-def facts_of(app: Celery, *, broker_url: str, queue: str, sweeps: Collection[str] = ()) -> AppFacts:
+class BrokerProbe:
+    """Asks the broker whether it answers, on a connection of its own that it keeps.
+
+    To be called by one thread at a time.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._connection: Connection | None = None
+
+    def ask(self) -> None:
+        """Return when the broker has answered. Raises QueueUnavailable.
+
+        A kept connection may have ended since; then the question is repeated on a new one.
+        """
+        with _translated("the broker does not answer"):
+            if self._connection is not None:
+                try:
+                    self._ask()
+                except Exception:  # noqa: BLE001 - whatever it is, a new connection decides
+                    self.close()
+                else:
+                    return
+            try:
+                self._ask()
+            except Exception:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the connection, without a word to a broker that may not answer."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.collect()
+
+    def _ask(self) -> None:
+        if self._connection is None:
+            self._connection = self._app.connection_for_write(transport_options=_ANSWERS_WITHIN)
+        channel: Any = self._connection.default_channel
+        if self._connection.transport.driver_type == "redis":
+            channel.client.ping()
+        else:
+            another: Any = self._connection.channel()
+            another.close()
+
+
+def facts_of(app: Celery, settings: Settings) -> AppFacts:
     """Return the facts of an app, compared with our broker, queue and sweep. Does not connect.
 
     Raises kombu's error for a kind of broker that it does not support.
@@ -134,10 +165,12 @@ def facts_of(app: Celery, *, broker_url: str, queue: str, sweeps: Collection[str
         accepts=tuple(sorted(_content(each) for each in conf.accept_content)),
         serializer=_content(conf.task_serializer),
         redelivery=_redelivery(app),
-        has_our_broker=_addresses(app) == {_address(app, broker_url)},
-        has_our_route=_queue_of(app, DELIVER) == queue,
+        has_our_broker=_has_broker(app, settings.broker_url),
+        has_our_route=_queue_of(app, DELIVER) == settings.queue,
         missing_sweeps=tuple(
-            name.removeprefix("dispatcher.") for name in sweeps if name not in planned
+            name.removeprefix("dispatcher.")
+            for name in beat_schedule(settings)
+            if name not in planned
         ),
     )
 
@@ -194,16 +227,14 @@ def _redelivery(app: Celery) -> timedelta | None:
     return timedelta(seconds=seconds) if seconds is not None else _DEFAULT_VISIBILITY
 
 
-def _addresses(app: Celery) -> set[str]:
-    """Return the addresses at which the app publishes and consumes."""
-    return {
-        connection.as_uri(include_password=True)
-        for connection in (app.connection_for_write(), app.connection_for_read())
-    }
-
-
-def _address(app: Celery, url: str) -> str:
-    return str(app.connection_for_write(url).as_uri(include_password=True))
+def _has_broker(app: Celery, url: str) -> bool:
+    """Whether the app publishes at this address, and consumes there."""
+    connections = (
+        app.connection_for_write(),
+        app.connection_for_read(),
+        app.connection_for_write(url),
+    )
+    return len({each.as_uri(include_password=True) for each in connections}) == 1
 
 
 def _queue_of(app: Celery, task: str) -> str:

@@ -11,17 +11,16 @@ import sys
 from typer.main import get_group
 
 from dispatcher.cli import output
-from dispatcher.cli.app import app, exit_code, name_options, say_error
-from dispatcher.cli.commands import CommandGroup
+from dispatcher.cli.app import AllCommands, app, exit_code, name_options, say_error
 from dispatcher.errors import DispatcherError
 
 __all__ = ["app", "every_command", "main"]
 
 
-def every_command() -> CommandGroup:
+def every_command() -> AllCommands:
     """Return the group of all commands, with their modules imported."""
     group = get_group(app)
-    if not isinstance(group, CommandGroup):
+    if not isinstance(group, AllCommands):
         raise TypeError(f"the group is a {type(group).__name__}")
     group.load()
     return group

@@ -1,16 +1,19 @@
-"""The application object, exit codes, errors and warnings, and options of many commands."""
+"""The application: its commands, exit codes, errors and warnings."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from importlib import import_module
 from importlib.metadata import version as installed_version
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
-from dispatcher.cli.commands import CommandGroup
+from dispatcher.cli import output
 from dispatcher.cli.output import Terminal
 from dispatcher.errors import (
     DispatcherError,
@@ -18,7 +21,7 @@ from dispatcher.errors import (
     InvalidSettings,
     InvalidValue,
     MessageNotFound,
-    NoPlace,
+    SlotRefused,
     TooLate,
     Unavailable,
 )
@@ -26,7 +29,7 @@ from dispatcher.times import send_time
 
 _EXIT_CODES: tuple[tuple[type[DispatcherError], int], ...] = (
     (InvalidValue, 2),
-    (NoPlace, 3),
+    (SlotRefused, 3),
     (MessageNotFound, 4),
     (TooLate, 5),
     (IdempotencyConflict, 5),
@@ -44,6 +47,96 @@ _PARAMETERS_OF = {
 """The parameters of commands for a field of an error, where their names differ."""
 
 
+class Command(NamedTuple):
+    """A command: the module that is imported to run it, its panel in the help, its help."""
+
+    module: str
+    panel: str
+    help: str
+
+
+# To import all modules takes a second, most of it for SQLAlchemy, Celery and Pydantic. So the list
+# of commands has its own copy of the first paragraph of their help.
+_HELP = {
+    ("services", "Run"): {
+        "up": "Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.",
+        "worker": (
+            "Start a Celery worker with the recommended options. Further options go to Celery."
+        ),
+        "beat": "Start a Celery beat, which starts the sweep. Any number may run.",
+        "migrate": "Bring the database to the schema of this version. Safe to repeat.",
+    },
+    ("app", "Run"): {"version": "Print the version."},
+    ("messages", "Submit"): {
+        "submit": "Accept a message for a future time.",
+        "next-slot": "Print the first time that fits every quota. Books nothing.",
+    },
+    ("show", "Look"): {
+        "show": "Show one message: its fields, its reservations, each attempt, the next step.",
+    },
+    ("listing", "Look"): {
+        "list": "List messages, newest first.",
+        "held": "List held messages, oldest first: the outcome of their last attempt is unknown.",
+        "export": "Write messages, oldest first, one row each; with --bodies also their bodies.",
+    },
+    ("messages", "Change"): {
+        "update": "Give a scheduled message another body, or that of a template, rendered now.",
+    },
+    ("changes", "Change"): {
+        "cancel": (
+            "Cancel scheduled messages, by id or by filter; their quotas are free again at once."
+        ),
+        "reschedule": (
+            "Move scheduled messages to another time, by id or by filter; "
+            "frees the old times at once."
+        ),
+        "retry": "Give failed messages further attempts, by id or by filter. They are due at once.",
+        "release": (
+            "Release held messages to be sent, perhaps for the second time, by id or by filter."
+        ),
+        "drop": "End held messages as failed, by id or by filter. They keep their reservations.",
+    },
+    ("suppressions", "Change"): {
+        "suppress": "Opt a recipient out: refuse new messages and cancel scheduled ones, at once.",
+        "unsuppress": "Revoke a suppression, with its channel or without one, as it was made.",
+    },
+    ("suppressions", "Look"): {
+        "suppressed": "List all suppressions, or those of one recipient.",
+    },
+    ("status", "Look"): {
+        "status": (
+            "Show counts, overdue messages, the load of the next hour, limits, workers and beats."
+        ),
+        "top": (
+            "Rank the scopes, recipients or channels with most due messages, "
+            "and their fullest quota."
+        ),
+    },
+    ("imports", "Submit"): {
+        "import": "Submit the messages of a file; report the refused rows and the reasons.",
+    },
+    ("timeline", "Look"): {
+        "timeline": (
+            "Show what is booked, how full each quota is, what is blocked, and the next free slots."
+        ),
+    },
+    ("windows", "Run"): {"windows": "Compare the windows in Redis with SQL, or rebuild them."},
+    ("doctor", "Look"): {
+        "doctor": "Examine the servers, the clocks, overdue work, and what the settings name.",
+    },
+    ("demo", "Run"): {
+        "demo": (
+            "Play a short scenario on real servers and show what happens. Leaves nothing behind."
+        ),
+    },
+}
+COMMANDS = {
+    name: Command(module, panel, said)
+    for (module, panel), some in _HELP.items()
+    for name, said in some.items()
+}
+
+
 class OptionNames(TyperGroup):
     """A group of commands that records how the options of the command that runs are typed.
 
@@ -59,6 +152,7 @@ class OptionNames(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _flags_without_types(command.get_params(ctx))
+            command.help = _unwrapped(command.help or "")
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -70,8 +164,34 @@ class OptionNames(TyperGroup):
         return found
 
 
-class _AllCommands(OptionNames, CommandGroup):
-    """All commands."""
+class AllCommands(OptionNames):
+    """All commands. Their modules are imported when one of them runs or shows its own help."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for name, (_, panel, said) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=said, rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name."""
+        if args and args[0] in COMMANDS:
+            self.load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def load(self, *names: str) -> None:
+        """Import these commands; all if none is named."""
+        for module in {COMMANDS[name].module for name in names or COMMANDS}:
+            group = import_module(f"dispatcher.cli.{module}").group
+            for name, command in get_group(group).commands.items():
+                if isinstance(command, TyperCommand | TyperGroup):
+                    command.rich_help_panel = COMMANDS[name].panel
+                self.commands[name] = command
+
+
+def _unwrapped(text: str) -> str:
+    """Return a docstring with each paragraph on one line, for a terminal to wrap."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
 
 
 def _flags_without_types(parameters: list[Any]) -> list[Any]:
@@ -119,7 +239,7 @@ def name_options(error: DispatcherError) -> None:
 
 app = typer.Typer(
     name="dispatcher",
-    cls=_AllCommands,
+    cls=AllCommands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
@@ -158,6 +278,19 @@ def _of_all(
 def examples(*lines: str) -> str:
     """Return the end of a help text: example commands, one a line."""
     return "\n\n".join(["[bold]Examples[/]", *(f"  $ {line}" for line in lines)])
+
+
+group = typer.Typer(rich_markup_mode="rich")
+
+
+@group.command(epilog=examples("dispatcher version"))
+def version(as_json: AsJson = False) -> None:
+    """Print the version."""
+    number = installed_version("dispatcher")
+    if as_json:
+        output.as_json({"version": number})
+    else:
+        output.out.print(number)
 
 
 def exit_code(error: DispatcherError) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 from uuid import UUID
@@ -13,9 +15,9 @@ from rich.markup import escape
 
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, confirm, examples, exit_code, say_error
-from dispatcher.cli.filters import NOTHING, filtered, narrowed
-from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift
-from dispatcher.cli.progress import INTERRUPTED, bar, terminated_like_interrupted
+from dispatcher.cli.filters import Filters, option, with_options
+from dispatcher.cli.messages import ExpireAfter, Fold, Latest, SendAt, SendIn, Shift, length_of
+from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
 from dispatcher.client import Dispatcher
 from dispatcher.errors import (
     DispatcherError,
@@ -26,7 +28,6 @@ from dispatcher.errors import (
     Unavailable,
 )
 from dispatcher.message import Message, Status, reason_of
-from dispatcher.quota import parse_length
 from dispatcher.selection import Selection, Wanted
 from dispatcher.times import send_time
 
@@ -35,44 +36,44 @@ _MOST_NAMED = 100
 """How many refused messages the summary of a change by filter names at most."""
 
 _ChangeOne = Callable[[UUID | str], Message]
-_ChangeMany = Callable[[Sequence[Message]], Sequence[Message | DispatcherError]]
-
-MessageIds = Annotated[list[str] | None, typer.Argument(metavar="ID")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Every = Annotated[bool, typer.Option("--all", help="Without a filter: every message.")]
+_ChangeMany = Callable[[Sequence[UUID]], Sequence[Message | DispatcherError]]
 
 _ONE_TIME = "one of --send-at, --send-in and --later"
-_EXAMPLES = {
-    "cancel": (
+group = typer.Typer(rich_markup_mode="rich")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Meant(Filters):
+    """Options of every change: the messages that are meant, by id or by filter."""
+
+    message_ids: Annotated[list[str] | None, typer.Argument(metavar="ID")] = None
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    every: Annotated[bool, typer.Option("--all", help="Without a filter: every message.")] = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeantBesideZone(_Meant):
+    """The same where ``--zone`` has another meaning; it is the default of the filters' zone."""
+
+    filter_zone: Annotated[
+        str | None, option(help="Zone of --from and --to, where it is not that of --zone.")
+    ] = None
+
+    @property
+    def wanted(self) -> Wanted:
+        zone = self.zone if self.filter_zone is None else self.filter_zone
+        return {**super().wanted, "zone": zone}
+
+
+@group.command(
+    epilog=examples(
         "dispatcher cancel 0199…",
         "dispatcher cancel --channel sms --from 2026-12-24T08:00Z --to 2026-12-24T09:00Z",
-    ),
-    "reschedule": (
-        'dispatcher reschedule 0199… --send-in "2 hours" --on-conflict shift',
-        'dispatcher reschedule --channel sms --overdue --later "1 hour" --on-conflict shift',
-    ),
-    "retry": (
-        "dispatcher retry 0199…",
-        "dispatcher retry --channel email --from 2026-12-24T08:00Z --yes",
-    ),
-    "release": ("dispatcher release 0199…", "dispatcher release --channel sms"),
-    "drop": ("dispatcher drop 0199…", "dispatcher drop --recipient ada"),
-}
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
-    for command in (cancel, reschedule, retry, release, drop):
-        app.command(epilog=examples(*_EXAMPLES[command.__name__]))(filtered(command))
-
-
-def cancel(
-    message_ids: MessageIds = None,
-    wanted: Wanted = NOTHING,
-    yes: Yes = False,
-    every: Every = False,
-    as_json: AsJson = False,
-) -> None:
+    )
+)
+@with_options
+def cancel(meant: _Meant) -> None:
     """Cancel scheduled messages, by id or by filter; their quotas are free again at once."""
     with Dispatcher() as dispatcher:
         _Change(
@@ -80,13 +81,19 @@ def cancel(
             "cancel",
             Status.SCHEDULED,
             dispatcher.cancel,
-            many=lambda some: dispatcher.cancel_many([each.id for each in some]),
-        ).do(message_ids, wanted, yes=yes, every=every, as_json=as_json)
+            many=dispatcher.cancel_many,
+        ).do(meant)
 
 
+@group.command(
+    epilog=examples(
+        'dispatcher reschedule 0199… --send-in "2 hours" --on-conflict shift',
+        'dispatcher reschedule --channel sms --overdue --later "1 hour" --on-conflict shift',
+    )
+)
+@with_options
 def reschedule(
-    message_ids: MessageIds = None,
-    wanted: Wanted = NOTHING,
+    meant: _MeantBesideZone,
     send_at: SendAt = None,
     send_in: SendIn = None,
     later: Annotated[
@@ -103,9 +110,6 @@ def reschedule(
     latest: Latest = None,
     expires_at: Annotated[str | None, typer.Option(help="Another expiry.")] = None,
     expire_after: ExpireAfter = None,
-    yes: Yes = False,
-    every: Every = False,
-    as_json: AsJson = False,
 ) -> None:
     """Move scheduled messages to another time, by id or by filter; frees the old times at once.
 
@@ -120,18 +124,17 @@ def reschedule(
             send_time.parse(given, zone=read_by, fold=fold, field=field)
     if [send_at, send_in, later].count(None) != 2:  # noqa: PLR2004 - one of three
         raise InvalidDraft("send_at", "none or several of the times given", _ONE_TIME)
-    length = None if expire_after is None else parse_length(expire_after, "expire_after")
     wish: dict[str, Any] = {
         "send_at": send_at,
-        "send_in": None if send_in is None else parse_length(send_in, "send_in"),
-        "later": None if later is None else parse_length(later, "later"),
+        "send_in": length_of(send_in, "send_in"),
+        "later": length_of(later, "later"),
         "zone": zone,
         "set_zone": set_zone,
         "fold": fold,
         "on_conflict": on_conflict,
         "latest": latest,
         "expires_at": expires_at,
-        "expire_after": length,
+        "expire_after": length_of(expire_after, "expire_after"),
     }
     with Dispatcher() as dispatcher:
 
@@ -144,77 +147,61 @@ def reschedule(
             "reschedule",
             Status.SCHEDULED,
             move,
-            many=lambda some: dispatcher.reschedule_many([each.id for each in some], **wish),
+            many=lambda ids: dispatcher.reschedule_many(ids, **wish),
             still_matches=True,
             also=None if set_zone is None else f"set the zone to {set_zone}",
-        ).do(message_ids, wanted, yes=yes, every=every, as_json=as_json)
+        ).do(meant)
 
 
+@group.command(
+    epilog=examples(
+        "dispatcher retry 0199…", "dispatcher retry --channel email --from 2026-12-24T08:00Z --yes"
+    )
+)
+@with_options
 def retry(
-    message_ids: MessageIds = None,
-    wanted: Wanted = NOTHING,
+    meant: _Meant,
     perhaps_sent: Annotated[
         bool,
         typer.Option(
             "--perhaps-sent", help="Also those with on_unknown=hold that may have been sent."
         ),
     ] = False,
-    yes: Yes = False,
-    every: Every = False,
-    as_json: AsJson = False,
 ) -> None:
     """Give failed messages further attempts, by id or by filter. They are due at once.
 
     They still have their reservations, so no quota refuses them; the limits apply.
     """
     with Dispatcher() as dispatcher:
-
-        def again(message_id: UUID | str) -> Message:
-            return dispatcher.retry(message_id, perhaps_sent=perhaps_sent)
-
         _Change(
             dispatcher,
             "retry",
             Status.FAILED,
-            again,
-            many=lambda some: dispatcher.retry_many(
-                [each.id for each in some], perhaps_sent=perhaps_sent
-            ),
-        ).do(message_ids, wanted, yes=yes, every=every, as_json=as_json)
+            partial(dispatcher.retry, perhaps_sent=perhaps_sent),
+            many=partial(dispatcher.retry_many, perhaps_sent=perhaps_sent),
+        ).do(meant)
 
 
-def release(
-    message_ids: MessageIds = None,
-    wanted: Wanted = NOTHING,
-    yes: Yes = False,
-    every: Every = False,
-    as_json: AsJson = False,
-) -> None:
+@group.command(epilog=examples("dispatcher release 0199…", "dispatcher release --channel sms"))
+@with_options
+def release(meant: _Meant) -> None:
     """Release held messages to be sent, perhaps for the second time, by id or by filter.
 
     They are due at once; a message past its expiry ends as expired.
     """
     with Dispatcher() as dispatcher:
-        _Change(dispatcher, "release", Status.HELD, dispatcher.release).do(
-            message_ids, wanted, yes=yes, every=every, as_json=as_json
-        )
+        _Change(dispatcher, "release", Status.HELD, dispatcher.release).do(meant)
 
 
-def drop(
-    message_ids: MessageIds = None,
-    wanted: Wanted = NOTHING,
-    yes: Yes = False,
-    every: Every = False,
-    as_json: AsJson = False,
-) -> None:
+@group.command(epilog=examples("dispatcher drop 0199…", "dispatcher drop --recipient ada"))
+@with_options
+def drop(meant: _Meant) -> None:
     """End held messages as failed, by id or by filter. They keep their reservations.
 
     Use it where the provider has them, or they are of no use any more.
     """
     with Dispatcher() as dispatcher:
-        _Change(dispatcher, "drop", Status.HELD, dispatcher.drop).do(
-            message_ids, wanted, yes=yes, every=every, as_json=as_json
-        )
+        _Change(dispatcher, "drop", Status.HELD, dispatcher.drop).do(meant)
 
 
 class _Change:
@@ -250,23 +237,25 @@ class _Change:
         self._refused: Counter[str] = Counter()
         self._refusals: list[tuple[UUID, DispatcherError]] = []
 
-    def do(
-        self,
-        message_ids: Sequence[str] | None,
-        wanted: Wanted,
-        *,
-        yes: bool,
-        every: bool,
-        as_json: bool,
-    ) -> None:
+    def do(self, meant: _Meant) -> None:
         """Change the messages with these ids, or those that match, and print the result.
 
-        Raises InvalidValue for neither ids nor filters, and for both together.
+        Raises InvalidDraft, and InvalidValue for neither ids nor filters, for both together, and
+        for another status.
         """
-        if not message_ids:
-            self._by_filter(narrowed(wanted, self._status, every=every), yes, as_json)
-        elif Selection.of(wanted).is_everything and not every:
-            self._by_ids(message_ids, as_json)
+        wanted = meant.wanted
+        said = Selection.of(wanted)
+        if not meant.message_ids:
+            if said.status not in (None, self._status):
+                problem = f"no message that is {said.status} can be changed so"
+                raise InvalidValue("--status", problem, f"{self._status}, or none")
+            if said.is_everything and not meant.every:
+                accepted = "ids, a filter such as --channel, or --all"
+                raise InvalidValue("ID", "no message is named", accepted)
+            wanted["status"] = self._status
+            self._by_filter(wanted, meant)
+        elif said.is_everything and not meant.every:
+            self._by_ids(meant.message_ids, meant.as_json)
         else:
             raise InvalidValue("ID", "given together with a filter", "one of them")
 
@@ -278,27 +267,25 @@ class _Change:
         done: list[Message] = []
         refusals: list[DispatcherError] = []
         try:
-            for message_id in message_ids:
-                try:
-                    done.append(self._one(message_id))
-                except Unavailable:
-                    raise
-                except DispatcherError as error:
-                    say_error(error)
-                    refusals.append(error)
+            for answer in self._answers(message_ids):
+                if isinstance(answer, Message):
+                    done.append(answer)
+                else:
+                    say_error(answer)
+                    refusals.append(answer)
         finally:
             self._tell(done, as_object=len(message_ids) == 1, as_json=as_json)
         if refusals:
             raise typer.Exit(exit_code(refusals[0]))
 
-    def _by_filter(self, wanted: Wanted, yes: bool, as_json: bool) -> None:
+    def _by_filter(self, wanted: Wanted, meant: _Meant) -> None:
         matched = self._dispatcher.count(**wanted)
         what = f"{matched:,} message{'' if matched == 1 else 's'}"
-        if matched and not yes:
+        if matched and not meant.yes:
             confirm(f"{self._verb} {what}{self._also}?")
         code = self._run(wanted, matched) if matched else 0
         first = next((exit_code(error) for _, error in self._refusals), 0)
-        if as_json:
+        if meant.as_json:
             output.as_json(self._data(matched) | {"complete": code == 0})
         else:
             self._say(what)
@@ -307,45 +294,47 @@ class _Change:
     def _run(self, wanted: Wanted, matched: int) -> int:
         """Change the messages in batches; return 0, or the exit code of what stopped it."""
         # No more than were confirmed: messages that begin to match meanwhile stay unchanged.
-        meant = islice(self._dispatcher.select(oldest_first=True, **wanted), matched)
+        matching = self._dispatcher.select(oldest_first=True, **wanted)
+        ids = (each.id for each in islice(matching, matched))
         try:
             with terminated_like_interrupted(), bar() as shown:
                 task = shown.add_task(self._verb, total=matched)
-                while some := list(islice(meant, _BATCH)):
-                    self._doubtful = [each.id for each in some]
+                while some := list(islice(ids, _BATCH)):
+                    self._doubtful = some
                     answers = self._many(some)
                     self._note(some, answers)
                     shown.update(task, completed=self._done + self._refused.total())
                     for answer in answers:
                         if isinstance(answer, Unavailable):
                             raise answer
-        except Unavailable as error:
+        except (Unavailable, KeyboardInterrupt) as error:
             if isinstance(error, ReservationsUnavailable):  # the batch was not changed
                 self._doubtful = ()
-            say_error(f"{error}. {self._how_to_go_on}")
-            return exit_code(error)
-        except KeyboardInterrupt:
-            say_error(f"interrupted. {self._how_to_go_on}")
-            return INTERRUPTED
+            return say_stopped(error, self._how_to_go_on)
         return 0
 
-    def _each(self, some: Sequence[Message]) -> list[Message | DispatcherError]:
+    def _each(self, ids: Sequence[UUID]) -> list[Message | DispatcherError]:
         answers: list[Message | DispatcherError] = []
         try:
-            for message in some:
-                try:
-                    answers.append(self._one(message.id))
-                except Unavailable:
-                    raise
-                except DispatcherError as error:
-                    answers.append(error)
+            for message_id in ids:
+                answers.extend(self._answers([message_id]))
         except (Unavailable, KeyboardInterrupt):
-            self._note(some, answers)
+            self._note(ids, answers)
             raise
         return answers
 
-    def _note(self, some: Sequence[Message], answers: Sequence[Message | DispatcherError]) -> None:
-        for message, answer in zip(some, answers, strict=False):
+    def _answers(self, ids: Iterable[UUID | str]) -> Iterator[Message | DispatcherError]:
+        """Change each message. Raises Unavailable."""
+        for message_id in ids:
+            try:
+                yield self._one(message_id)
+            except Unavailable:
+                raise
+            except DispatcherError as error:
+                yield error
+
+    def _note(self, ids: Sequence[UUID], answers: Sequence[Message | DispatcherError]) -> None:
+        for message_id, answer in zip(ids, answers, strict=False):
             if isinstance(answer, Unavailable):
                 continue
             if isinstance(answer, Message):
@@ -353,9 +342,9 @@ class _Change:
             else:
                 self._refused[_reason(answer)] += 1
                 if len(self._refusals) < _MOST_NAMED:
-                    self._refusals.append((message.id, answer))
-        if len(answers) == len(some) and not any(isinstance(each, Unavailable) for each in answers):
-            self._answered, self._doubtful = some[-1].id, ()
+                    self._refusals.append((message_id, answer))
+        if len(answers) == len(ids) and not any(isinstance(each, Unavailable) for each in answers):
+            self._answered, self._doubtful = ids[-1], ()
 
     @property
     def _how_to_go_on(self) -> str:

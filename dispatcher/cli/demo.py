@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,7 +16,7 @@ from rich.table import Table
 
 from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
-from dispatcher.cli.services import until_stopped
+from dispatcher.cli.progress import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import QuotaExceeded
 from dispatcher.message import Message, Status
@@ -28,6 +26,9 @@ QUOTAS = "1/20 second, 5/hour, 10/day"
 _DEADLINE_SECONDS = 60.0
 _LEAD = timedelta(seconds=4)
 _SECOND = timedelta(seconds=1)
+
+
+group = typer.Typer(rich_markup_mode="rich")
 
 
 class _StepFailed(Exception):
@@ -50,11 +51,7 @@ class _Play:
         return message
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(epilog=examples("dispatcher demo"))(demo)
-
-
+@group.command(epilog=examples("dispatcher demo"))
 def demo() -> None:
     """Play a short scenario on real servers and show what happens. Leaves nothing behind."""
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
@@ -93,21 +90,18 @@ def _submit_all(play: _Play) -> None:
     cleo = play.submit("cleo", "See you at nine", start + 2 * _SECOND)
 
     output.out.print("\n[bold]2. A second one for ada, one second after the first[/]")
-    with _refused() as refusal:
-        play.submit("ada", "Your code is 4712", start + _SECOND)
-    error = refusal[0]
+    error = _refusal(play, "ada", "Your code is 4712", start + _SECOND)
     _require(error.conflicting == (first.id,), "the refusal names another message")
     _require(error.next_slot == start + timedelta(seconds=20), "the refusal names another slot")
     _say(f"[yellow]refused[/] by {error.quota}: {_time(first.send_at)} is in the way", "✗")
     _say(f"the next free slot is [bold]{_time(error.next_slot)}[/] – booked:", "→")
     second = play.submit("ada", "Your code is 4712", error.next_slot)
 
-    output.out.print("\n[bold]3. One is cancelled, and its place is free at once[/]")
+    output.out.print("\n[bold]3. One is cancelled, and its slot is free at once[/]")
     at = start + timedelta(seconds=22)
     play.cancelled = play.submit("cleo", "Bring the blue folder", at)
-    with _refused():
-        play.submit("cleo", "Bring the red folder", at)
-    _say("[yellow]refused[/]: that place is taken", "✗")
+    _refusal(play, "cleo", "Bring the red folder", at)
+    _say("[yellow]refused[/]: that slot is taken", "✗")
     play.dispatcher.cancel(play.cancelled.id)
     _say("the first one is [dim]cancelled[/]", "→")
     instead = play.submit("cleo", "Bring the red folder", at)
@@ -164,14 +158,12 @@ def _check(play: _Play, path: Path) -> None:
     output.out.print("\n[green]✓ every promise was kept[/]")
 
 
-@contextmanager
-def _refused() -> Iterator[list[QuotaExceeded]]:
-    caught: list[QuotaExceeded] = []
+def _refusal(play: _Play, name: str, text: str, at: datetime) -> QuotaExceeded:
     try:
-        yield caught
+        play.submit(name, text, at)
     except QuotaExceeded as error:
-        caught.append(error)
-    _require(bool(caught), "a message was accepted that must be refused")
+        return error
+    raise _StepFailed("a message was accepted that must be refused")
 
 
 def _require(holds: bool, otherwise: str) -> None:

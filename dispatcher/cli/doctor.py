@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from dispatcher.app import App
 from dispatcher.broker.survey import load_app
 from dispatcher.celery_app import settings_of
 from dispatcher.cli import output
 from dispatcher.cli.app import examples, say_error
-from dispatcher.operations.doctor import Examination, Finding, Level
+from dispatcher.operations.findings import Examination, Level
 from dispatcher.settings import Settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red", Level.SKIPPED: "dim"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
-    lines = ("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
-    app.command(epilog=examples(*lines))(doctor)
+group = typer.Typer(rich_markup_mode="rich")
 
 
+@group.command(
+    epilog=examples("dispatcher doctor --strict", "dispatcher doctor --app shop.celery:app --json")
+)
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
@@ -45,7 +43,13 @@ def doctor(
     with closing(App(settings)) as ours:
         examination = ours.doctor(theirs).examine()
     if as_json:
-        output.as_json(examination_data(examination))
+        output.as_json(
+            {
+                "level": examination.level,
+                "counts": examination.counts,
+                "findings": examination.findings,
+            }
+        )
     else:
         _say(examination)
     if examination.level is Level.ERROR or (strict and examination.level is Level.WARNING):
@@ -63,39 +67,13 @@ def check_before_start(settings: Settings) -> None:
         raise typer.Exit(1)
 
 
-def examination_data(examination: Examination) -> dict[str, Any]:
-    """Return findings as plain JSON values."""
-    return {
-        "level": examination.level.value,
-        "counts": {level.value: many for level, many in examination.counts.items()},
-        "findings": [
-            {
-                "check": each.check,
-                "level": each.level.value,
-                "found": each.found,
-                "remedy": each.remedy,
-                "stops_worker": each.stops_worker,
-            }
-            for each in examination.findings
-        ],
-    }
-
-
 def _say(examination: Examination) -> None:
-    output.out.print(_table(examination.findings))
-    counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
-    output.out.print(", ".join(counts))
-
-
-def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for each in findings:
-        style = _STYLES[each.level]
+    rows = []
+    for each in examination.findings:
         told = escape(each.found)
         if each.remedy:
             told += f"\n[bold]remedy:[/] {escape(each.remedy)}"
-        table.add_row(f"[{style}]{each.level.value}[/]", each.check, told)
-    return table
+        rows.append((f"[{_STYLES[each.level]}]{each.level.value}[/]", each.check, told))
+    output.out.print(output.described(rows))
+    counts = (f"{many} {level.value}" for level, many in examination.counts.items() if many)
+    output.out.print(", ".join(counts))

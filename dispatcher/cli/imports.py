@@ -11,37 +11,35 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from dispatcher.cli import output
-from dispatcher.cli.app import AsJson, examples, exit_code, say_error
-from dispatcher.cli.files import STANDARD_INPUT, RefusedRows, Source
-from dispatcher.cli.output import Terminal
-from dispatcher.cli.progress import INTERRUPTED, terminated_like_interrupted
-from dispatcher.cli.rows import BadRow, Format, Row, read
+from dispatcher.cli.app import AsJson, examples, say_error
+from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
+from dispatcher.cli.rows import STANDARD_INPUT, BadRow, Format, RefusedRows, Row, Source, read
 from dispatcher.client import Dispatcher
-from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, NoPlace, Unavailable
+from dispatcher.errors import BatchRefused, DispatcherError, InvalidValue, SlotRefused, Unavailable
 from dispatcher.message import Message, OnConflict, Plan, Progress, Rejection, reason_of
 
-_BAD, _NO_PLACE = 2, 3
+_BAD, _SLOT_REFUSED = 2, 3
 _SUFFIXES = {f".{form}": form for form in Format}
 _SHOWN = 10
 _QUOTED = 4
 """How many times the size of a body its CSV field may have: quotes are doubled there."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    lines = (
+group = typer.Typer(rich_markup_mode="rich")
+
+
+@group.command(
+    "import",
+    epilog=examples(
         "dispatcher import reminders.csv --plan",
         "dispatcher import - --format jsonl < x.jsonl",
-    )
-    app.command("import", epilog=examples(*lines))(import_file)
-
-
+    ),
+)
 def import_file(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="FILE.csv or FILE.jsonl; - is standard input.")
@@ -102,17 +100,10 @@ def _run(job: ImportJob, work: Callable[[], None]) -> int:
     try:
         with terminated_like_interrupted(), job.bar:
             work()
-    except Unavailable as error:
-        say_error(f"{error}. {job.how_to_go_on}")
-        return exit_code(error)
-    except InvalidValue as error:
-        if not job.answered:
+    except (Unavailable, InvalidValue, KeyboardInterrupt) as error:
+        if isinstance(error, InvalidValue) and not job.answered:
             raise
-        say_error(f"{error}. {job.how_to_go_on}")
-        return exit_code(error)
-    except KeyboardInterrupt:
-        say_error(f"interrupted. {job.how_to_go_on}")
-        return INTERRUPTED
+        return say_stopped(error, job.how_to_go_on)
     except OSError as error:
         say_error(f"a file failed: {error.strerror}. {job.how_to_go_on}")
         return 1
@@ -182,7 +173,11 @@ class ImportJob:
         self.reasons: Counter[str] = Counter()
         self.exit_code = 0
         self.answered = 0
-        self.bar = _bar()
+        self.bar = bar(
+            BarColumn(),
+            TextColumn("{task.fields[accepted]:,} accepted, {task.fields[refused]:,} refused"),
+            _Rate(),
+        )
         self._dispatcher = dispatcher
         self._rows = rows
         self._on_conflict = on_conflict
@@ -275,9 +270,8 @@ class ImportJob:
             else None,
         }
         if self.planned is not None:
-            for name in ("first_send_at", "last_send_at"):
-                instant = getattr(self.planned, name)
-                found[name] = output.iso(instant)
+            found["first_send_at"] = output.plain(self.planned.first_send_at)
+            found["last_send_at"] = output.plain(self.planned.last_send_at)
             found["rejections"] = sorted(self._rejections, key=lambda each: int(each["line"]))
         return found
 
@@ -293,12 +287,14 @@ class ImportJob:
 
     def _refuse(self, line: int, row: Any, error: DispatcherError, text: str = "") -> None:
         if self.exit_code != _BAD:
-            self.exit_code = _NO_PLACE if isinstance(error, NoPlace | BatchRefused) else _BAD
+            self.exit_code = (
+                _SLOT_REFUSED if isinstance(error, SlotRefused | BatchRefused) else _BAD
+            )
         reason = reason_of(error)
         self.reasons[reason] += 1
         refused = {"line": line, "error": text or str(error), "reason": reason}
-        if isinstance(error, NoPlace):
-            refused["next_slot"] = output.iso(error.next_slot)
+        if isinstance(error, SlotRefused):
+            refused["next_slot"] = output.plain(error.next_slot)
         if self.refused is not None:
             self.refused.write(refused | {"row": row})
         if self._keeps_rejections:
@@ -320,15 +316,3 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the rate as text."""
         return Text(f"{task.speed:,.0f}/s" if task.speed else "")
-
-
-def _bar() -> Bar:
-    console = Terminal(stderr=True)
-    return Bar(
-        BarColumn(),
-        TextColumn("{task.fields[accepted]:,} accepted, {task.fields[refused]:,} refused"),
-        _Rate(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )

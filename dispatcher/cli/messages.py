@@ -1,21 +1,21 @@
-"""Commands for messages: submit, show, list, held, update, next-slot."""
+"""Commands for messages: submit, update, next-slot."""
 
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
 
-from dispatcher.cli import output, story
+from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
-from dispatcher.cli.filters import NOTHING, complete_channel, filtered, scopes_of
+from dispatcher.cli.filters import complete_channel, scopes_of
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
 from dispatcher.message import Message, OnConflict, OnUnknown
 from dispatcher.quota import parse_length
-from dispatcher.selection import Wanted
 
 Zone = Annotated[str | None, typer.Option(help="Zone of local times, e.g. Europe/Berlin.")]
 SendAt = Annotated[
@@ -49,34 +49,16 @@ Fold = Annotated[
     int | None, typer.Option(help="Which of two repeated local times: 0 first, 1 second.")
 ]
 
+group = typer.Typer(rich_markup_mode="rich")
 _TO = "dispatcher submit --channel sms --recipient +4915112345678"
-_SUBMIT = examples(
-    f'{_TO} --text "See you at 9" --send-at 2026-12-24T08:30 --zone Europe/Berlin',
-    f'{_TO} --text "Your code is 4711" --send-in "10 minutes" --on-conflict shift',
+
+
+@group.command(
+    epilog=examples(
+        f'{_TO} --text "See you at 9" --send-at 2026-12-24T08:30 --zone Europe/Berlin',
+        f'{_TO} --text "Your code is 4711" --send-in "10 minutes" --on-conflict shift',
+    )
 )
-_SHOW = examples("dispatcher show 0199…", "dispatcher show 0199… --json | jq .attempts")
-_LIST = examples(
-    "dispatcher list --status failed --channel email",
-    "dispatcher list --overdue",
-    "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
-    "dispatcher list --recipient ada --json | jq -r .id",
-)
-_NEXT_SLOT = examples(
-    "dispatcher next-slot --recipient ada",
-    "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
-    app.command(epilog=_SUBMIT)(submit)
-    app.command("show", epilog=_SHOW)(show_message)
-    app.command("list", epilog=_LIST)(filtered(list_messages))
-    app.command(epilog=examples("dispatcher held", "dispatcher held --json"))(held)
-    app.command(epilog=examples('dispatcher update 0199… --text "See you at 10"'))(update)
-    app.command("next-slot", epilog=_NEXT_SLOT)(next_slot)
-
-
 def submit(
     channel: Annotated[
         str, typer.Option(help="Channel of the settings.", autocompletion=complete_channel)
@@ -115,11 +97,9 @@ def submit(
         message = dispatcher.submit(
             channel=channel,
             recipient=recipient,
-            body=_body(text, body) if template is None or text or body else None,
-            template=template,
-            data=None if data is None else _json_object("data", data),
+            **_content(text, body, template, data),
             send_at=send_at,
-            send_in=parse_length(send_in, "send_in") if send_in is not None else None,
+            send_in=length_of(send_in, "send_in"),
             zone=zone,
             fold=fold,
             scope=scope,
@@ -131,14 +111,13 @@ def submit(
             quiet_hours=quiet_hours,
             send_window=send_window,
             on_unknown=on_unknown,
-            expire_after=parse_length(expire_after, "expire_after")
-            if expire_after is not None
-            else None,
+            expire_after=length_of(expire_after, "expire_after"),
             status_url=status_url,
         )
     _say(message, as_json=as_json)
 
 
+@group.command(epilog=examples('dispatcher update 0199… --text "See you at 10"'))
 def update(
     message_id: MessageId,
     text: Text = None,
@@ -149,61 +128,16 @@ def update(
 ) -> None:
     """Give a scheduled message another body, or that of a template, rendered now."""
     with Dispatcher() as dispatcher:
-        message = dispatcher.update(
-            message_id,
-            body=_body(text, body) if template is None or text or body else None,
-            template=template,
-            data=None if data is None else _json_object("data", data),
-        )
+        message = dispatcher.update(message_id, **_content(text, body, template, data))
     _say(message, as_json=as_json)
 
 
-def show_message(message_id: MessageId, as_json: AsJson = False) -> None:
-    """Show one message: its fields, its reservations, each attempt, the next step."""
-    with Dispatcher() as dispatcher:
-        found = dispatcher.story(message_id)
-    if as_json:
-        output.as_json(story.story_data(found))
-    else:
-        story.say(found)
-
-
-def list_messages(
-    wanted: Wanted = NOTHING,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
-) -> None:
-    """List messages, newest first."""
-    with Dispatcher() as dispatcher:
-        page = dispatcher.list(limit=limit, after=after, **wanted)
-    if as_json:
-        for message in page.messages:
-            output.as_line(output.message_data(message))
-    elif page.messages:
-        output.out.print(output.message_table(page.messages, wanted.get("zone")))
-        if page.after is not None:
-            output.out.print(f"[dim]there are more: --after {page.after}[/]")
-    else:
-        output.out.print("no messages")
-
-
-def held(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
-) -> None:
-    """List held messages, oldest first: the outcome of their last attempt is unknown."""
-    with Dispatcher() as dispatcher:
-        found = dispatcher.held(limit=limit)
-    if as_json:
-        for message in found:
-            output.as_line(output.message_data(message))
-    elif found:
-        output.out.print(output.held_table(found))
-    else:
-        output.out.print("no messages are held")
-
-
+@group.command(
+    epilog=examples(
+        "dispatcher next-slot --recipient ada",
+        "dispatcher next-slot --recipient ada --channel sms --after 2026-12-24T08:30Z",
+    )
+)
 def next_slot(
     recipient: Annotated[str | None, typer.Option(help="For this recipient.")] = None,
     scope: Annotated[str | None, typer.Option(help="For this scope.")] = None,
@@ -232,7 +166,7 @@ def next_slot(
             fold=fold,
         )
     if as_json:
-        output.as_json({"next_slot": output.iso(slot)})
+        output.as_json({"next_slot": slot})
     else:
         output.out.print(escape(output.local_text(slot, zone)))
 
@@ -244,10 +178,23 @@ def _say(message: Message, *, as_json: bool) -> None:
         output.out.print(output.outcome_text(message, with_time=True), soft_wrap=True)
 
 
-def _body(text: str | None, body: str | None) -> dict[str, Any]:
-    if (text is None) == (body is None):
-        raise InvalidDraft("body", "neither or both of --text and --body given", "one of them")
-    return {"text": text} if body is None else _json_object("body", body)
+def length_of(text: str | None, field: str) -> timedelta | None:
+    """Read a length that need not be given. Raises InvalidValue."""
+    return None if text is None else parse_length(text, field)
+
+
+def _content(
+    text: str | None, body: str | None, template: str | None, data: str | None
+) -> dict[str, Any]:
+    """Return the body, the template and its data as parameters. Raises InvalidDraft."""
+    given: dict[str, Any] = {"body": None, "template": template, "data": None}
+    if template is None or text or body:
+        if (text is None) == (body is None):
+            raise InvalidDraft("body", "neither or both of --text and --body given", "one of them")
+        given["body"] = {"text": text} if body is None else _json_object("body", body)
+    if data is not None:
+        given["data"] = _json_object("data", data)
+    return given
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -16,8 +18,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from dispatcher.errors import DispatcherError, NoPlace
-from dispatcher.message import Attempt, Message, Status, visible_text
+from dispatcher.errors import DispatcherError, SlotRefused
+from dispatcher.message import Message, Status, visible_text
 from dispatcher.times.send_time import as_text
 from dispatcher.times.zones import rules
 
@@ -31,7 +33,9 @@ _STYLES = {
     Status.HELD: "magenta",
 }
 
+_JSON = frozenset({str, int, float, bool})
 _WIDEST = 10_000
+_GAP = 2
 _PIPED_WIDTH = 160
 """Columns without a terminal: enough that no word is broken."""
 
@@ -63,14 +67,14 @@ written: list[str] = []
 """The JSON that this run of a command has written so far."""
 
 
-def as_json(value: Any) -> None:
-    """Write one JSON value to standard output."""
-    _write(json.dumps(value, ensure_ascii=False, indent=2))
+def as_json(value: object) -> None:
+    """Write one value as JSON to standard output."""
+    _write(json.dumps(plain(value), ensure_ascii=False, indent=2))
 
 
-def as_line(value: Any) -> None:
-    """Write one JSON value on a line of its own to standard output."""
-    _write(json.dumps(value, ensure_ascii=False))
+def as_line(value: object) -> None:
+    """Write one value as JSON on a line of its own to standard output."""
+    _write(json.dumps(plain(value), ensure_ascii=False))
 
 
 def _write(text: str) -> None:
@@ -84,20 +88,41 @@ def plain_json(text: str) -> str:
     return "\n".join(map(visible_text, text.split("\n")))
 
 
-def error_data(error: DispatcherError) -> dict[str, Any]:
-    """Return an error as plain JSON values: its type, its text and its attributes."""
-    carried = {name: _plain(each) for name, each in vars(error).items() if name[0] != "_"}
-    return {"error": type(error).__name__, "text": str(error)} | carried
+def plain(value: object) -> Any:
+    """Return a value as JSON values.
 
-
-def _plain(value: object) -> Any:
+    Instants are in UTC, to the millisecond; lengths are seconds; dataclasses and named tuples are
+    objects of their fields.
+    """
+    if value is None or type(value) in _JSON:  # most values, and the quickest to tell
+        return value
     if isinstance(value, datetime):
-        return iso(value)
+        return as_text(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, Enum):
+        value = value.value
+    elif is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {plain(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def message_data(message: Message) -> dict[str, Any]:
+    """Return a message as JSON values, its body included."""
+    data: dict[str, Any] = plain(message)
+    return {"id": data["id"], "status": data["status"]} | data | {"scopes": data["scopes"] or None}
+
+
+def error_data(error: DispatcherError) -> dict[str, Any]:
+    """Return an error for JSON: its type, its text and its attributes."""
+    carried = {name: each for name, each in vars(error).items() if name[0] != "_"}
+    return {"error": type(error).__name__, "text": str(error)} | carried
 
 
 def outcome_text(message: Message, *, with_time: bool = False) -> str:
@@ -124,52 +149,11 @@ def refused_in(zone: str | None) -> Iterator[None]:
     """Add the next slot in ``zone`` to a refusal."""
     try:
         yield
-    except NoPlace as refused:
+    except SlotRefused as refused:
         if zone is not None:
             local = local_text(refused.next_slot, zone)
             refused.add_note(f"by the clocks of {zone} that is {local}")
         raise
-
-
-def message_data(message: Message) -> dict[str, Any]:
-    """Return a message as plain JSON values, its body included."""
-    return {
-        "id": str(message.id),
-        "status": message.status.value,
-        "channel": message.channel,
-        "recipient": message.recipient,
-        "scope": message.scope,
-        "body": dict(message.body),
-        "send_at": iso(message.send_at),
-        "next_attempt_at": iso(message.next_attempt_at),
-        "expires_at": iso(message.expires_at),
-        "attempt_count": message.attempt_count,
-        "max_attempts": message.max_attempts,
-        "idempotency_key": message.idempotency_key,
-        "created_at": iso(message.created_at),
-        "finished_at": iso(message.finished_at),
-        "last_error": message.last_error,
-        "scopes": dict(message.scopes) or None,
-        "zone": message.zone,
-        "quiet_hours": message.quiet_hours,
-        "on_unknown": message.on_unknown,
-        "expire_after": message.expire_after.total_seconds() if message.expire_after else None,
-        "asked_at": iso(message.asked_at),
-        "trace": message.trace,
-        "enqueued_at": iso(message.enqueued_at),
-    }
-
-
-def attempt_data(attempt: Attempt) -> dict[str, Any]:
-    """Return an attempt as plain JSON values."""
-    return {
-        "token": attempt.token,
-        "started_at": iso(attempt.started_at),
-        "finished_at": iso(attempt.finished_at),
-        "outcome": attempt.outcome.value if attempt.outcome else None,
-        "error": attempt.error,
-        "receipt": attempt.receipt,
-    }
 
 
 Cell = str | Text
@@ -192,13 +176,11 @@ def listed(
         return table
     lines: list[Text] = []
     for row in rows:
-        first, *others = (Text.from_markup(each) if isinstance(each, str) else each for each in row)
+        first, *others = map(_text, row)
         lines += [first] if first else []
-        lines += [
-            Text.assemble("  ", (f"{heading.partition(' (')[0]} ", "dim") if heading else "", cell)
-            for heading, cell in zip(headings[1:], others, strict=True)
-            if cell
-        ]
+        for heading, cell in zip(headings[1:], others, strict=True):
+            if cell:
+                lines += _headed(heading, cell)
     zones = dict.fromkeys(each.partition(" (")[2].rstrip(")") for each in headings)
     lines += [Text(f"times: {zone}", style="dim") for zone in zones if zone]
     for line in lines:
@@ -206,40 +188,37 @@ def listed(
     return Group(*lines)
 
 
-def message_table(messages: Sequence[Message], zone: str | None = None) -> RenderableType:
-    """Return messages, one a row, without their bodies; times in ``zone``."""
-    headings = ("id", "status", "channel", "recipient", f"send at ({zone or 'UTC'})")
-    return listed(
-        headings,
-        [
-            (
-                str(message.id),
-                status_text(message.status),
-                as_it_is(message.channel),
-                as_it_is(message.recipient),
-                second_text(message.send_at, zone),
-            )
-            for message in messages
-        ],
-    )
+def _headed(heading: str, cell: Text) -> list[Text]:
+    name = Text(f"  {heading.partition(' (')[0]} " if heading else "  ", style="dim")
+    line = Text.assemble(name, cell)
+    return [line] if line.cell_len <= out.width else [name, cell]
 
 
-def held_table(messages: Sequence[Message]) -> RenderableType:
-    """Return held messages, one a row, without their bodies."""
-    headings = ("id", "channel", "recipient", "tries", "held since (UTC)")
-    return listed(
-        headings,
-        [
-            (
-                str(message.id),
-                as_it_is(message.channel),
-                as_it_is(message.recipient),
-                f"{message.attempt_count} of {message.max_attempts}",
-                second_text(message.next_attempt_at),
-            )
-            for message in messages
-        ],
-    )
+def described(rows: Sequence[Sequence[Cell]]) -> RenderableType:
+    """Return rows whose last cell is a text that is wrapped beside the others.
+
+    Where that would break a word of it, as the id or the recipient in it, it stands below them.
+    """
+    cells = [[_text(each) for each in row] for row in rows]
+    widths = [max(each.cell_len for each in column) for column in zip(*cells, strict=True)][:-1]
+    beside = out.width - sum(widths) - _GAP * len(widths)
+    lines: list[RenderableType] = []
+    for *heads, text in cells:
+        text.overflow = "fold"
+        if out.measure(text, options=out.options.update(width=_WIDEST)).minimum <= beside:
+            line = Table.grid(padding=(0, _GAP, 0, 0))
+            for width in widths:
+                line.add_column(width=width, no_wrap=True)
+            line.add_column()
+            line.add_row(*heads, text)
+            lines.append(line)
+        else:
+            lines += [Text(" ").join(each for each in heads if each), text]
+    return Group(*lines)
+
+
+def _text(cell: Cell) -> Text:
+    return Text.from_markup(cell) if isinstance(cell, str) else cell
 
 
 def status_text(status: Status, text: str | None = None) -> str:
@@ -251,8 +230,3 @@ def second_text(instant: datetime, zone: str | None = None) -> str:
     """Return an instant to the second, in a zone or in UTC."""
     local = instant.astimezone(UTC if zone is None else rules(zone))
     return local.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def iso(instant: datetime | None) -> str | None:
-    """Return an instant for programs: in UTC, to the millisecond."""
-    return None if instant is None else as_text(instant)

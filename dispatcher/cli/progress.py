@@ -1,37 +1,45 @@
-"""Progress bars, and interruption of long commands."""
+"""Long commands: their progress bars, and how signals end them."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
 
+from dispatcher.cli.app import exit_code, say_error
 from dispatcher.cli.output import Terminal
+from dispatcher.errors import DispatcherError
 
 INTERRUPTED = 130
 """The exit code after an interruption."""
 
 
-def bar() -> Progress:
+def bar(*columns: str | ProgressColumn) -> Progress:
     """Return a progress bar on standard error; without a terminal it shows nothing."""
     console = Terminal(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    shown = (*(columns or usual), TimeRemainingColumn())
+    return Progress(*shown, console=console, disable=not console.is_terminal)
+
+
+def say_stopped(error: DispatcherError | KeyboardInterrupt, how_to_go_on: str) -> int:
+    """Say what stopped a command, and how to go on; return the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        say_error(f"interrupted. {how_to_go_on}")
+        return INTERRUPTED
+    say_error(f"{error}. {how_to_go_on}")
+    return exit_code(error)
 
 
 @contextmanager
@@ -46,3 +54,18 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def until_stopped() -> Iterator[Event]:
+    """Yield an event that signals set instead of ending this process, so that it can clean up."""
+    stopped = Event()
+    before = {
+        number: signal.signal(number, lambda *_: stopped.set())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,8 +1,9 @@
-"""Commands for servers: up, worker, beat, migrate."""
+"""Commands for servers: up, worker, beat, migrate; and how worker and beat write logs."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -11,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from celery.signals import worker_ready
+from celery.signals import after_setup_logger, after_setup_task_logger, worker_ready
 from typer.core import TyperCommand
 
 from dispatcher.app import App
@@ -22,10 +24,19 @@ from dispatcher.broker.survey import check_url
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples, say_error, say_warning
 from dispatcher.cli.doctor import check_before_start
-from dispatcher.cli.logs import write_logs
+from dispatcher.cli.progress import until_stopped
 from dispatcher.errors import InvalidSettings
-from dispatcher.settings import PARENT_VARIABLE, PREFIX, Settings, embedded_addresses
+from dispatcher.settings import (
+    PARENT_VARIABLE,
+    PREFIX,
+    LogFormat,
+    Settings,
+    embedded_addresses,
+)
 from dispatcher.store import migrate as migrate_store
+from dispatcher.telemetry.journal import FIELDS
+from dispatcher.telemetry.metrics import prometheus_meter
+from dispatcher.times.send_time import as_text
 
 _PARENT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
@@ -33,6 +44,17 @@ _LOOK_SECONDS = 0.2
 _COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
+
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65_535,
+        help="Answer Prometheus and the probes of Kubernetes there; 0 for any free port.",
+    ),
+]
+
+group = typer.Typer(rich_markup_mode="rich")
 
 
 class _Worker(TyperCommand):
@@ -50,15 +72,7 @@ class _Worker(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
-    app.command(epilog=examples("dispatcher up"))(up)
-    lines = ("dispatcher worker -c 8", "dispatcher worker --queues=dispatcher.sms")
-    app.command(cls=_Worker, context_settings=_PASS_ON, epilog=examples(*lines))(worker)
-    app.command(context_settings=_PASS_ON, epilog=examples("dispatcher beat"))(beat)
-    app.command(epilog=examples("dispatcher migrate"))(migrate)
-
-
+@group.command(epilog=examples("dispatcher up"))
 def up() -> None:
     """Start Redis, SQLite, a worker and a beat in the data folder; run until Ctrl-C.
 
@@ -68,10 +82,13 @@ def up() -> None:
     from dispatcher.embedded import environment  # noqa: PLC0415 - workers need no servers
 
     settings = Settings.load()
-    given = _without_addresses(settings)
-    with until_stopped() as stopped, environment(**given, tell=say_error) as running:
+    folder = settings.data_dir
+    own = embedded_addresses(folder)
+    given = settings.model_dump(exclude={"data_dir", *own})
+    elsewhere = [name for name, address in own.items() if getattr(settings, name) != address]
+    with until_stopped() as stopped, environment(folder, **given, tell=say_error) as running:
         output.out.print(f"[green]up[/] in {running.data_dir} – Ctrl-C ends it")
-        if elsewhere := _addresses_elsewhere(settings):
+        if elsewhere:
             say_warning(
                 f"the settings name servers of their own ({', '.join(elsewhere)}): what a second "
                 "shell submits goes there and is not sent from here; leave these settings out, or "
@@ -117,41 +134,25 @@ def _shown(running: Settings) -> Iterator[Callable[[], None]]:
         yield show_more
 
 
-def _addresses_elsewhere(settings: Settings) -> list[str]:
-    """Return the names of the settings with other servers than those of ``up``."""
-    own = embedded_addresses(settings.data_dir)
-    return [name for name, address in own.items() if getattr(settings, name) != address]
-
-
-def _without_addresses(settings: Settings) -> dict[str, Any]:
-    """Return the arguments of an embedded environment with these settings."""
-    given = settings.model_dump()
-    folder = given.pop("data_dir")
-    return {"path": folder} | {
-        name: each for name, each in given.items() if name not in embedded_addresses(folder)
-    }
-
-
+@group.command(
+    cls=_Worker,
+    context_settings=_PASS_ON,
+    epilog=examples("dispatcher worker -c 8", "dispatcher worker --queues=dispatcher.sms"),
+)
 def worker(
     context: typer.Context,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, max=32)] = 16,
     no_doctor: Annotated[
         bool, typer.Option("--no-doctor", help="Start whatever `dispatcher doctor` finds.")
     ] = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65_535, help="Answer Prometheus there; 0 for any free port."),
-    ] = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Start a Celery worker with the recommended options. Further options go to Celery.
 
     It does not start where the database lacks migrations, Redis evicts or is too old, or the
     clocks of this machine and the database are more than a second apart.
     """
-    if metrics_port is not None:
-        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the App that tasks use
-    settings = Settings.load()
-    check_url(settings.broker_url)
+    settings = _settings(metrics_port)
     if settings.metrics_port is not None:
         context.with_resource(_counting_together())
     with closing(App(settings)) as app:
@@ -161,21 +162,24 @@ def worker(
         check_before_start(settings)
     queues = ",".join(settings.queues)
     worker_ready.connect(_collect_rarely, weak=False)
-    write_logs(settings.log_format)
+    _write_logs(settings.log_format)
     _celery(
         "worker", "--pool=threads", f"--concurrency={concurrency}", f"--queues={queues}",
         "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args,
     )  # fmt: skip
 
 
-def beat(context: typer.Context) -> None:
+@group.command(context_settings=_PASS_ON, epilog=examples("dispatcher beat"))
+def beat(context: typer.Context, metrics_port: MetricsPort = None) -> None:
     """Start a Celery beat, which starts the sweep. Any number may run."""
-    settings = Settings.load()
-    check_url(settings.broker_url)
-    write_logs(settings.log_format)
+    settings = _settings(metrics_port)
+    if settings.metrics_port is not None:
+        prometheus_meter()  # a library that is missing stops the start
+    _write_logs(settings.log_format)
     _celery("beat", "--pidfile=", "--loglevel=INFO", *context.args)
 
 
+@group.command(epilog=examples("dispatcher migrate"))
 def migrate(as_json: AsJson = False) -> None:
     """Bring the database to the schema of this version. Safe to repeat."""
     with closing(App(Settings.load())) as app:
@@ -186,6 +190,15 @@ def migrate(as_json: AsJson = False) -> None:
         output.out.print(f"the database is at revision {revision}")
 
 
+def _settings(metrics_port: int | None) -> Settings:
+    """Return the settings of a service, after a look at its broker's URL."""
+    if metrics_port is not None:
+        os.environ[f"{PREFIX}METRICS_PORT"] = str(metrics_port)  # for the App that tasks use
+    settings = Settings.load()
+    check_url(settings.broker_url)
+    return settings
+
+
 def _celery(*arguments: str) -> None:
     from dispatcher.celery_app import app  # noqa: PLC0415 - made from the settings just checked
 
@@ -193,6 +206,41 @@ def _celery(*arguments: str) -> None:
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     app.start(list(arguments))
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one line of JSON.
+
+    ``at`` (ISO 8601, UTC), ``level``, ``logger``, ``process``, ``text``, for a transition of a
+    message its fields (:data:`dispatcher.telemetry.journal.FIELDS`), and ``traceback`` where there
+    is one. It leaves out attributes of other libraries, which may contain anything.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "at": as_text(at),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "text": record.getMessage(),
+        }
+        line |= {name: vars(record)[name] for name in FIELDS if name in vars(record)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _write_logs(log_format: LogFormat) -> None:
+    if log_format == "json":
+        after_setup_logger.connect(_write_json, weak=False)
+        after_setup_task_logger.connect(_write_json, weak=False)
+
+
+def _write_json(logger: logging.Logger, **_: object) -> None:
+    for handler in logger.handlers:
+        handler.setFormatter(JsonFormatter())
 
 
 @contextmanager
@@ -231,18 +279,3 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-@contextmanager
-def until_stopped() -> Iterator[threading.Event]:
-    """Yield an event that signals set instead of ending this process, so that it can clean up."""
-    stopped = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stopped.set())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

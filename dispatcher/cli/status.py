@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from threading import Event
 from typing import Annotated, Any
 
@@ -12,10 +12,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dispatcher.celery_app import ON_REQUEST, SWEEPS
+from dispatcher.celery_app import DUTIES
 from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
-from dispatcher.cli.services import until_stopped
+from dispatcher.cli.progress import until_stopped
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidValue, Unavailable
 from dispatcher.limiters import ChannelFill
@@ -37,22 +37,16 @@ _PAUSE = 9
 _LEAST = timedelta(milliseconds=100)
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
-    of_status = (
+group = typer.Typer(rich_markup_mode="rich")
+
+
+@group.command(
+    epilog=examples(
         "dispatcher status",
         'dispatcher status --watch --every "5 seconds"',
         "dispatcher status --json | jq .overdue",
     )
-    of_top = (
-        "dispatcher top",
-        'dispatcher top --of channel --within "1 hour"',
-        "dispatcher top --by fill",
-    )
-    app.command(epilog=examples(*of_status))(status)
-    app.command(epilog=examples(*of_top))(top)
-
-
+)
 def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")] = (
         False
@@ -81,6 +75,13 @@ def status(
         output.out.print(overview_picture(found, width=output.out.width))
 
 
+@group.command(
+    epilog=examples(
+        "dispatcher top",
+        'dispatcher top --of channel --within "1 hour"',
+        "dispatcher top --by fill",
+    )
+)
 def top(
     of: Annotated[Of, typer.Option(help="What to rank.")] = "scope",
     by: Annotated[By, typer.Option(help="By messages, or by how full a quota is.")] = "messages",
@@ -92,7 +93,7 @@ def top(
     with Dispatcher() as dispatcher:
         found = dispatcher.top(of, by=by, within=parse_length(within, "within"), limit=limit)
     if as_json:
-        output.as_json(tops_data(found))
+        output.as_json(found)
     else:
         output.out.print(tops_picture(found))
 
@@ -132,7 +133,7 @@ def _repeat(look: Callable[[], object], every: timedelta, stopped: Event) -> Non
 def overview_picture(found: Overview, *, width: int) -> RenderableType:
     """Return an overview for a terminal with ``width`` columns."""
     lines: list[RenderableType] = [
-        Text.assemble(("dispatcher status", "bold"), f"  {_second(found.now)}"),
+        Text.assemble(("dispatcher status", "bold"), f"  {output.second_text(found.now)} UTC"),
         "",
         _counts(found),
         "",
@@ -192,30 +193,21 @@ def _load(found: Overview, width: int) -> list[RenderableType]:
 
 
 def _troubles(found: Overview) -> list[Text]:
-    overdue = found.overdue
-    late = Text("overdue  ", style="bold")
-    if overdue.many:
-        late.append(
-            f"{overdue.many:,}, the oldest for {_length(overdue.longest)}: "
-            f"dispatcher show {overdue.oldest}",
-            style="red",
-        )
-    else:
-        late.append("none", style="green")
-    held = Text("held     ", style="bold")
+    late = found.overdue
+    overdue, held = _line("overdue", "none", "green"), _line("held", "none", "green")
+    if late.many:
+        oldest = f"the oldest for {_length(late.longest)}: dispatcher show {late.oldest}"
+        overdue = _line("overdue", f"{late.many:,}, {oldest}", "red")
     if found.held:
-        held.append(f"{found.held:,} wait for a person: dispatcher held", style="magenta")
-    else:
-        held.append("none", style="green")
-    troubles = [late, held]
-    if found.items_rejected:
-        rejected = Text("rejected ", style="bold")
-        rejected.append(
-            f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs",
-            style="red",
-        )
-        troubles.append(rejected)
-    return troubles
+        held = _line("held", f"{found.held:,} wait for a person: dispatcher held", "magenta")
+    if not found.items_rejected:
+        return [overdue, held]
+    told = f"{found.items_rejected:,} items of the broker were no tasks: see the workers' logs"
+    return [overdue, held, _line("rejected", told, "red")]
+
+
+def _line(name: str, told: str, style: str) -> Text:
+    return Text(f"{name:9}", style="bold").append(told, style=style)
 
 
 def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
@@ -232,30 +224,24 @@ def _limits(channels: Iterable[ChannelFill]) -> RenderableType:
     return output.listed(("limits", "", "", ""), rows)
 
 
-def _signs(what: str, signs: Sequence[Sign] | None) -> list[RenderableType]:
-    alive = [each for each in signs or () if each.is_alive]
-    line = Text(f"{what}s".ljust(9), style="bold")
-    if alive:
-        line.append(f"{len(alive)} alive  ", style="green")
-        line.append(", ".join(each.name for each in alive), style="dim")
-    else:
-        line.append(f"no {what} is alive", style="red")
-    lines: list[RenderableType] = [line]
-    lines += [
-        Text(f"         {each.name} was last seen {_length(each.age)} ago", style="yellow")
-        for each in signs or ()
-        if not each.is_alive
-    ]
-    return lines
+def _signs(what: str, signs: Sequence[Sign] | None) -> list[Text]:
+    signs = signs or ()
+    line = _line(f"{what}s", f"no {what} is alive", "red")
+    if alive := [each.name for each in signs if each.is_alive]:
+        line = _line(f"{what}s", f"{len(alive)} alive  ", "green")
+        line.append(", ".join(alive), style="dim")
+    lost = [each for each in signs if not each.is_alive]
+    told = (f"{'':9}{each.name} was last seen {_length(each.age)} ago" for each in lost)
+    return [line, *(Text(each, style="yellow") for each in told)]
 
 
 def _duties(found: Overview) -> Text:
-    line = Text("sweep    ", style="bold")
+    line = _line("sweep", "", "dim")
     ages = {each.name: each.age for each in found.duties or ()}
-    told = [name for name in SWEEPS if name in ages or name not in ON_REQUEST]
+    told = [name for name, each in DUTIES.items() if name in ages or not each.is_needed]
     for number, name in enumerate(told):
         age = ages.get(name)
-        slow = name != "prune" and (age is None or age > _LATE_DUTY)
+        slow = DUTIES[name].interval == "sweep_interval" and (age is None or age > _LATE_DUTY)
         text = "never" if age is None else f"{_length(age)} ago"
         line.append(f"{', ' if number else ''}{name} ").append(text, style="red" if slow else "dim")
     return line
@@ -287,83 +273,36 @@ def tops_picture(found: Tops) -> RenderableType:
 
 
 def overview_data(found: Overview) -> dict[str, Any]:
-    """Return an overview as plain JSON values; lengths are seconds."""
-    counts, load = found.counts, found.load
+    """Return an overview for JSON."""
+    counts, overdue = found.counts, found.overdue
     return {
-        "now": output.iso(found.now),
-        "since": counts.since.total_seconds(),
+        "now": found.now,
+        "since": counts.since,
         "counts": {
-            channel: {status.value: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
+            channel: {status: some.get(status, 0) for status in (*_LIVE, *_ENDED)}
             for channel, some in counts.by_channel.items()
         },
         "counts_complete": counts.complete,
         "overdue": {
-            "messages": found.overdue.many,
-            "oldest": str(found.overdue.oldest) if found.overdue.oldest else None,
-            "longest": found.overdue.longest.total_seconds(),
+            "messages": overdue.many,
+            "oldest": overdue.oldest,
+            "longest": overdue.longest,
         },
         "held": found.held,
-        "load": {
-            "start": output.iso(load.start),
-            "minutes": list(load.minutes),
-            "complete": load.complete,
-        },
-        "limits": None
-        if found.limits is None
-        else [
-            {
-                "channel": each.channel,
-                "limits": [
-                    {"limit": one.limit, "used": one.used, "most": one.most} for one in each.limits
-                ],
-                "waiting": each.waiting,
-                "closed_until": output.iso(each.closed_until),
-            }
-            for each in found.limits
-        ],
+        "load": found.load,
+        "limits": found.limits,
         "workers": _signs_data(found.workers),
         "beats": _signs_data(found.beats),
-        "duties": None
-        if found.duties is None
-        else {each.name: each.age.total_seconds() for each in found.duties},
+        "duties": None if found.duties is None else {each.name: each.age for each in found.duties},
         "items_rejected": found.items_rejected,
         "silence": found.silence,
-    }
-
-
-def tops_data(found: Tops) -> dict[str, Any]:
-    """Return a ranking as plain JSON values; lengths are seconds."""
-    return {
-        "of": found.of,
-        "within": found.within.total_seconds(),
-        "complete": found.complete,
-        "silence": found.silence,
-        "tops": [
-            {
-                "name": each.name,
-                "messages": each.messages,
-                "next_at": output.iso(each.next_at),
-                "fullest": None
-                if each.fullest is None
-                else {
-                    "quota": each.fullest.quota,
-                    "booked": each.fullest.booked,
-                    "most": each.fullest.most,
-                    "at": output.iso(each.fullest.at),
-                },
-            }
-            for each in found.tops
-        ],
     }
 
 
 def _signs_data(signs: Iterable[Sign] | None) -> list[dict[str, Any]] | None:
     if signs is None:
         return None
-    return [
-        {"name": each.name, "alive": each.is_alive, "age": each.age.total_seconds()}
-        for each in signs
-    ]
+    return [{"name": each.name, "alive": each.is_alive, "age": each.age} for each in signs]
 
 
 def _fullest(fullest: FullestQuota | None) -> tuple[Text, str]:
@@ -393,7 +332,3 @@ def _length(length: timedelta) -> str:
             many = seconds // size
             return f"{many} {unit}{'' if many == 1 else 's'}"
     return f"{seconds} s"
-
-
-def _second(instant: datetime) -> str:
-    return instant.strftime("%Y-%m-%d %H:%M:%S UTC")

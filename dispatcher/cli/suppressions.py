@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,8 @@ from dispatcher.cli import output
 from dispatcher.cli.app import AsJson, examples
 from dispatcher.cli.filters import complete_channel
 from dispatcher.client import Dispatcher
-from dispatcher.store import Suppression
+
+group = typer.Typer(rich_markup_mode="rich")
 
 Recipient = Annotated[str, typer.Argument(metavar="RECIPIENT")]
 OneChannel = Annotated[
@@ -21,23 +22,12 @@ OneChannel = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
-    app.command(
-        epilog=examples(
-            "dispatcher suppress ada@example.org",
-            "dispatcher suppress +4915112345678 --channel sms",
-        )
-    )(suppress)
-    app.command(epilog=examples("dispatcher unsuppress ada@example.org"))(unsuppress)
-    app.command(
-        epilog=examples(
-            "dispatcher suppressed ada@example.org",
-            "dispatcher suppressed --limit 100000 --json | jq -r .recipient",
-        )
-    )(suppressed)
-
-
+@group.command(
+    epilog=examples(
+        "dispatcher suppress ada@example.org",
+        "dispatcher suppress +4915112345678 --channel sms",
+    )
+)
 def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
     """Opt a recipient out: refuse new messages and cancel scheduled ones, at once.
 
@@ -57,6 +47,7 @@ def suppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson =
     )
 
 
+@group.command(epilog=examples("dispatcher unsuppress ada@example.org"))
 def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson = False) -> None:
     """Revoke a suppression, with its channel or without one, as it was made.
 
@@ -65,7 +56,7 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
     with Dispatcher() as dispatcher:
         left = dispatcher.unsuppress(recipient, channel=channel)
     if as_json:
-        output.as_json({"recipient": recipient, "suppressed": [_data(each) for each in left]})
+        output.as_json({"recipient": recipient, "suppressed": left})
         return
     if not left:
         output.out.print(f"{escape(recipient)} is not suppressed", soft_wrap=True)
@@ -76,6 +67,12 @@ def unsuppress(recipient: Recipient, channel: OneChannel = None, as_json: AsJson
         )
 
 
+@group.command(
+    epilog=examples(
+        "dispatcher suppressed ada@example.org",
+        "dispatcher suppressed --limit 100000 --json | jq -r .recipient",
+    )
+)
 def suppressed(
     recipient: Annotated[str | None, typer.Argument(metavar="RECIPIENT")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
@@ -86,7 +83,7 @@ def suppressed(
         found = list(islice(dispatcher.suppressed(recipient), limit))
     if as_json:
         for each in found:
-            output.as_line(_data(each))
+            output.as_line(each)
         return
     rows = [
         (output.as_it_is(each.recipient), output.as_it_is(each.channel or "all"),
@@ -94,11 +91,3 @@ def suppressed(
         for each in found
     ]  # fmt: skip
     output.out.print(output.listed(("recipient", "channel", "since (UTC)"), rows))
-
-
-def _data(each: Suppression) -> dict[str, Any]:
-    return {
-        "recipient": each.recipient,
-        "channel": each.channel,
-        "created_at": output.iso(each.created_at),
-    }

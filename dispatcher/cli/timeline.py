@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby, pairwise
 from typing import Annotated, Any, NamedTuple
@@ -15,9 +15,8 @@ from dispatcher.cli import output
 from dispatcher.cli.app import examples
 from dispatcher.client import Dispatcher
 from dispatcher.errors import InvalidDraft
-from dispatcher.reservation import CELLS, QuotaTimeline, Span, Timeline
+from dispatcher.reservation import CELLS, Fill, QuotaTimeline, Span, Timeline
 from dispatcher.times import zones
-from dispatcher.times.send_time import as_text
 
 _BARS = (8, 6, 4, 3, 0)
 _MOST_EMPTY = 3
@@ -31,18 +30,18 @@ _LEGENDS = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    lines = (
+group = typer.Typer(rich_markup_mode="rich")
+
+
+@group.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog=examples(
         "dispatcher timeline ada",
         "dispatcher timeline ada --channel sms --days 7",
         "dispatcher timeline --channel sms",
         "dispatcher timeline --tenant acme",
-    )
-    kinds = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("timeline", epilog=examples(*lines), context_settings=kinds)(timeline)
-
-
+    ),
+)
 def timeline(
     context: typer.Context,
     scope: Annotated[
@@ -105,10 +104,10 @@ def _scopes(
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as plain JSON values."""
+    """Return a timeline for JSON."""
     return {
-        "start": as_text(timeline.start),
-        "end": as_text(timeline.end),
+        "start": timeline.start,
+        "end": timeline.end,
         "zone": timeline.zone,
         "complete": timeline.complete,
         "windows": [
@@ -116,34 +115,34 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
                 "scope": each.scope,
                 "complete": each.complete,
                 "exists": each.exists,
-                "counts": [
-                    _span_data(Span(*count[:2])) | {"booked": count.booked}
-                    for count in each.counts
-                    if count.booked
-                ],
+                "counts": _spans(count for count in each.counts if count.booked),
                 "booked": [
-                    {"id": str(place.message_id), "at": as_text(place.at), "held": place.held}
-                    for place in each.booked
+                    {"id": one.message_id, "at": one.at, "held": one.held} for one in each.booked
                 ],
                 "quotas": [
                     {
                         "quota": str(quota.quota),
-                        "fills": [
-                            _span_data(Span(*fill[:2])) | {"booked": fill.booked}
-                            for fill in quota.fills
-                        ],
-                        "blocked": [_span_data(span) for span in quota.blocked],
-                        "unknown": [_span_data(span) for span in quota.unknown],
+                        "fills": _spans(quota.fills),
+                        "blocked": _spans(quota.blocked),
+                        "unknown": _spans(quota.unknown),
                     }
                     for quota in each.quotas
                 ],
             }
             for each in timeline.windows
         ],
-        "quiet": [_span_data(span) for span in timeline.quiet],
-        "blocked": [_span_data(span) for span in timeline.blocked],
-        "next_slots": [as_text(slot) for slot in timeline.slots],
+        "quiet": _spans(timeline.quiet),
+        "blocked": _spans(timeline.blocked),
+        "next_slots": timeline.slots,
     }
+
+
+def _spans(spans: Iterable[Span | Fill]) -> list[dict[str, Any]]:
+    return [
+        {"from": each.begins_at, "until": each.ends_at}
+        | ({"booked": each.booked} if isinstance(each, Fill) else {})
+        for each in spans
+    ]
 
 
 def picture(timeline: Timeline, *, width: int) -> list[Text]:
@@ -151,15 +150,20 @@ def picture(timeline: Timeline, *, width: int) -> list[Text]:
     columns, bar, hidden = _columns(timeline, width - _LABEL - CELLS - 2)
     headings = "".join(each.heading(bar) for each in columns)
     lines = [
-        Text.assemble(
-            (timeline.windows[0].scope, "bold"),
-            f"  {_local(timeline.start, timeline):%a %d %b %Y %H:%M}",
-            f" to {_local(timeline.end, timeline):%a %d %b %Y %H:%M}",
+        *_about(
+            Text(timeline.windows[0].scope, style="bold"),
+            f" {_local(timeline.start, timeline):%a %d %b %Y %H:%M}"
+            f" to {_local(timeline.end, timeline):%a %d %b %Y %H:%M}"
             f"  {timeline.zone}",
+            width,
         ),
         *(Text(each, style="dim") for each in _LEGENDS),
         *(Text(each.legend, style="dim") for each in columns if each.legend),
-        *(Text(f"{each} is not shown: too narrow", style="dim") for each in hidden),
+        *(
+            line
+            for each in hidden
+            for line in _about(Text(each, style="dim"), "is not shown: too narrow", width)
+        ),
         Text((" " * (_LABEL + CELLS + 1) + headings).rstrip()),
     ]
     before: datetime | None = None
@@ -172,18 +176,20 @@ def picture(timeline: Timeline, *, width: int) -> list[Text]:
         if len(shown) < len(many):
             until = f"{_local(many[-1].ends_at, timeline):%a %d %H:%M}"
             lines.append(Text(f"{'':{_LABEL + 1}}nothing booked until {until}", style="dim"))
-    lines += [
-        Text(f"{each.scope}: too many to read, so they are counted; ? may be blocked or free",
-             style="yellow")
-        for each in timeline.windows
-        if not each.complete
-    ]  # fmt: skip
-    lines += [
-        Text(f"{each.scope}: nothing is booked, at any time", style="yellow")
-        for each in timeline.windows
-        if not each.exists
-    ]
+    for each in timeline.windows:
+        told = [
+            "too many to read, so they are counted; ? may be blocked or free" * (not each.complete),
+            "nothing is booked, at any time" * (not each.exists),
+        ]
+        for text in filter(None, told):
+            lines += _about(Text(f"{each.scope}:", style="yellow"), text, width)
     return [*lines, *_slots(timeline)]
+
+
+def _about(name: Text, told: str, width: int) -> list[Text]:
+    """Return a name and a text about it: on one line, or below each other."""
+    line = Text.assemble(name, " ", told)
+    return [line] if line.cell_len <= width else [name, Text(f"  {told}")]
 
 
 class _Column(NamedTuple):
@@ -339,7 +345,3 @@ def _second(instant: datetime, timeline: Timeline) -> str:
     local = _local(instant, timeline)
     thousandths = f".{local.microsecond // 1_000:03}" if local.microsecond else ""
     return f"{local:%a %d %b %H:%M:%S}{thousandths}"
-
-
-def _span_data(span: Span) -> dict[str, Any]:
-    return {"from": as_text(span.begins_at), "until": as_text(span.ends_at)}

@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from dispatcher.cli import output
-from dispatcher.cli.app import OptionNames, confirm, examples
+from dispatcher.cli.app import AsJson, OptionNames, confirm, examples
 from dispatcher.cli.progress import bar
 from dispatcher.client import Dispatcher
 from dispatcher.operations.verification import Difference, Verified
+from dispatcher.times.send_time import as_text
 
 _MOST_SHOWN = 100
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+group = typer.Typer()
+windows = typer.Typer(
+    cls=OptionNames,
+    no_args_is_help=True,
+    help="Compare the windows in Redis with SQL, or rebuild them.",
+)
+group.add_typer(windows, name="windows")
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
-    windows = typer.Typer(
-        cls=OptionNames,
-        no_args_is_help=True,
-        help="Compare the windows in Redis with SQL, or rebuild them.",
-    )
-    windows.command(epilog=examples("dispatcher windows verify"))(verify)
-    lines = ("dispatcher windows rebuild", "dispatcher windows rebuild --shard 3 --yes")
-    windows.command(epilog=examples(*lines))(rebuild)
-    app.add_typer(windows, name="windows")
-
-
+@windows.command(epilog=examples("dispatcher windows verify"))
 def verify(as_json: AsJson = False) -> None:
     """Tell every difference between SQL and Redis. Exit code 1 if there is one."""
-    with Dispatcher() as dispatcher:
-        if as_json:
-            found = dispatcher.verify_windows()
-        else:
-            with output.out.status("comparing …"):
-                found = dispatcher.verify_windows()
+    shown = nullcontext() if as_json else output.out.status("comparing …")
+    with Dispatcher() as dispatcher, shown:
+        found = dispatcher.verify_windows()
     if as_json:
-        output.as_json(verified_data(found))
+        output.as_json(_data(found))
     else:
         _say(found)
     if not found.equal:
         raise typer.Exit(1)
 
 
+@windows.command(
+    epilog=examples("dispatcher windows rebuild", "dispatcher windows rebuild --shard 3 --yes")
+)
 def rebuild(
     shard: Annotated[
         list[int] | None, typer.Option(help="Only this shard; may be repeated. Default: all.")
@@ -78,21 +74,21 @@ def rebuild(
         raise typer.Exit(1)
 
 
-def verified_data(verified: Verified) -> dict[str, Any]:
-    """Return the result of a verification as plain JSON values."""
+def _data(verified: Verified) -> dict[str, Any]:
+    """Return the result of a verification for JSON."""
     return {
         "equal": verified.equal,
         "messages": verified.messages,
         "reservations": verified.reservations,
-        "counts": {fault.value: many for fault, many in verified.counts.items()},
-        "closed_shards": list(verified.closed),
+        "counts": verified.counts,
+        "closed_shards": verified.closed,
         "differences": [
             {
-                "fault": each.fault.value,
+                "fault": each.fault,
                 "scope": each.scope,
-                "id": None if each.message_id is None else str(each.message_id),
-                "send_at": output.iso(each.send_at),
-                "booked_at": output.iso(each.booked_at),
+                "id": each.message_id,
+                "send_at": each.send_at,
+                "booked_at": each.booked_at,
             }
             for each in verified.differences
         ],
@@ -115,8 +111,8 @@ def _say(found: Verified) -> None:
         if each.scope != scope:
             scope = each.scope
             output.out.print(f"[bold]{escape(scope)}[/]")
-        named = "" if each.message_id is None else f"{each.message_id} "
-        output.out.print(f"  {named}{_detail(each)}", soft_wrap=True)
+        named = "" if each.message_id is None else str(each.message_id)
+        output.out.print(output.described([("", named, _detail(each))]))
     unsaid = sum(found.counts.values()) - min(len(found.differences), _MOST_SHOWN)
     if unsaid > 0:
         output.out.print(f"and {unsaid} more; --json names up to 10,000")
@@ -124,7 +120,7 @@ def _say(found: Verified) -> None:
 
 def _detail(each: Difference) -> str:
     times = [
-        f"{name} {output.iso(at)}"
+        f"{name} {as_text(at)}"
         for name, at in (("in SQL", each.send_at), ("in Redis", each.booked_at))
         if at is not None
     ]

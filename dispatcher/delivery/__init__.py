@@ -2,10 +2,11 @@
 
 ``task`` is what Celery calls: it claims, asks for permits and gives what has one to the
 ``sender_pool`` of its channel. A ``recorder`` writes down what came of each send and puts back what
-was not sent. ``group_queue`` keeps the channels of one worker apart.
+was not sent. ``sender`` sends one message; ``send_log`` notes each send before it begins. ``sweep``
+and ``reconciler`` are the periodic maintenance.
 """
 
-from dispatcher.delivery.group_queue import GroupQueue
-from dispatcher.delivery.task import Delivery
+from dispatcher.delivery.sender import Parts
+from dispatcher.delivery.task import Delivery, GroupQueue
 
-__all__ = ["Delivery", "GroupQueue"]
+__all__ = ["Delivery", "GroupQueue", "Parts"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from dispatcher.delivery.duties import BATCH, in_batches
+from dispatcher.delivery.sweep import BATCH, in_batches
 from dispatcher.errors import (
     InvalidValue,
     LimitersUnavailable,
@@ -19,7 +19,7 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.limiters import Permit, Permits
 from dispatcher.redis.keys import ShardKeys
-from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
+from dispatcher.reservation import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.settings import Settings
 from dispatcher.store import ReservationRow, ReservedTime, Settled, StoreUpkeep
 from dispatcher.times.clock import Clock
@@ -71,13 +71,13 @@ class Reconciler:
         settings: Settings,
         clock: Clock,
         store: StoreUpkeep,
-        windows: Upkeep,
+        upkeep: Upkeep,
         permits: Permits,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._store = store
-        self._windows = windows
+        self._upkeep = upkeep
         self._permits = permits
 
     def reconcile(self, *, settle: timedelta | None = None) -> Reconciled:
@@ -91,6 +91,9 @@ class Reconciler:
         - bring snoozed messages forward when permits were given back, and all of them when the
           permit logs were rebuilt.
 
+        Where a master of a cluster cannot be reached or takes no writes, what it lost stays closed,
+        and what the others lost is rebuilt. All else waits until every master answers.
+
         ``settle`` is how long to let submits that are under way finish before a rebuild reads the
         store (default: the setting). Raises ReservationsUnavailable and StoreUnavailable.
         """
@@ -98,19 +101,21 @@ class Reconciler:
             return self._reconcile(self._settings.settle if settle is None else settle)
         except ReservationsUnavailable:
             # One key that is not ours fails every run.
-            self._windows.set_aside()
+            self._upkeep.set_aside()
             raise
 
     def _reconcile(self, settle: timedelta) -> Reconciled:
-        rebuild = self._windows.begin()
+        rebuild = self._upkeep.begin()
         rebuilt = 0
         if rebuild is not None:
             rebuilt = self._rebuild(rebuild, settle)
         restored = self._restore_missing()
         unconfirmed = self._settle_unconfirmed()
         released = in_batches(self._release_unneeded)
-        self._windows.tidy(keys_at_once=_TIDY_KEYS)
+        self._upkeep.tidy(keys_at_once=_TIDY_KEYS)
         self._bring_forward()
+        if rebuild is not None and rebuild.failure is not None:
+            raise rebuild.failure
         return Reconciled(
             rebuilt,
             restored + unconfirmed["corrected"],
@@ -129,7 +134,7 @@ class Reconciler:
         ReservationsUnavailable, StoreUnavailable.
         """
         chosen = self._chosen(shards)
-        rows = self._store.count_reservations(memory=self._windows.memory)
+        rows = self._store.count_reservations(memory=self._upkeep.memory)
         # Each group waits for the settle time, which is longer than few rows take.
         at_once = len(chosen) if rows <= _FEW_ROWS else _SHARDS_AT_ONCE
         groups = [
@@ -147,7 +152,7 @@ class Reconciler:
 
         tell(0)
         for group in groups:
-            rebuild = self._windows.close(group)
+            rebuild = self._upkeep.close(group)
             if rebuild is None:
                 continue
             opened = self._rebuild(rebuild, self._settings.settle, tell)
@@ -167,33 +172,35 @@ class Reconciler:
     def _rebuild(
         self, rebuild: Rebuild, settle: timedelta, tell: Callable[[int], None] | None = None
     ) -> int:
-        # A submit that reserved before the loss and commits after the store is read would be
-        # missed. It either commits within the settle time, or looks at its reservation again.
-        self._clock.sleep(settle.total_seconds())
-        self._windows.wipe(rebuild)
-        fault("rebuild.after_wipe")
         windows, permits = rebuild.of_windows, rebuild.of_permits
         if windows.parts:
-            for page in self._store.reservations(memory=self._windows.memory, batch=_ROWS_AT_ONCE):
-                self._windows.restore(rebuild, self._reserved(page))
+            # A submit that reserved before the loss and commits after the store is read would be
+            # missed. It either commits within the settle time, or looks at its reservation again.
+            # Permits need no wait: a claim is committed before it asks for its permit.
+            self._clock.sleep(settle.total_seconds())
+        self._upkeep.wipe(rebuild)
+        fault("rebuild.after_wipe")
+        if windows.parts:
+            for page in self._store.reservations(memory=self._upkeep.memory, batch=_ROWS_AT_ONCE):
+                self._upkeep.restore(rebuild, self._reserved(page))
                 if tell is not None:
                     tell(len(page))
         fault("rebuild.after_restore")
-        opened = self._windows.open(windows)
+        opened = self._upkeep.open(windows)
         fault("rebuild.after_windows")
         if permits.parts:
             life = self._settings.settle + MARKER_SPARE
             under_way: list[Permit] = []
             for taken in self._store.permits(memory=self._permits.memory, batch=_ROWS_AT_ONCE):
                 known = [(Permit(*each[:4]), each.age) for each in taken]
-                self._permits.restore(known, marker=rebuild.marker, marker_life=life)
+                self._permits.restore(known, permits.permit_markers, marker_life=life)
                 under_way += [
                     permit
                     for (permit, _), each in zip(known, taken, strict=True)
                     if each.is_under_way
                 ]
             self._correct(under_way, permits)
-        opened_logs = self._windows.open(permits)
+        opened_logs = self._upkeep.open(permits)
         opened += opened_logs
         log.warning("%d of %d parts of Redis rebuilt", opened, len(rebuild.parts))
         if opened_logs:
@@ -219,7 +226,7 @@ class Reconciler:
                 self._permits.give_back(gone)
             if ended:
                 self._permits.settle(ended)
-            self._windows.hold(permits)
+            self._upkeep.restore(permits, ())  # keeps the marker alive
 
     def _bring_all_forward(self) -> None:
         """Let all snoozed messages be due: the new logs judge them once more.
@@ -235,17 +242,17 @@ class Reconciler:
     def _restore_missing(self) -> int:
         """Look, once after each rebuild, for messages stored while it read the store."""
         grace = self._settings.reconcile_grace
-        unchecked = self._windows.unchecked(older_than=grace)
+        unchecked = self._upkeep.unchecked(older_than=grace)
         if not unchecked:
             return 0
         longest = max(grace, self._settings.transaction_grace)
         created = (min(unchecked.values()) - longest, max(unchecked.values()) + grace)
         restored = 0
         for page in self._store.reservations(
-            memory=self._windows.memory, batch=BATCH, created=created
+            memory=self._upkeep.memory, batch=BATCH, created=created
         ):
-            restored += self._windows.put_back(self._reserved(page))
-        self._windows.mark_checked(unchecked)
+            restored += self._upkeep.put_back(self._reserved(page))
+        self._upkeep.mark_checked(unchecked)
         return restored
 
     def _settle_unconfirmed(self) -> Counter[str]:
@@ -256,13 +263,13 @@ class Reconciler:
         """
         did: Counter[str] = Counter(confirmed=0, released=0, corrected=0)
         waiting: Counter[ShardKeys] = Counter()
-        in_batches(lambda at_most: self._settle_some(at_most, did, waiting))
+        in_batches(lambda limit: self._settle_some(limit, did, waiting))
         return did
 
-    def _settle_some(self, at_most: int, did: Counter[str], waiting: Counter[ShardKeys]) -> int:
+    def _settle_some(self, limit: int, did: Counter[str], waiting: Counter[ShardKeys]) -> int:
         """Settle a batch; return how many were found. ``waiting`` counts those left so far."""
-        found = self._windows.unconfirmed(
-            older_than=self._settings.reconcile_grace, at_most=at_most, skip=waiting
+        found = self._upkeep.unconfirmed(
+            older_than=self._settings.reconcile_grace, limit=limit, skip=waiting
         )
         if not found:
             return 0
@@ -272,16 +279,15 @@ class Reconciler:
         settled = self._give_up(found, holding)
         holding |= settled.holding
         left = settled.under_way | (being_moved & holding.keys())
-        stored = {message_id: Stored(*kept) for message_id, kept in holding.items()}
         some = [each for each in found if each.message_id not in left]
         # Asked for while all have the ages they were found with: if this process dies now, what
         # it puts down stays, and is to be found by the next sweep.
-        beside = self._beside_holds(some, stored)
+        beside = self._beside_holds(some, holding)
         some = [
             each._replace(before_ms=_EVER) if each.message_id in settled.void else each
             for each in some
         ]
-        did["corrected"] += self._windows.confirm([*some, *beside], stored)
+        did["corrected"] += self._upkeep.confirm([*some, *beside], holding)
         confirmed = sum(each.message_id in holding for each in some)
         did["confirmed"] += confirmed
         did["released"] += len(some) - confirmed
@@ -313,7 +319,7 @@ class Reconciler:
         held = {each.message_id for each in found if each.is_hold} & set(stored)
         if not held:
             return []
-        return self._windows.places(
+        return self._upkeep.await_confirmation(
             found, self._reserved(self._store.reservations_of(sorted(held)))
         )
 
@@ -328,9 +334,9 @@ class Reconciler:
         fault("reconcile.after_giving_up")
         return settled
 
-    def _reserved(self, places: Iterable[ReservationRow]) -> list[Reserved]:
+    def _reserved(self, rows: Iterable[ReservationRow]) -> list[Reserved]:
         kinds = self._settings.quotas_of
-        return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in places]
+        return [Reserved(each.message_id, each.counted(kinds), each.send_at) for each in rows]
 
     def _bring_forward(self) -> None:
         """Let messages that wait for a limit be due now where room was made for them.
@@ -360,11 +366,11 @@ class Reconciler:
         if come:
             log.info("%d snoozed messages are due now: permits were given back", len(come))
 
-    def _release_unneeded(self, at_most: int) -> int:
-        places = self._store.unreleased(at_most=at_most)
-        if places:
+    def _release_unneeded(self, limit: int) -> int:
+        rows = self._store.unreleased(limit=limit)
+        if rows:
             fault("reconcile.before_release")
-            self._windows.release(self._reserved(places))
+            self._upkeep.release(self._reserved(rows))
             fault("reconcile.after_release")
-            self._store.mark_released([place.message_id for place in places])
-        return len(places)
+            self._store.mark_released([each.message_id for each in rows])
+        return len(rows)

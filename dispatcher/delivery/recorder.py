@@ -9,9 +9,8 @@ from datetime import timedelta
 from uuid import UUID
 
 from dispatcher.broker.queue import Ticket
-from dispatcher.delivery.group import NO_WAIT, Ended, Escaped, Group
-from dispatcher.delivery.parts import Parts
 from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.delivery.sender import NO_WAIT, Ended, Escaped, Group, Parts
 from dispatcher.delivery.sender_pool import SenderPool
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
@@ -127,6 +126,7 @@ class Recorder:
         if self._is_broken_off:
             raise error
         self.error = self.error or error
+        self._group.send_log.keep()
         self._break_off()
 
     def snooze(self, refused: Sequence[tuple[Claim, timedelta]]) -> None:
@@ -134,22 +134,21 @@ class Recorder:
 
         Those that are due again before the sweep runs are enqueued.
         """
-        settings, send_log = self._parts.settings, self._group.send_log
+        settings = self._parts.settings
         limit = settings.sweep_interval * 2
         soon = [each for each in refused if each[1] <= limit]
         late = [each for each in refused if each[1] > limit]
-        if late and _store_unsent(self._parts, send_log, late, enqueue_in=-settings.horizon):
+        if late and self.put_back(late):
             self._tell_snoozed(late)
-        grace = settings.enqueue_grace
-        if soon and _store_unsent(self._parts, send_log, soon, enqueue_in=grace):
+        if soon and self.put_back(soon, enqueue_in=settings.enqueue_grace):
             self._tell_snoozed(soon)
             self._enqueue(soon)
-        # Between the refusal and now, a rebuild may have restored permits for these claims.
-        _give_back(self._parts, [claim for claim, _ in refused])
 
-    def put_back(self, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
+    def put_back(
+        self, unsent: Sequence[tuple[Claim, timedelta]], *, enqueue_in: timedelta | None = None
+    ) -> bool:
         """Put back messages that were not sent, as :func:`put_back` does."""
-        put_back(self._parts, self._group.send_log, unsent)
+        return put_back(self._parts, self._group.send_log, unsent, enqueue_in=enqueue_in)
 
     # The steps.
 
@@ -239,13 +238,11 @@ class Recorder:
 
     def _record(self, ended: Sequence[Ended]) -> bool:
         """Record outcomes and settle their permits; False when the store is to be tried again."""
-        results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
-        failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
         try:
-            self._store_outcomes(results, failures)
+            self._store(ended)
         except StoreUnavailable as error:
             if error.refused:
-                self._store_each(results, failures)
+                self._store_each(ended)
             elif self._parts.clock.monotonic() <= self._record_until:
                 return False
             else:
@@ -257,22 +254,19 @@ class Recorder:
         self._settle(ended)
         return True
 
-    def _store_each(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
-        """Record one by one, so that an outcome that the store refuses affects no other."""
-        singles: list[tuple[list[Result], list[Failure]]] = [
-            *(([each], []) for each in results),
-            *(([], [each]) for each in failures),
-        ]
-        for some_results, some_failures in singles:
+    def _store_each(self, ended: Sequence[Ended]) -> None:
+        """Store one by one, so that an outcome that the store refuses affects no other."""
+        for each in ended:
             try:
-                self._store_outcomes(some_results, some_failures)
+                self._store([each])
             except StoreUnavailable as error:
                 _lost(error)
 
-    def _store_outcomes(self, results: Sequence[Result], failures: Sequence[Failure]) -> None:
-        expired = self._parts.claims.record(
-            results, failures, enqueue_in=-self._parts.settings.horizon
-        )
+    def _store(self, ended: Sequence[Ended]) -> None:
+        results = [each.outcome for each in ended if isinstance(each.outcome, Result)]
+        failures = [each.outcome for each in ended if isinstance(each.outcome, Failure)]
+        enqueue_in = -self._parts.settings.horizon
+        expired = self._parts.claims.record(results, failures, enqueue_in=enqueue_in)
         tell = self._parts.journal.tell
         for result in results:
             message = result.claim.message
@@ -325,21 +319,18 @@ class LateRecorders:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recorders: list[Recorder] = []
-        self._is_running = False
         self._none = threading.Event()
         self._none.set()
-        self._never = threading.Event()
 
     def take(self, recorder: Recorder) -> bool:
         """Finish this recorder; False where the system gives no thread for it."""
         with self._lock:
-            if not self._is_running:
+            if not self._recorders:
                 thread = threading.Thread(target=self._run, name="late recorders", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
                     return False
-                self._is_running = True
             self._recorders.append(recorder)
             self._none.clear()
         return True
@@ -353,17 +344,14 @@ class LateRecorders:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                recorders = list(self._recorders)
-                if not recorders:
-                    self._is_running = False
-                    self._none.set()
-                    return
-            finished = [each for each in recorders if not _goes_on(each)]
+            finished = [each for each in list(self._recorders) if not _goes_on(each)]
             with self._lock:
                 self._recorders = [each for each in self._recorders if each not in finished]
+                if not self._recorders:
+                    self._none.set()
+                    return
             if not finished:
-                self._never.wait(_RECORD_EVERY_SECONDS)
+                self._none.wait(_RECORD_EVERY_SECONDS)  # not set while this thread runs
 
 
 def permit_of(claim: Claim) -> Permit:
@@ -372,42 +360,39 @@ def permit_of(claim: Claim) -> Permit:
     return Permit(message.id, claim.token, message.scope, message.channel)
 
 
-def put_back(parts: Parts, send_log: ClaimLog, unsent: Sequence[tuple[Claim, timedelta]]) -> None:
-    """Put back messages that were not sent, each with the wait until it is due, and its permit."""
-    _store_unsent(parts, send_log, unsent, enqueue_in=-parts.settings.horizon)
-    fault("put_back.after_row")
-    _give_back(parts, [claim for claim, _ in unsent])
-
-
-def _store_unsent(
+def put_back(
     parts: Parts,
     send_log: ClaimLog,
     unsent: Sequence[tuple[Claim, timedelta]],
     *,
-    enqueue_in: timedelta,
+    enqueue_in: timedelta | None = None,
 ) -> bool:
-    """Put back rows; return whether the store did. ``enqueue_in`` after the wait they are enqueued.
+    """Put back messages that were not sent, each with the wait until it is due, and its permit.
 
-    Otherwise they stay claimed until ``rescue``, which reads the send log.
+    Maintenance enqueues them ``enqueue_in`` after that, by default as soon as the horizon allows.
+    Return whether the store has put them back; else they stay claimed until ``rescue``, which reads
+    the send log. Permits are given back also where none was granted: a rebuild may have restored
+    some for these claims.
     """
+    if enqueue_in is None:
+        enqueue_in = -parts.settings.horizon
+    is_stored = True
     try:
         parts.claims.put_back(unsent, enqueue_in=enqueue_in)
     except StoreUnavailable as error:
         log.warning("could not put back %d messages, they will be rescued: %s", len(unsent), error)
         send_log.keep()
-        return False
-    return True
-
-
-def _give_back(parts: Parts, unused: Sequence[Claim]) -> None:
+        is_stored = False
+    fault("put_back.after_row")
     try:
-        parts.permits.give_back([permit_of(claim) for claim in unused])
+        parts.permits.give_back([permit_of(claim) for claim, _ in unsent])
     except LimitersUnavailable as error:
         log.warning(
             "could not give back %d unused permits, they stay counted for longer: %s",
-            len(unused),
+            len(unsent),
             error,
         )
+    return is_stored
 
 
 def _goes_on(recorder: Recorder) -> bool:

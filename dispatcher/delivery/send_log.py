@@ -15,6 +15,9 @@ A file is a proof only while these hold, and otherwise the outcome counts as unk
 
 The files lie in ``data_dir``. Any worker of the machine that has the same ``data_dir`` reads what
 a dead one left.
+
+A claim that is over leaves an empty file, which proves nothing, to a later claim: to make a file
+may take the system as long as ten sends.
 """
 
 from __future__ import annotations
@@ -49,28 +52,30 @@ if os.name == "posix":
     _write_at_once.restype = ctypes.c_ssize_t
 
 
+LogFile = tuple[Path, int]
+"""A file, and its descriptor."""
+
+
 class ClaimLog:
     """The file of one claim. ``mark`` is that of the claim in the store, and the file's name.
 
-    Each group of the claim holds it while it sends. The last one to let go deletes the file.
+    Each group of the claim holds it while it sends. The last one to let go empties the file.
     """
 
-    def __init__(self, logs: SendLogs, folder: Path | None, message_ids: Sequence[UUID]) -> None:
-        self.mark = uuid4()
+    def __init__(self, logs: SendLogs, mark: UUID, file: LogFile | None) -> None:
+        self.mark = mark
         self._logs = logs
+        self._file = file
         self._lock = threading.Lock()
         self._holders = 1
         self._is_kept = False
-        self._path = folder and folder / self.mark.hex
-        self._file = None if self._path is None else _opened(self._path, message_ids)
 
     def begin(self, message_id: UUID) -> bool:
         """Note that the send of this message begins; False where it must not begin."""
+        file = self._file
         if not self._holders:
             return False
-        if self._file is None or _is_written(self._file, message_id.hex):
-            return True
-        return self._path is not None and _is_deleted(self._path)
+        return file is None or _is_written(file[1], message_id.hex) or _is_deleted(file[0])
 
     def hold(self) -> None:
         """Keep the file until one more call of :meth:`let_go`."""
@@ -78,7 +83,7 @@ class ClaimLog:
             self._holders += 1
 
     def keep(self) -> None:
-        """Let the last :meth:`let_go` leave the file to the next rescue instead of deleting it.
+        """Let the last :meth:`let_go` leave the file to the next rescue instead of emptying it.
 
         For a claim that the store may still have: the rescue puts back its messages that were not
         begun.
@@ -86,17 +91,16 @@ class ClaimLog:
         self._is_kept = True
 
     def let_go(self) -> None:
-        """Let go once. After the last time no send begins, and the file is deleted or left."""
+        """Let go once. After the last time no send begins, and the file is emptied or left."""
         with self._lock:
             self._holders -= 1
-            if self._holders or self._file is None or self._path is None:
+            if self._holders or self._file is None:
                 return
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None
         if self._is_kept:
-            self._logs.leave(self._path)
+            self._logs.leave(file)
         else:
-            _is_deleted(self._path)
+            self._logs.take_back(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,9 @@ class SendLogs:
         self._folder = folder
         self._lock = threading.Lock()
         self._has_warned = False
-        self._own: tuple[Path, int] | None = None
+        self._own: LogFile | None = None
+        self._spares: list[LogFile] = []
+        self._is_closed = False
 
     def open(self, message_ids: Sequence[UUID]) -> ClaimLog:
         """Return the log of a claim that is about to be made of these messages.
@@ -125,14 +131,28 @@ class SendLogs:
         Where no file can be written the log notes nothing. A folder that cannot be made is tried
         again for the next claim; a warning is logged once.
         """
+        mark = uuid4()
         with self._lock:
             if self._own is None:
                 self._own = self._opened()
-            folder = self._own and self._own[0]
-            return ClaimLog(self, folder, message_ids)
+            file = self._own and _made(self._own[0] / mark.hex, self._spares)
+            if file and not _is_written(file[1], " ".join([each.hex for each in message_ids])):
+                _discard(file)  # where it stays, its line has no end: it proves nothing
+                file = None
+        return ClaimLog(self, mark, file)
 
-    def leave(self, path: Path) -> None:
+    def take_back(self, used: LogFile) -> None:
+        """Empty the file of a claim that is over, and keep it for another one."""
+        with self._lock:
+            if not self._is_closed and _is_emptied(used[1]):
+                self._spares.append(used)
+            else:
+                _discard(used)
+
+    def leave(self, file: LogFile) -> None:
         """Let the next rescue read a file of this process, which writes no more to it."""
+        path, descriptor = file
+        os.close(descriptor)
         try:
             folder, lock = _locked_folder(self._folder)
             try:
@@ -145,10 +165,10 @@ class SendLogs:
         except OSError as error:
             log.warning("a send log is not left to the rescue: %s", error.strerror)
 
-    def settle(self, act: Callable[[LeftLog], object], *, at_most: int) -> bool:
+    def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         """Call ``act`` with each log that is left, and delete the log when ``act`` has returned.
 
-        Stop when ``at_most`` are deleted; return False where more are left. What ``act`` raises is
+        Stop when ``limit`` are deleted; return False where more are left. What ``act`` raises is
         raised; the next call begins with that log again.
         """
         try:
@@ -161,13 +181,13 @@ class SendLogs:
                 continue
             try:
                 for path in _files(folder):
-                    if not at_most:
+                    if not limit:
                         return False
                     left = _read(path)
                     if left is not None and left.unbegun:
                         act(left)
                     if _is_deleted(path):  # a file that stays must not use up every turn
-                        at_most -= 1
+                        limit -= 1
                 _remove_empty(folder)
             finally:
                 os.close(lock)
@@ -179,13 +199,17 @@ class SendLogs:
         It stays while a send is under way: its lock says that the process is alive.
         """
         with self._lock:
+            self._is_closed = True
+            while self._spares:
+                _discard(self._spares.pop())
             if self._own is not None and not _files(self._own[0]):
                 folder, lock = self._own
                 self._own = None
                 _remove_empty(folder)
                 os.close(lock)
 
-    def _opened(self) -> tuple[Path, int] | None:
+    def _opened(self) -> LogFile | None:
+        """Return the folder of this process and its lock."""
         try:
             return _locked_folder(self._folder)
         except OSError as error:
@@ -200,23 +224,42 @@ class SendLogs:
             return None
 
 
-def _opened(path: Path, message_ids: Sequence[UUID]) -> int | None:
+def _made(path: Path, spares: list[LogFile]) -> LogFile | None:
+    """Give a spare file this path, or make a file there; None where it cannot be made."""
+    if spares:
+        old, descriptor = spares.pop()
+        try:
+            old.rename(path)
+        except OSError:  # it is gone, as after a note that found no room
+            _discard((old, descriptor))
+        else:
+            return path, descriptor
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        return path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         log.warning("a claim has no send log: %s", error.strerror)
         return None
-    if _is_written(file, " ".join([each.hex for each in message_ids])):
-        return file
-    os.close(file)
-    _is_deleted(path)  # where it stays, its line has no end: it proves nothing
-    return None
 
 
-def _is_written(file: int, line: str) -> bool:
+def _is_emptied(descriptor: int) -> bool:
+    try:
+        os.ftruncate(descriptor, 0)
+    except OSError as error:
+        log.warning("a send log is not emptied: %s", error.strerror)
+        return False
+    return True
+
+
+def _discard(file: LogFile) -> None:
+    path, descriptor = file
+    os.close(descriptor)
+    _is_deleted(path)
+
+
+def _is_written(descriptor: int, line: str) -> bool:
     data = line.encode() + b"\n"
     try:
-        if _write(file, data) == len(data):
+        if _write(descriptor, data) == len(data):
             return True
         problem: str | None = "only a part was written"
     except OSError as error:
@@ -225,9 +268,9 @@ def _is_written(file: int, line: str) -> bool:
     return False
 
 
-def _write(file: int, data: bytes) -> int:
+def _write(descriptor: int, data: bytes) -> int:
     """Return how many bytes were written. Raises OSError."""
-    written: int = _write_at_once(file, data, len(data))
+    written: int = _write_at_once(descriptor, data, len(data))
     if written < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -259,7 +302,7 @@ def _read(path: Path) -> LeftLog | None:
         return None
 
 
-def _locked_folder(parent: Path) -> tuple[Path, int]:
+def _locked_folder(parent: Path) -> LogFile:
     """Make a folder that is locked until the lock is closed. Raises OSError."""
     boot_id = _BOOT_ID.read_bytes()
     import fcntl  # noqa: PLC0415 - Windows, where programs may submit, has none

@@ -1,13 +1,21 @@
-"""Sends one message: checks that it still may be sent, calls the transport, names the outcome."""
+"""A group of claims, and the send of one message of it.
+
+The sender checks that the message still may be sent, calls the transport and names the outcome.
+``Parts`` is what all tasks, senders and recorders of a process share.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
+import threading
+from collections import deque
+from dataclasses import dataclass
 from datetime import timedelta
+from uuid import UUID
 
-from dispatcher.delivery.group import NO_WAIT, Ended, Escaped, Group, Report, Unsent
-from dispatcher.delivery.parts import Parts
+from dispatcher.broker.queue import Queue
+from dispatcher.delivery.send_log import ClaimLog
 from dispatcher.errors import (
     LimitersUnavailable,
     PerhapsSent,
@@ -15,16 +23,100 @@ from dispatcher.errors import (
     TemporaryFailure,
 )
 from dispatcher.faults import fault
+from dispatcher.limiters import Permits
 from dispatcher.message import Outcome, storable_text
-from dispatcher.store import Claim, Failure, Result
+from dispatcher.settings import Settings
+from dispatcher.store import Claim, Claims, Failure, Result
+from dispatcher.telemetry.journal import Journal
 from dispatcher.telemetry.tracing import Tracing
+from dispatcher.times.clock import Clock
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
 
+NO_WAIT = timedelta(0)
 _LONGEST_WAIT = timedelta(days=366)
 _IN_TIME = 0.5
 """Share of the timeout after which a send that failed had no answer in time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What the tasks, senders and recorders of a process share.
+
+    ``is_stopping`` is set once, from a signal: no send begins then.
+    """
+
+    settings: Settings
+    clock: Clock
+    claims: Claims
+    permits: Permits
+    queue: Queue
+    journal: Journal
+    tracing: Tracing | None = None
+    is_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A send that came to an end, at a time of the monotonic clock.
+
+    It began ``late_by`` seconds after the promised time of its message. ``answered`` is False where
+    it failed and took so long that its destination gave no answer in time.
+    """
+
+    claim: Claim
+    outcome: Result | Failure
+    at: float
+    late_by: float = 0.0
+    answered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A claim whose message was not sent, and when to come back."""
+
+    claim: Claim
+    wait: timedelta = NO_WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Escaped:
+    """A claim whose send ended in what no transport should raise. Its outcome is unknown."""
+
+    claim: Claim
+    error: BaseException
+
+
+Report = Ended | Unsent | Escaped
+
+
+class Group:
+    """Messages of one channel that were claimed together. Times are of the monotonic clock.
+
+    The recorder says until when and of which messages a send may begin: ``ends_at`` is when the
+    claims end, ``lost`` are those that another process has by now, ``is_over`` allows none.
+    ``closed_until`` is when the provider wants to be asked again. The senders take from ``left``,
+    add to ``reports`` and set ``changed`` when nothing is left; the other fields are theirs.
+    """
+
+    def __init__(
+        self, *, claimed_at: float, received_at: float, ends_at: float, send_log: ClaimLog
+    ) -> None:
+        self.claimed_at = claimed_at
+        self.received_at = received_at
+        self.ends_at = ends_at
+        self.send_log = send_log
+        self.lost: set[UUID] = set()
+        self.is_over = False
+        self.closed_until = 0.0
+        self.left: deque[tuple[float, Claim]] = deque()
+        self.reports: deque[Report] = deque()
+        self.changed = threading.Event()
+        self.turn = threading.Lock()
+        self.lock = threading.Lock()
+        self.senders = 0
+        self.is_one_coming = False
 
 
 class Sender:
@@ -51,14 +143,14 @@ class Sender:
     def _sent(self, group: Group, claim: Claim) -> Ended | Unsent:
         clock = self._parts.clock
         fault("deliver.before_send")
-        unsent = self._unsent(group, claim, clock.monotonic())
+        unsent = self._refusal(group, claim, clock.monotonic())
         if unsent is not None:
             return unsent
         if not group.send_log.begin(claim.message.id):
             return Unsent(claim)
         fault("deliver.after_begin")
         now = clock.monotonic()
-        unsent = self._unsent(group, claim, now)  # the note may have waited for a slow disk
+        unsent = self._refusal(group, claim, now)  # the note may have waited for a slow disk
         if unsent is not None:
             return unsent
         tracing = self._parts.tracing
@@ -73,8 +165,8 @@ class Sender:
         in_time = ended_at - now < self._timeout * _IN_TIME
         return Ended(claim, outcome, ended_at, late_by, isinstance(outcome, Result) or in_time)
 
-    def _unsent(self, group: Group, claim: Claim, now: float) -> Unsent | None:
-        """Return what is reported of a message that must not be sent, None for the others."""
+    def _refusal(self, group: Group, claim: Claim, now: float) -> Unsent | None:
+        """Return the report on a message that must not be sent; None for one that may be sent."""
         is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout
         if group.is_over or self._parts.is_stopping or not is_ours:
             return Unsent(claim)
@@ -114,7 +206,7 @@ class Sender:
 
     def _close(self, group: Group, error: TemporaryFailure) -> None:
         """Send nothing more on the channel until its provider wants to be asked."""
-        wait = _sane(error.retry_after)
+        wait = _kept_wait(error.retry_after)
         if not error.closes_channel or not wait:
             return
         closed_until = self._parts.clock.monotonic() + wait.total_seconds()
@@ -142,7 +234,7 @@ class Sender:
                 message.attempt_count,
                 base=channel.backoff_base,
                 longest=channel.backoff_longest,
-                at_least=_sane(retry_after),
+                at_least=_kept_wait(retry_after),
                 jitter=random.random(),  # noqa: S311 - no secret
             )
         return Failure(claim, outcome, _text(error), wait, type(error).__name__)
@@ -174,7 +266,7 @@ def _text(error: BaseException) -> str:
     return storable_text(f"{type(error).__name__}: {storable_text(error)}")
 
 
-def _sane(retry_after: object) -> timedelta | None:
+def _kept_wait(retry_after: object) -> timedelta | None:
     """Return a wait that a transport asked for, if it is one that can be kept."""
     if not isinstance(retry_after, timedelta):
         return None

@@ -1,20 +1,22 @@
 """The periodic maintenance that beat starts: enqueue, rescue, notify, prune.
 
 The other duties are ``reconcile`` (``reconciler.py``) and ``catch_up``, which books again
-(``submission/catch_up.py``).
+(``submission/catch_up.py``). ``Ticks`` keeps late tasks from repeating the work.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
 from dispatcher.broker.queue import Queue, Ticket
-from dispatcher.delivery.duties import BATCH, in_batches
 from dispatcher.delivery.send_log import LeftLog, SendLogs
 from dispatcher.errors import LimitersUnavailable, QueueUnavailable, StoreUnavailable
 from dispatcher.faults import fault
@@ -27,6 +29,12 @@ from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
 
+BATCH = 1_000
+_MOST_BATCHES = 20
+_MOST_PRUNED = 200
+"""In batches a run: at the usual interval of a minute more than 3,000 messages a second."""
+_AT_ONCE = 2
+"""How often one duty may be under way at a time in a process: one may hang, none may pile up."""
 _LOGS_AT_ONCE = 200
 """How many send logs one run of ``rescue`` reads."""
 _APART = timedelta(milliseconds=20)
@@ -76,8 +84,8 @@ class Sweep:
         """
         return in_batches(self._enqueue_due)
 
-    def _enqueue_due(self, at_most: int) -> int:
-        due = self._store.take_due(at_most=at_most, grace=self._settings.enqueue_grace)
+    def _enqueue_due(self, limit: int) -> int:
+        due = self._store.take_due(limit=limit, grace=self._settings.enqueue_grace)
         if not due:
             return 0
         fault("enqueue_due.after_take")
@@ -133,13 +141,11 @@ class Sweep:
         First it puts back the messages that workers of this machine had claimed and will not send,
         by their send logs. While more logs are left than one run reads, it ends no claim.
         """
-        put_back = 0
-
-        def put_back_unbegun(left: LeftLog) -> None:
-            nonlocal put_back
-            put_back += self._put_back(left)
-
-        are_all_read = self._send_logs.settle(put_back_unbegun, at_most=_LOGS_AT_ONCE)
+        counts: list[int] = []
+        are_all_read = self._send_logs.settle(
+            lambda left: counts.append(self._put_back(left)), limit=_LOGS_AT_ONCE
+        )
+        put_back = sum(counts)
         if put_back:
             log.warning(
                 "%d messages put back that their worker had not begun to send: it died, or could "
@@ -169,20 +175,22 @@ class Sweep:
         fault("rescue.before_put_back")
         self._store.put_back(found, wait=self._settings.claim_ttl)
         for each in found:
-            tell = partial(self._journal.tell_of, message_id=each[0], channel=each.channel)
-            tell(Transition.RESCUED, attempt=each.attempt)
-            if each.status in _ENDS:
-                tell(_ENDS[each.status], attempt=each.attempt, outcome="temporary")
+            self._tell_rescued(each[0], each.channel, each.attempt, each.status, "temporary")
         return len(found)
 
-    def _rescue(self, at_most: int) -> int:
-        rescued = self._store.rescue(at_most=at_most)
-        for message_id, channel, attempt, status in rescued:
-            tell = partial(self._journal.tell_of, message_id=message_id, channel=channel)
-            tell(Transition.RESCUED, attempt=attempt)
-            if status in _ENDS:
-                tell(_ENDS[status], attempt=attempt, outcome="unknown")
+    def _rescue(self, limit: int) -> int:
+        rescued = self._store.rescue(limit=limit)
+        for each in rescued:
+            self._tell_rescued(*each, "unknown")
         return len(rescued)
+
+    def _tell_rescued(
+        self, message_id: UUID, channel: str, attempt: int, status: Status, outcome: str
+    ) -> None:
+        tell = partial(self._journal.tell_of, message_id=message_id, channel=channel)
+        tell(Transition.RESCUED, attempt=attempt)
+        if status in _ENDS:
+            tell(_ENDS[status], attempt=attempt, outcome=outcome)
 
     def notify(self) -> int:
         """Make status messages, due at once, for the callers who asked for them.
@@ -193,10 +201,10 @@ class Sweep:
         """
         return in_batches(self._notify)
 
-    def _notify(self, at_most: int) -> int:
+    def _notify(self, limit: int) -> int:
         if self._notifications is None:
             return 0
-        made = self._notifications.tell(at_most=at_most)
+        made = self._notifications.tell(limit=limit)
         for message_id in made:
             self._journal.tell_of(Transition.SCHEDULED, message_id, self._settings.status_channel)
         return len(made)
@@ -204,4 +212,54 @@ class Sweep:
     def prune(self) -> int:
         """Delete messages that ended longer ago than the retention."""
         keep = self._settings.retention
-        return in_batches(lambda at_most: self._store.prune(older_than=keep, at_most=at_most))
+        return in_batches(
+            lambda limit: self._store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
+        )
+
+
+class Ticks:
+    """Begins each duty at most twice in its interval, in one process.
+
+    A tick waits for a free thread; where none was free for a while, many come together. Those that
+    come after the first find nothing new. A duty that takes longer than its interval is under way
+    twice at most. ``every`` names the intervals by duty.
+    """
+
+    def __init__(self, clock: Clock, every: Mapping[str, timedelta]) -> None:
+        self._clock = clock
+        self._every = every
+        self._lock = threading.Lock()
+        self._begun_at: dict[str, float] = {}
+        self._under_way: Counter[str] = Counter()
+
+    def run(self, duty: str, work: Callable[[], object]) -> bool:
+        """Do a duty and return True; False where it was begun just before, or is under way."""
+        with self._lock:
+            now = self._clock.monotonic()
+            apart = self._every[duty].total_seconds() / 2
+            if now - self._begun_at.get(duty, -math.inf) < apart:
+                return False
+            if self._under_way[duty] >= _AT_ONCE:
+                return False
+            self._begun_at[duty] = now
+            self._under_way[duty] += 1
+        try:
+            work()
+        finally:
+            with self._lock:
+                self._under_way[duty] -= 1
+        return True
+
+
+def in_batches(work: Callable[[int], int], *, most: int = _MOST_BATCHES) -> int:
+    """Call ``work`` while it does as much as it may, ``most`` times; return how much it did.
+
+    It is given how much it may do at a time, and returns how much it did.
+    """
+    total = 0
+    for _ in range(most):
+        done = work(BATCH)
+        total += done
+        if done < BATCH:
+            break
+    return total

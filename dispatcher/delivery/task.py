@@ -1,29 +1,27 @@
-"""Deliver a group of messages: claim, permit, send, record."""
+"""The task of a worker: claim a group, ask for permits, give what has one to the senders.
+
+``GroupQueue`` begins so many groups of a channel at a time.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+import threading
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-from dispatcher.broker.queue import EARLY, Queue
-from dispatcher.delivery.destinations import Destinations
-from dispatcher.delivery.group import NO_WAIT, Group
-from dispatcher.delivery.parts import Parts
+from dispatcher.broker.queue import EARLY
 from dispatcher.delivery.recorder import LateRecorders, Recorder, permit_of, put_back
 from dispatcher.delivery.send_log import ClaimLog, SendLogs
-from dispatcher.delivery.sender import Sender
-from dispatcher.delivery.sender_pool import SenderPool, SenderThreads
-from dispatcher.errors import LimitersUnavailable
+from dispatcher.delivery.sender import NO_WAIT, Group, Parts, Sender
+from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
+from dispatcher.errors import LimitersUnavailable, StoreUnavailable
 from dispatcher.faults import fault
-from dispatcher.limiters import Permits
-from dispatcher.settings import Settings
-from dispatcher.store import Claim, Claims
-from dispatcher.telemetry.journal import Journal, Transition
-from dispatcher.telemetry.tracing import Tracing
-from dispatcher.times.clock import Clock
+from dispatcher.store import Claim
+from dispatcher.telemetry.journal import Transition
 from dispatcher.transports import Transport
 
 log = logging.getLogger(__name__)
@@ -33,6 +31,8 @@ _LONGEST_EARLY = timedelta(seconds=1)
 _LONGEST_ASKING_SECONDS = 0.25
 """Longest wait for permits that a worker spends holding messages."""
 _LIMITERS_PAUSE = timedelta(seconds=1)
+_MOST_WAITING = 2_000
+"""Groups that wait in a process. What finds no room is enqueued again after its grace."""
 
 
 class Delivery:
@@ -44,81 +44,73 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        claims: Claims,
-        permits: Permits,
-        transports: Mapping[str, Transport],
-        queue: Queue,
-        journal: Journal,
-        send_logs: SendLogs,
-        tracing: Tracing | None = None,
+        self, parts: Parts, *, transports: Mapping[str, Transport], send_logs: SendLogs
     ) -> None:
-        self.parts = Parts(
-            settings=settings,
-            clock=clock,
-            claims=claims,
-            permits=permits,
-            queue=queue,
-            journal=journal,
-            tracing=tracing,
-        )
+        self.parts = parts
         self._send_logs = send_logs
         self._pools = {name: self._pool(name, each) for name, each in transports.items()}
         # Groups are due within this length; the task of one comes a little before the first.
-        self._ahead = settings.coalesce + 2 * EARLY
+        self._ahead = parts.settings.coalesce + 2 * EARLY
         self._late = LateRecorders()
 
     def deliver(self, message_ids: Sequence[UUID], *, to_the_end: bool = True) -> int:
         """Deliver what is due of these messages; return how many were sent with success.
 
-        By then all have ended; or, where not ``to_the_end``, all sends have begun or are put back,
-        and long sends are recorded later. Messages that are not scheduled any more
-        are skipped: their task was a repeat. Raises StoreUnavailable when nothing can be claimed;
-        the sweep enqueues the messages again.
+        When it returns, every send has ended. Without ``to_the_end`` it returns once each send has
+        begun or its message is put back; sends that last are recorded later. Messages that are not
+        scheduled any more are skipped: their task was a repeat. Raises StoreUnavailable when
+        nothing can be claimed; the sweep enqueues the messages again.
         """
-        sent, waiting = 0, list(message_ids)
-        while waiting and not self.parts.is_stopping:
+        sent, ids = 0, list(message_ids)
+        while ids and not self.parts.is_stopping:
             claimed_at = self.parts.clock.monotonic()
-            send_log = self._send_logs.open(waiting)
+            send_log = self._send_logs.open(ids)
             try:
-                claims = self.parts.claims.claim(waiting, ahead=self._ahead, mark=send_log.mark)
+                claims = self.parts.claims.claim(ids, ahead=self._ahead, mark=send_log.mark)
                 fault("deliver.after_claim")
-                sent += self._deliver(claims, claimed_at, send_log, to_the_end=to_the_end)
+                sent += self._deliver_claims(claims, claimed_at, send_log, to_the_end=to_the_end)
             except BaseException:
                 send_log.keep()
                 raise
             finally:
                 send_log.let_go()
-            all_claimed = len(claims) == len(waiting)
-            waiting = [] if all_claimed else self._wait_for_early(waiting, claims)
+            ids = self._wait_for_early(ids, claims) if len(claims) < len(ids) else []
         return sent
 
-    def _deliver(
+    def _deliver_claims(
         self, claims: Sequence[Claim], claimed_at: float, send_log: ClaimLog, *, to_the_end: bool
     ) -> int:
-        """Deliver the claims of each channel in turn; return the successes."""
+        """Deliver the claims of each channel in turn; return the successes.
+
+        A task has one channel, but may have several. After an error in one the others are put back.
+        So are messages of a channel that these settings do not know: while settings are being
+        rolled out another worker may know it.
+        """
         received_at = self.parts.clock.monotonic()
+        ttl = self.parts.settings.claim_ttl
         channels: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             channels[claim.message.channel].append(claim)
-        for name in sorted(channels.keys() - self._pools.keys()):
-            self._put_back_unknown(name, channels.pop(name), send_log)
         sent = 0
         try:
+            for name in sorted(channels.keys() - self._pools.keys()):
+                some = channels.pop(name)
+                log.error(
+                    "channel %s is not in this worker's settings: %d messages put back for "
+                    "another one", [name], len(some),
+                )  # fmt: skip
+                put_back(self.parts, send_log, [(claim, ttl) for claim in some])
             while channels:
                 name, some = channels.popitem()
                 group = Group(
                     claimed_at=claimed_at,
                     received_at=received_at,
-                    ends_at=claimed_at + self.parts.settings.claim_ttl.total_seconds(),
+                    ends_at=claimed_at + ttl.total_seconds(),
                     send_log=send_log,
                 )
                 recorder = Recorder(self.parts, self._pools[name], group, some)
                 sent += self._deliver_group(recorder, to_the_end=to_the_end)
-        finally:  # after an error in one channel the others are put back
+        finally:
             for some in channels.values():
                 put_back(self.parts, send_log, [(claim, NO_WAIT) for claim in some])
         return sent
@@ -133,7 +125,7 @@ class Delivery:
                     return recorder.sent
                 recorder.pause()
                 self._send_permitted(recorder, ask_until)
-        except BaseException as error:  # noqa: BLE001 - it is raised below
+        except BaseException as error:  # noqa: BLE001 - raised once all is recorded
             recorder.fail(error)
             recorder.finish()
         if recorder.error:
@@ -147,9 +139,8 @@ class Delivery:
         if not claims or self.parts.is_stopping or asked_at < recorder.ask_at:
             return
         try:
-            answers = self.parts.permits.acquire(
-                [permit_of(each) for each in claims], hold=recorder.hold
-            )
+            permits = [permit_of(each) for each in claims]
+            answers = self.parts.permits.acquire(permits, hold=recorder.hold)
         except LimitersUnavailable as error:
             log.warning(
                 "no permits for %d messages, tried again in a second: %s", len(claims), error
@@ -175,7 +166,10 @@ class Delivery:
             recorder.snooze(refused)
 
     def stop(self) -> None:
-        """Begin no further send; messages whose send has not begun are put back."""
+        """Begin no further send; messages whose send has not begun are put back.
+
+        May be called in the handler of a signal: it waits for no lock.
+        """
         self.parts.is_stopping = True
 
     @property
@@ -196,28 +190,13 @@ class Delivery:
         for pool in self._pools.values():
             pool.close()
 
-    def _put_back_unknown(self, channel: str, claims: Sequence[Claim], send_log: ClaimLog) -> None:
-        """Put back the messages of a channel that these settings do not know.
-
-        While settings are being rolled out another worker may know the channel.
-        """
-        log.error(
-            "channel %s is not in this worker's settings: %d messages put back for another one",
-            [channel], len(claims),
-        )  # fmt: skip
-        wait = self.parts.settings.claim_ttl
-        put_back(self.parts, send_log, [(claim, wait) for claim in claims])
-
     def _wait_for_early(self, asked: Sequence[UUID], claims: Sequence[Claim]) -> list[UUID]:
         """Wait for messages that are due in a moment, and return them.
 
         Those that are due later are left to the sweep; those that have ended go into the journal.
         """
         claimed = {claim.message.id for claim in claims}
-        left = [message_id for message_id in asked if message_id not in claimed]
-        if not left:
-            return []
-        found = self.parts.claims.unclaimed(left)
+        found = self.parts.claims.unclaimed([each for each in asked if each not in claimed])
         for message_id, channel in found.expired.items():
             self.parts.journal.tell_of(Transition.EXPIRED, message_id, channel)
         for message_id, channel in found.cancelled.items():
@@ -250,3 +229,71 @@ class Delivery:
         threads = SenderThreads(f"send {name}", most=channel.senders)
         send = Sender(name, transport, parts).send
         return SenderPool(threads, send, destinations, parts.clock)
+
+
+@dataclass(slots=True)
+class _Channel:
+    under_way: int = 0
+    again: deque[Sequence[UUID]] = field(default_factory=deque)
+    first: deque[Sequence[UUID]] = field(default_factory=deque)
+
+
+class GroupQueue:
+    """Begins ``at_once`` groups of each channel at a time; further ones wait for their turn.
+
+    A channel whose provider is slow fills its own queue and leaves the worker's threads to others:
+    the thread that brings one group too many leaves it here, and a thread that has begun a group
+    takes the next. So no more is claimed than what the senders send and what these groups wait
+    with. Groups that come again, perhaps at their turn under a limit, go before those that come for
+    the first time: new messages must not keep snoozed ones from coming back.
+    """
+
+    def __init__(self, delivery: Delivery, *, at_once: int) -> None:
+        self._delivery = delivery
+        self._at_once = at_once
+        self._lock = threading.Lock()
+        self._channels: dict[str, _Channel] = defaultdict(_Channel)
+
+    def deliver(self, message_ids: Sequence[UUID], channel: str, *, is_first: bool = True) -> None:
+        """Deliver a group now, or leave it to a thread that is at work on this channel.
+
+        It returns when the group has begun. Raises StoreUnavailable when nothing can be claimed;
+        the sweep enqueues again what was to be delivered, and what waits here.
+        """
+        queue = self._channels[channel]
+        with self._lock:
+            if queue.under_way >= self._at_once:
+                if len(queue.again) + len(queue.first) < _MOST_WAITING:
+                    (queue.first if is_first else queue.again).append(message_ids)
+                else:
+                    log.info("channel %s: %d messages are left to the sweep", channel,
+                             len(message_ids))  # fmt: skip
+                return
+            queue.under_way += 1
+        group: Sequence[UUID] | None = message_ids
+        failure: Exception | None = None
+        try:
+            while group:
+                try:
+                    self._delivery.deliver(group, to_the_end=False)
+                except StoreUnavailable:
+                    raise  # none of those that wait can be claimed either
+                except Exception as error:  # noqa: BLE001 - theirs alone: the others go on
+                    told = type(error).__name__  # its text may quote a body
+                    log.error("channel %s: a group was broken off (%s)", channel, told)  # noqa: TRY400
+                    failure = failure or error
+                with self._lock:
+                    waiting = queue.again or queue.first
+                    is_next = waiting and not self._delivery.is_stopping
+                    group = waiting.popleft() if is_next else None
+                    queue.under_way -= group is None
+        except BaseException:
+            with self._lock:
+                left, queue.again, queue.first = [*queue.again, *queue.first], deque(), deque()
+                queue.under_way -= 1
+            if left:
+                log.warning("channel %s: %d messages are left to the sweep", channel,
+                            sum(map(len, left)))  # fmt: skip
+            raise
+        if failure:
+            raise failure

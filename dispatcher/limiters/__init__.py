@@ -11,28 +11,27 @@ They need nothing but a client of ``redis`` or ``redis.asyncio``::
 A limit is a plain value; ``on`` puts it on a client. Time is always Redis ``TIME``.
 ``docs/limiters.md`` says which algorithm to use when.
 
-``Permits`` are the limits of this package's own deliveries (``permits``, ``permit_log``), ``Fills``
-read how full they are.
+``Permits`` are the limits of this package's own deliveries, ``Fills`` read how full they are.
 """
 
 from dispatcher.errors import LimitersUnavailable, LimitReached
 from dispatcher.limiters.algorithm import Algorithm
-from dispatcher.limiters.async_limiter import AsyncLimiter
 from dispatcher.limiters.concurrency import Concurrency
 from dispatcher.limiters.cool_down import CoolDown
 from dispatcher.limiters.decision import Decision, Refusal, State
 from dispatcher.limiters.fills import ChannelFill, Fills, LimitFill
 from dispatcher.limiters.fixed_window import CounterPerKey, FixedWindow
 from dispatcher.limiters.gcra import GCRA
-from dispatcher.limiters.groups import Request
-from dispatcher.limiters.limiter import Limiter
+from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.limiters.limits import Limits, parse
-from dispatcher.limiters.permit_log import (
+from dispatcher.limiters.operations import Request
+from dispatcher.limiters.permit_logs import (
     InHand,
+    LogKind,
     LogLimit,
     PermitAnswer,
-    PermitLog,
-    PermitRequest,
+    PermitLeg,
+    PermitLogs,
 )
 from dispatcher.limiters.permits import Permit, Permits, reaches_ms
 from dispatcher.limiters.sliding_counter import SlidingCounter
@@ -55,11 +54,12 @@ __all__ = [
     "Limiter",
     "LimitersUnavailable",
     "Limits",
+    "LogKind",
     "LogLimit",
     "Permit",
     "PermitAnswer",
-    "PermitLog",
-    "PermitRequest",
+    "PermitLeg",
+    "PermitLogs",
     "Permits",
     "Refusal",
     "Request",

@@ -6,25 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self, cast, overload
+from typing import ClassVar, Self, cast, overload
 
 import redis
 import redis.asyncio
 
 from dispatcher.errors import InvalidValue, kind_of, quoted
-from dispatcher.limiters.addresses import check_name
-from dispatcher.limiters.async_limiter import AsyncLimiter
-from dispatcher.limiters.base import Part, check_count, length_ms
 from dispatcher.limiters.direct import AsyncClient, Client
-from dispatcher.limiters.limit_set import LimitSet, OnFault
-from dispatcher.limiters.limiter import Limiter
+from dispatcher.limiters.limit_set import LimitSet, OnFault, check_name, length_ms
+from dispatcher.limiters.limiter import AsyncLimiter, Limiter
 from dispatcher.quota import MAX_LENGTH_MS, Limit
 from dispatcher.times.clock import Clock, SystemClock
 from dispatcher.times.periods import UNIT_MS
 
-LEAST_LENGTH_MS = 10
+_LEAST_MS = 10
 _MILLISECOND = timedelta(milliseconds=1)
-_PERIODS = f"a timedelta of {LEAST_LENGTH_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
+_PERIODS = f"a timedelta of {_LEAST_MS} ms to 366 days, or one of {', '.join(UNIT_MS)}"
 _CLIENTS = "a client of redis or redis.asyncio, also RedisCluster"
 _PIPELINES = (redis.client.Pipeline, redis.cluster.ClusterPipeline, redis.asyncio.client.Pipeline)
 _CLUSTERS = (redis.RedisCluster, redis.asyncio.RedisCluster)
@@ -35,7 +32,7 @@ class Bindable(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Algorithm, ...]:
         """The limits that are asked together, in order."""
 
     @overload
@@ -95,19 +92,96 @@ class Bindable(ABC):
         )
         if isinstance(client, AsyncClient):
             return AsyncLimiter(client, limit_set)
-        return Limiter(client, limit_set, clock or SystemClock())
+        return Limiter(client, limit_set)
 
 
-class Algorithm(Bindable, Part):
+class Algorithm(Bindable):
     """A limit, by one algorithm: a plain value without a connection.
 
     Equal ones count together where prefix, tag and key are the same.
     """
 
+    kind: ClassVar[str]
+    """Name of the algorithm's part in ``limiters/lua``."""
+    knows_permits: ClassVar[bool] = False
+    """Whether its state has the ids of its permits, so that they need not be remembered."""
+    holds: ClassVar[bool] = False
+    """Whether its permits are holds, which end when they are returned."""
+    keeps_each: ClassVar[bool] = False
+    """Whether each permit is an entry of its own, so that the work grows with their number."""
+    closes: ClassVar[bool] = False
+    """Whether it can be closed for a while."""
+
+    name: str | None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "name")
+
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Algorithm, ...]:
         """The limit itself."""
         return (self,)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether its arguments depend on the time."""
+        return False
+
+    @property
+    def length_ms(self) -> int:
+        """The period in ms; 0 where there is none."""
+        return 0
+
+    @property
+    def hold_ms(self) -> int:
+        """How long a hold of it lasts, in ms."""
+        return 0
+
+    @property
+    def spacing_ms(self) -> float:
+        """How far apart its permits are on average, in ms; 0 where it has no period."""
+        return 0.0
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """How many permits it can ever give in one call; 0 where it counts nothing."""
+
+    @property
+    @abstractmethod
+    def words(self) -> Sequence[int | bytes]:
+        """The arguments of its part of the scripts."""
+
+    def words_at(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
+        """Return its words at about that time (ms since 1970), where they depend on it.
+
+        ``further`` is how many windows after the next one the script may give as a turn.
+        """
+        return self.words
+
+    @property
+    def scale(self) -> Sequence[object]:
+        """What limits of one name must have in common, so that they can share their state."""
+        return ()
+
+    @property
+    def numbers(self) -> Sequence[object]:
+        """What limits without a name must have in common to count together."""
+        return self.scale
+
+    @property
+    def label(self) -> str:
+        """Its name in Redis keys: its algorithm, and its numbers or its scale and name."""
+        parts = self.numbers if self.name is None else self.scale
+        label = "-".join(map(str, (self.kind, *parts)))
+        return label if self.name is None else f"{label}={self.name}"
+
+
+def check_count(count: int) -> None:
+    """Raise InvalidValue unless a limit can have that count."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= Limit.MOST:
+        raise InvalidValue("count", quoted(count), f"a whole number from 1 to {Limit.MOST}")
 
 
 @dataclass(frozen=True)
@@ -128,10 +202,8 @@ class CountPerLength(Algorithm):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "period", self._normal_period())
-        self._check()
-        # Calls read these each time.
-        object.__setattr__(self, "_words", self._own_words())
-        object.__setattr__(self, "_label", self._own_label())
+        check_count(self.count)
+        super().__post_init__()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -155,36 +227,27 @@ class CountPerLength(Algorithm):
         return self.count
 
     @property
-    def label(self) -> str:
-        """Its name in Redis keys: its algorithm, and its numbers or period and name."""
-        label: str = self.__dict__["_label"]
-        return label
+    def words(self) -> Sequence[int | bytes]:
+        """Its count and its period in ms."""
+        return (self.count, self.length_ms)
 
-    def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:  # noqa: ARG002 - for aligned windows
-        """Return the arguments of its part of the scripts."""
-        words: Sequence[int] = self.__dict__["_words"]
-        return words
+    @property
+    def scale(self) -> Sequence[object]:
+        """Its period in ms."""
+        return (self.length_ms,)
+
+    @property
+    def numbers(self) -> Sequence[object]:
+        """Its count and its scale."""
+        return (self.count, *self.scale)
 
     def _normal_period(self) -> timedelta | str:
         if isinstance(self.period, str):
             if self.period not in UNIT_MS:
                 raise InvalidValue("period", quoted(self.period), _PERIODS)
             return UNIT_MS[self.period] * _MILLISECOND
-        length_ms(self.period, "period", least=LEAST_LENGTH_MS, most=MAX_LENGTH_MS)
+        length_ms(self.period, "period", least=_LEAST_MS, most=MAX_LENGTH_MS)
         return self.period
-
-    def _check(self) -> None:
-        check_count(self.count)
-        if self.name is not None:
-            check_name(self.name, "name")
-
-    def _own_words(self) -> Sequence[int]:
-        return (self.count, self.length_ms)
-
-    def _own_label(self) -> str:
-        if self.name is None:
-            return f"{self.kind}-{self.count}-{self.length_ms}"
-        return f"{self.kind}-{self.length_ms}={self.name}"
 
     def __str__(self) -> str:
         return str(Limit(self.count, self.length_ms))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from dispatcher.limiters.addresses import check_name
-from dispatcher.limiters.algorithm import Algorithm
-from dispatcher.limiters.base import check_count, length_ms
+from dispatcher.limiters.algorithm import Algorithm, check_count
+from dispatcher.limiters.limit_set import length_ms
 
 _LONGEST_MS = 86_400_000
 
@@ -20,8 +19,8 @@ class Concurrency(Algorithm):
 
     Each is a hold. It ends when it is returned, or by itself after ``hold`` (10 ms to one day)
     unless it is renewed: so the hold of a process that crashed ends too. ``Limiter.permit`` renews
-    and ends holds by itself. ``retry_after`` says when the next hold
-    ends at the latest. Raises InvalidValue.
+    and ends holds by itself. ``retry_after`` says when the next hold ends at the latest. Raises
+    InvalidValue.
     """
 
     count: int
@@ -36,8 +35,7 @@ class Concurrency(Algorithm):
     def __post_init__(self) -> None:
         check_count(self.count)
         length_ms(self.hold, "hold", least=10, most=_LONGEST_MS)
-        if self.name is not None:
-            check_name(self.name, "name")
+        super().__post_init__()
 
     @property
     def hold_ms(self) -> int:
@@ -50,13 +48,14 @@ class Concurrency(Algorithm):
         return self.count
 
     @property
-    def label(self) -> str:
-        """Its name in Redis keys: its algorithm, and its name or count."""
-        return f"{self.kind}-{self.count}" if self.name is None else f"{self.kind}={self.name}"
-
-    def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return the arguments of its part of the scripts."""
+    def words(self) -> Sequence[int]:
+        """Its count and the length of a hold in ms."""
         return (self.count, self.hold_ms)
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Its count."""
+        return (self.count,)
 
     def __str__(self) -> str:
         return f"{self.count} at once"

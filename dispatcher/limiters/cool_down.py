@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatcher.limiters.addresses import check_name
 from dispatcher.limiters.algorithm import Algorithm
 
 
@@ -25,22 +24,14 @@ class CoolDown(Algorithm):
     knows_permits: ClassVar[bool] = True
     closes: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.name is not None:
-            check_name(self.name, "name")
-
     @property
     def most(self) -> int:
         """Nothing is counted."""
         return 0
 
     @property
-    def label(self) -> str:
-        """Its name in Redis keys."""
-        return self.kind if self.name is None else f"{self.kind}={self.name}"
-
-    def words(self, now_ms: int, further: int = 0) -> Sequence[int]:  # noqa: ARG002 - for aligned windows
-        """Return the arguments of its part of the scripts."""
+    def words(self) -> Sequence[int]:
+        """None."""
         return ()
 
     def __str__(self) -> str:

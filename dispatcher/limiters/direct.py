@@ -7,7 +7,6 @@ has the figures. Only this call goes this way: everything else is a script of re
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -16,10 +15,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError
 from redis.observability import get_observability_instance
 
-from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.base import check_permits
-from dispatcher.limiters.decision import Decision
-from dispatcher.limiters.limit_set import LimitSet, Reply, Words
+from dispatcher.limiters.limit_set import LimitSet, PlainCall, Words
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
 AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
@@ -28,11 +24,49 @@ _STAND_IN = "\0"
 _LAST_WORDS = 4
 
 
+class Commands:
+    """The commands of plain calls, packed: few bytes differ from call to call."""
+
+    def __init__(self, limit_set: LimitSet, sha: str) -> None:
+        self._limit_set = limit_set
+        self._sha = sha
+        self._starts: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
+
+    def command(self, key: str, n: int, permit: str, is_new: bool) -> bytes:
+        """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.
+
+        Raises InvalidValue for a key that cannot be one.
+        """
+        words = self._limit_set.words(self._limit_set.server_ms())
+        words_then, starts = self._starts
+        if words_then is not words:
+            starts = {}
+            self._starts = (words, starts)
+        length = len(key)
+        if (parts := starts.get(length)) is None:
+            parts = starts[length] = self._parts(length, words)
+        start, rest = parts
+        return b"%b%b%b%b" % (
+            start.replace(_STAND_IN.encode() * length, key.encode()),
+            rest,
+            _packed(permit),
+            (_ONE_NEW if is_new else _ONE_AGAIN) if n == 1 else _packed(int(is_new), n, n),
+        )
+
+    def _parts(self, length: int, words: Words) -> tuple[bytes, bytes]:
+        names = self._limit_set.addresses.whole(_STAND_IN * length)
+        start: Words = ("EVALSHA", self._sha, len(names), *names)
+        rest: Words = (self._limit_set.span, *words)
+        many = len(start) + len(rest) + _LAST_WORDS
+        return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
+
+
 class _Way:
     """The way over connections of one client's pool, where it may be used."""
 
-    def __init__(self, client: Client | AsyncClient) -> None:
+    def __init__(self, client: Client | AsyncClient, commands: Commands) -> None:
         self._client: Any = client
+        self._commands = commands
         self._possible = _is_plain(client)
         self._metrics = get_observability_instance()
 
@@ -51,142 +85,67 @@ class _Way:
 
 
 class Direct(_Way):
-    """Sends commands over connections of one client's pool. Safe to share between threads."""
+    """Sends plain calls over connections of one client's pool. Safe to share between threads."""
 
-    def call(self, command: bytes, again: Callable[[], bytes]) -> Any:
-        """Send a packed command and return its reply; None: the script is not known.
+    def call(self, asked: PlainCall) -> Any:
+        """Make a plain call and return its reply; empty where the script is not known.
 
-        Where its reply may be lost, the command of ``again`` is sent: on the same connection, after
-        the same faults and as often as redis-py would. Raises the errors of redis-py. No reply
-        stays unread on a connection, whatever happens.
+        It is repeated on the same connection, after the same faults and as often as redis-py would.
+        It may have taken its permits, so its id is not new any more. Raises the errors of redis-py.
+        No reply stays unread on a connection, whatever happens.
         """
+        command = self._commands.command(*asked)
         pool = self._client.connection_pool
         connection = pool.get_connection()
+
+        def ask() -> Any:
+            try:
+                connection.send_packed_command((command,))
+                return connection.read_response()
+            except NoScriptError:
+                return ()
+            except redis.ResponseError:
+                raise
+            except BaseException:
+                connection.disconnect()
+                raise
+
+        def failed(_: Exception) -> None:
+            nonlocal command
+            command = self._commands.command(*asked[:-1], is_new=False)
+            connection.disconnect()
+
         try:
-            return self._reply(connection, command)
-        except NoScriptError:
-            return None
-        except Exception as error:  # noqa: BLE001 - the client's retry says which it is for
-            return self._repeated(connection, error, again)
+            return connection.retry.call_with_retry(ask, failed)
         finally:
             pool.release(connection)
-
-    def _repeated(self, connection: Any, error: Exception, again: Callable[[], bytes]) -> Any:
-        failed = [error]
-
-        def repeat() -> Any:
-            if failed:
-                raise failed.pop()
-            try:
-                return self._reply(connection, again())
-            except NoScriptError:
-                return None
-
-        return connection.retry.call_with_retry(repeat, lambda _: connection.disconnect())
-
-    @staticmethod
-    def _reply(connection: Any, command: bytes) -> Any:
-        try:
-            connection.send_packed_command((command,))
-            return connection.read_response()
-        except redis.ResponseError:
-            raise
-        except BaseException:
-            connection.disconnect()
-            raise
 
 
 class AsyncDirect(_Way):
     """:class:`Direct` for clients of ``redis.asyncio``."""
 
-    async def call(self, command: bytes, again: Callable[[], bytes]) -> Any:
-        """Send a packed command and return its reply. See :meth:`Direct.call`."""
+    async def call(self, asked: PlainCall) -> Any:
+        """Make a plain call and return its reply. See :meth:`Direct.call`."""
+        command = self._commands.command(*asked)
         pool = self._client.connection_pool
         connection = await pool.get_connection()
+
+        async def ask() -> Any:
+            try:  # both disconnect when they are interrupted
+                await connection.send_packed_command((command,))
+                return await connection.read_response()
+            except NoScriptError:
+                return ()
+
+        async def failed(_: Exception) -> None:
+            nonlocal command
+            command = self._commands.command(*asked[:-1], is_new=False)
+            await connection.disconnect()
+
         try:
-            return await self._reply(connection, command)
-        except NoScriptError:
-            return None
-        except Exception as error:  # noqa: BLE001 - the client's retry says which it is for
-            return await self._repeated(connection, error, again)
+            return await connection.retry.call_with_retry(ask, failed)
         finally:
             await pool.release(connection)
-
-    async def _repeated(self, connection: Any, error: Exception, again: Callable[[], bytes]) -> Any:
-        failed = [error]
-
-        async def repeat() -> Any:
-            if failed:
-                raise failed.pop()
-            try:
-                return await self._reply(connection, again())
-            except NoScriptError:
-                return None
-
-        return await connection.retry.call_with_retry(repeat, lambda _: connection.disconnect())
-
-    @staticmethod
-    async def _reply(connection: Any, command: bytes) -> Any:
-        # Both disconnect when they are interrupted.
-        await connection.send_packed_command((command,))
-        return await connection.read_response()
-
-
-class Commands:
-    """The commands of plain calls of ``acquire``, packed: few bytes differ from call to call."""
-
-    def __init__(self, limit_set: LimitSet, sha: str) -> None:
-        self._limit_set = limit_set
-        self._sha = sha
-        self._starts: tuple[Words, dict[int, tuple[bytes, bytes]]] = ((), {})
-
-    def of(
-        self, keys: Keys, n: int, permit: str, *, new: bool
-    ) -> tuple[bytes, Callable[[], bytes]] | None:
-        """Return the command that takes ``n`` permits for one key, and a function that repeats it.
-
-        A command that was sent may have taken them: it is repeated under the same id, which is not
-        new any more. None where it cannot be packed ahead. Raises InvalidValue.
-        """
-        if not (isinstance(keys, str) and keys.isascii() and permit.isascii()):
-            return None
-        check_permits(n, self._limit_set.parts)
-        again = partial(self.command, keys, n, permit, new=False)
-        return self.command(keys, n, permit, new=new), again
-
-    def decision(self, reply: Reply | None, permit: str) -> Decision | None:
-        """Return the decision of a reply; None where the caller must run the steps."""
-        if reply is None or len(reply) == 1:
-            return None
-        return self._limit_set.decision(reply[0], reply[1:], None, permit)
-
-    def command(self, key: str, n: int, permit: str, *, new: bool) -> bytes:
-        """Return the command that takes ``n`` permits for a key, which is ASCII as is ``permit``.
-
-        Raises InvalidValue for a key that cannot be one.
-        """
-        words = self._limit_set.words(self._limit_set.server_ms())
-        words_then, starts = self._starts
-        if words_then is not words:
-            starts = {}
-            self._starts = (words, starts)
-        length = len(key)
-        if (parts := starts.get(length)) is None:
-            parts = starts[length] = self._parts(length, words)
-        start, rest = parts
-        return b"%b%b%b%b" % (
-            start.replace(_STAND_IN.encode() * length, key.encode()),
-            rest,
-            _packed(permit),
-            (_ONE_NEW if new else _ONE_AGAIN) if n == 1 else _packed(int(new), n, n),
-        )
-
-    def _parts(self, length: int, words: Words) -> tuple[bytes, bytes]:
-        names = self._limit_set.addresses.whole(_STAND_IN * length)
-        start: Words = ("EVALSHA", self._sha, len(names), *names)
-        rest: Words = (self._limit_set.span, *words)
-        many = len(start) + len(rest) + _LAST_WORDS
-        return b"*%d\r\n%b" % (many, _packed(*start)), _packed(*rest)
 
 
 def _packed(*words: str | int | bytes) -> bytes:

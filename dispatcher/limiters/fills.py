@@ -1,8 +1,8 @@
-"""How full the limits of the channels are. Reads only."""
+"""How full the limits of channels are, read without taking anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import redis
 
 from dispatcher.errors import LimitersUnavailable
-from dispatcher.limiters.base import translated
-from dispatcher.limiters.permit_log import CLOSED, InHand, LogLimit
+from dispatcher.limiters.limiter import translated
+from dispatcher.limiters.permit_logs import CLOSED, InHand, LogLimit
 from dispatcher.quota import CalendarLimit, Limit
-from dispatcher.redis.keys import PermitKeys, line_of
+from dispatcher.redis.client import now_ms
+from dispatcher.redis.keys import line_of, permit_parts, shard_of
 from dispatcher.times.send_time import from_ms
 
 
@@ -44,55 +45,59 @@ class Fills:
         client: redis.Redis,
         *,
         namespace: str,
+        shards: int,
         channel_limits: Mapping[str, Sequence[LogLimit]],
     ) -> None:
         self._client = client
-        self._keys = PermitKeys(namespace)
+        self._parts = permit_parts(namespace, shards)
         self._limits = channel_limits
 
     def read(self) -> tuple[ChannelFill, ...]:
         """Return how full the limits of every channel are."""
-        with translated():
-            seconds, micros = self._client.time()
-            now_ms = int(seconds) * 1_000 + int(micros) // 1_000
+        with translated:
+            now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
-            pipeline.exists(self._keys.epoch)
             for channel, limits in self._limits.items():
-                log = self._keys.channel(channel)
-                for each in limits:
-                    pipeline.zcount(log, _since(each, now_ms), "+inf")
+                keys = self._parts[shard_of(channel, len(self._parts))]
+                log = keys.channel(channel)
+                pipeline.exists(keys.epoch)
+                pipeline.get(keys.closing(channel))
                 pipeline.zcard(line_of(log))
-                pipeline.get(self._keys.closing(channel))
-            complete, *counts = pipeline.execute()
-        if not complete:
-            raise LimitersUnavailable(CLOSED)
-        answers = iter(counts)
+                for each in limits:
+                    pipeline.zcount(log, _since(each, now), "+inf")
+            answers = iter(pipeline.execute())
         return tuple(
-            ChannelFill(
-                channel=channel,
-                limits=tuple(
-                    LimitFill(limit=_text(each), used=next(answers), most=each.count)
-                    for each in limits
-                ),
-                waiting=next(answers),
-                closed_until=_instant(next(answers), now_ms),
-            )
-            for channel, limits in self._limits.items()
+            _fill(channel, limits, answers, now) for channel, limits in self._limits.items()
         )
 
 
-def _since(limit: LogLimit, now_ms: int) -> str:
+def _fill(
+    channel: str, limits: Sequence[LogLimit], answers: Iterator[Any], now: int
+) -> ChannelFill:
+    if not next(answers):
+        raise LimitersUnavailable(CLOSED)
+    return ChannelFill(
+        channel=channel,
+        closed_until=_instant(next(answers), now),
+        waiting=next(answers),
+        limits=tuple(
+            LimitFill(limit=_text(each), used=next(answers), most=each.count) for each in limits
+        ),
+    )
+
+
+def _since(limit: LogLimit, now: int) -> str:
     """Return the instant from which permits count against a limit, as an argument of ZCOUNT."""
     if isinstance(limit, Limit):
-        return f"({now_ms - limit.length_ms}"
+        return f"({now - limit.length_ms}"
     if isinstance(limit, CalendarLimit):
-        return str(limit.bounds(now_ms, 1)[0])
-    return f"({now_ms + 1}"
+        return str(limit.bounds(now, 1)[0])
+    return f"({now + 1}"
 
 
 def _text(limit: LogLimit) -> str:
     return f"concurrency {limit.count}" if isinstance(limit, InHand) else str(limit)
 
 
-def _instant(closed: Any, now_ms: int) -> datetime | None:
-    return from_ms(int(closed)) if closed is not None and int(closed) > now_ms else None
+def _instant(closed: Any, now: int) -> datetime | None:
+    return from_ms(int(closed)) if closed is not None and int(closed) > now else None

@@ -43,6 +43,14 @@ class FixedWindow(CountPerLength):
 
     kind: ClassVar[str] = "fixed_window"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.align is None:
+            return
+        zones.rules(self.align, field="align")
+        if self.length_ms % _SECOND_MS:
+            raise InvalidValue("period", f"{quoted(self.period)} with align", _ALIGNED)
+
     @property
     def aligned(self) -> bool:
         """Whether windows follow the clocks of a zone."""
@@ -67,15 +75,20 @@ class FixedWindow(CountPerLength):
             return cls(count, unit, align=zone)
         return cls(count, multiple * UNIT_MS[unit] * _MILLISECOND, align=zone)
 
-    def words(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
-        """Return the arguments of its part of the scripts: with a zone, the windows around then.
+    def words_at(self, now_ms: int, further: int = 0) -> Sequence[int | bytes]:
+        """Return its count, and its period or, with a zone, the bounds of the windows around then.
 
         Those are the present one, the one before and two after, and as many more as turns need.
         """
         if self.align is None:
-            return CountPerLength.words(self, now_ms)
+            return self.words
         [begins, _] = bounds(self._period, self.align, now_ms, 1)
         return (self.count, _around(self._period, self.align, begins, _PERIODS + further))
+
+    @property
+    def scale(self) -> Sequence[object]:
+        """Its period, and its zone."""
+        return super().scale if self.align is None else (self._period, self.align)
 
     @property
     def _period(self) -> Period:
@@ -86,30 +99,11 @@ class FixedWindow(CountPerLength):
     def _normal_period(self) -> timedelta | str:
         if self.align is not None and self.period in _CALENDAR:
             return self.period
-        return CountPerLength._normal_period(self)
-
-    def _check(self) -> None:
-        CountPerLength._check(self)
-        if self.align is None:
-            return
-        zones.rules(self.align, field="align")
-        if self.length_ms % _SECOND_MS:
-            raise InvalidValue("period", f"{quoted(self.period)} with align", _ALIGNED)
-
-    def _own_words(self) -> Sequence[int]:
-        return () if self.align else (self.count, self.length_ms)
-
-    def _own_label(self) -> str:
-        if self.align is None:
-            return CountPerLength._own_label(self)
-        windows = f"{self._period}-{self.align}"
-        if self.name is None:
-            return f"{self.kind}-{self.count}-{windows}"
-        return f"{self.kind}-{windows}={self.name}"
+        return super()._normal_period()
 
     def __str__(self) -> str:
         if self.align is None:
-            return CountPerLength.__str__(self)
+            return super().__str__()
         if isinstance(self.period, str):
             return f"{self.count}/{self.period} in {self.align}"
         if self.length_ms == UNIT_MS["year"]:

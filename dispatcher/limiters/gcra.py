@@ -45,24 +45,32 @@ class GCRA(CountPerLength):
         """How many permits it can ever give in one call."""
         return self.max_burst + 1
 
-    def _check(self) -> None:
-        CountPerLength._check(self)
-        burst = self.max_burst
-        rise = self.length_ms * 1_000 // gcd(self.length_ms * 1_000, self.count)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        burst, (rise, _) = self.max_burst, self._rise_and_fall()
         most = min(Limit.MOST, (_WHOLE - 1) // rise - 1)
         if isinstance(burst, bool) or not isinstance(burst, int) or not 0 <= burst <= most:
             raise InvalidValue("max_burst", quoted(burst), f"a whole number from 0 to {most}")
 
-    def _own_words(self) -> Sequence[int]:
+    @property
+    def words(self) -> Sequence[int]:
+        """How many it gives at once, and by how much its level rises and falls."""
+        return (self.max_burst + 1, *self._rise_and_fall())
+
+    @property
+    def scale(self) -> Sequence[int]:
+        """Its count and its period in ms: both make the unit of its level."""
+        return (self.count, self.length_ms)
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Its scale and its burst."""
+        return (*self.scale, self.max_burst)
+
+    def _rise_and_fall(self) -> tuple[int, int]:
         length_us = self.length_ms * 1_000
         common = gcd(length_us, self.count)
-        return (self.max_burst + 1, length_us // common, self.count // common)
-
-    def _own_label(self) -> str:
-        if self.name is None:
-            return f"{self.kind}-{self.count}-{self.length_ms}-{self.max_burst}"
-        # Level and leak are told in a unit that both numbers make.
-        return f"{self.kind}-{self.count}-{self.length_ms}={self.name}"
+        return length_us // common, self.count // common
 
     def __str__(self) -> str:
         return f"{Limit(self.count, self.length_ms)} burst {self.max_burst}"

@@ -1,56 +1,140 @@
-"""A set of limits on one Redis: the arguments of its scripts and their replies. Sends nothing.
-
-Every operation is a generator of steps: it yields a :class:`Call` or a :class:`Pause`, is sent the
-reply, and returns the answer. The limiters for ``redis`` and for ``redis.asyncio`` run the same
-steps. ``operations.py`` has the operations for one key, ``groups.py`` that for a group.
-"""
+"""A set of limits on one Redis: the keys, arguments and replies of its scripts. Sends nothing."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
-from dispatcher.errors import InvalidValue, LimitersUnavailable, quoted
-from dispatcher.limiters.addresses import Addresses
-from dispatcher.limiters.base import Part, length_ms
+from redis.crc import key_slot
+
+from dispatcher.errors import InvalidValue, LimitersUnavailable, kind_of, quoted
 from dispatcher.limiters.decision import MILLISECOND, NEVER, Decision, Refusal, State
+from dispatcher.redis.keys import LimiterKeys
 from dispatcher.redis.scripts import composed
 from dispatcher.times.clock import Clock
-from dispatcher.times.send_time import to_ms
+from dispatcher.times.send_time import from_ms, to_ms
+
+if TYPE_CHECKING:
+    from dispatcher.limiters.algorithm import Algorithm
 
 T = TypeVar("T")
 OnFault = Literal["raise", "unknown"]
+Keys: TypeAlias = str | Sequence[str]
+"""One key for all limits, or one for each of them, in order."""
+Reply: TypeAlias = Sequence[int]
+Words: TypeAlias = Sequence[str | int | bytes]
 
+_MOST_KEPT_AT_ONCE = 1_000
+"""The most permits of one call where each is an entry of its own, so that no script runs long.
+
+They are taken all or none, by one script, so they cannot be split (benchmarks/RESULTS.md).
+"""
+_MOST = (1 << 53) - 1
+"""Scripts count exactly up to here."""
 _LONGEST_REMEMBERED_MS = 86_400_000
-_LONGEST_ID = 255
-_TRIES = 3
 _LONGEST_WORDS_ARE_KEPT_MS = 10_000
+_LONGEST_ID = 255
+_LONGEST_KEY = 1_024
+_TRIES = 3
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NO_WAIT = timedelta(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One script, its keys and its arguments."""
 
     script: str
     keys: Sequence[str]
-    args: Sequence[str | int | bytes]
+    args: Words
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class PlainCall(NamedTuple):
+    """``acquire`` with one key for all limits, key and id in ASCII, for :mod:`direct`.
+
+    The reply is that of the script; empty or short where a :class:`Call` must be made.
+    """
+
+    key: str
+    n: int
+    permit: str
+    is_new: bool
+    """Whether the id was made for this call, so that no earlier call can have used it."""
+
+
+class Pause(NamedTuple):
     """Wait for so many seconds."""
 
     seconds: float
 
 
-Reply: TypeAlias = Sequence[int]
-Steps: TypeAlias = Generator[Call | Pause, Reply, T]
-Words: TypeAlias = Sequence[str | int | bytes]
+Step: TypeAlias = Call | PlainCall | Pause
+Steps: TypeAlias = Generator[Step, Reply, T]
+
+
+class Addresses:
+    """The names of the Redis keys of one set of limits, made from callers' keys."""
+
+    def __init__(
+        self, parts: Sequence[Algorithm], *, prefix: str, tag: str | None, cluster: bool
+    ) -> None:
+        self._labels = [each.label for each in parts]
+        check_name(prefix, "prefix")
+        if tag is not None:
+            check_name(tag, "tag")
+        self._names = LimiterKeys(prefix, tag)
+        self._cluster = cluster
+        self._distinct = len(set(self._labels)) == len(self._labels)
+        self._digest = hashlib.sha256("+".join(self._labels).encode()).hexdigest()[:16]
+
+    def each(self, keys: Keys, limits: Sequence[int] | None = None) -> Sequence[str]:
+        """Return the caller's key for each of those limits. Raises InvalidValue."""
+        many = len(self._labels) if limits is None else len(limits)
+        each = (keys,) * many if isinstance(keys, str) else keys
+        if isinstance(each, bytes) or not isinstance(each, Sequence) or len(each) != many:
+            raise InvalidValue("keys", quoted(keys), f"one text, or {many} of them in a sequence")
+        for key in (keys,) if isinstance(keys, str) else each:
+            _check_key(key)
+        if not self._distinct and len({*self.states(each, limits)}) < many:
+            raise InvalidValue(
+                "limits", "two of one kind, count and length for one key", "a name= of their own"
+            )
+        if self._cluster and self._names.tag is None:
+            tags = {self._names.hash_tag(key).encode() for key in each}
+            if len({key_slot(tag) for tag in tags}) > 1:
+                raise InvalidValue(
+                    "keys",
+                    "they lie in several slots of the cluster",
+                    "one key, or limiters with a tag",
+                )
+        return each
+
+    def states(self, keys: Sequence[str], limits: Sequence[int] | None = None) -> list[str]:
+        """Return the names of the states of those limits, each for its key."""
+        labels = self._labels if limits is None else [self._labels[index] for index in limits]
+        name = self._names.state
+        return [name(label, key) for label, key in zip(labels, keys, strict=True)]
+
+    def whole(self, keys: Keys) -> list[str]:
+        """Return the names of the remembered permits for ``keys``, and of all states."""
+        each_key = self.each(keys)
+        return [*self.permits(each_key[0]), *self.states(each_key)]
+
+    def permits(self, key: str) -> tuple[str, str]:
+        """Return the names of the remembered permits of calls whose first key that is."""
+        return self._names.permits(self._digest, key)
+
+    def check_group(self, groups: Sequence[Sequence[str]]) -> None:
+        """Raise InvalidValue unless one script may take permits for all of these keys."""
+        if self._names.tag is None and len({key for keys in groups for key in keys}) > 1:
+            raise InvalidValue(
+                "requests", "they name several keys", "one key, or limiters with a tag"
+            )
 
 
 class LimitSet:
@@ -58,7 +142,7 @@ class LimitSet:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[Algorithm],
         *,
         prefix: str,
         tag: str | None,
@@ -79,13 +163,13 @@ class LimitSet:
         self.clock = clock
         self._shift_ms = 0  # by how much the server's clock is ahead, as far as that is known
         self._kinds = tuple(sorted({each.kind for each in parts}))
+        self._all = range(len(parts))
         self.aligned = any(each.aligned for each in parts)
         lengths = [each.length_ms for each in parts if each.aligned]
         self._words_kept_ms = min([_LONGEST_WORDS_ARE_KEPT_MS, *lengths])
         self._kept_words: tuple[int | None, Words] = (None, ())
         self._fixed_words: Words = () if self.aligned else self.words_of(0, parts)
         self._mosts = [each.most for each in parts]
-        self._most = min((most for most in self._mosts if most), default=0)
         self._texts = _texts(self.parts)
 
     def text(self, script: str) -> str:
@@ -116,74 +200,60 @@ class LimitSet:
             self._kept_words = (turn, self.words_of(now_ms, self.parts))
         return self._kept_words[1]
 
-    def words_of(self, now_ms: int, parts: Sequence[Part], turns: Sequence[int] = ()) -> Words:
+    def words_of(self, now_ms: int, parts: Sequence[Algorithm], turns: Sequence[int] = ()) -> Words:
         """Return the arguments by which the scripts know some limits.
 
         ``turns`` says for each how many windows after the next one may be given as a turn.
         """
         words: list[str | int | bytes] = []
         for part, further in zip(parts, turns or [0] * len(parts), strict=True):
-            words += (part.kind, *part.words(now_ms, further))
+            words += (part.kind, *part.words_at(now_ms, further))
         return words
 
     def decision(
-        self,
-        now_ms: int,
-        reply: Reply,
-        chosen: Sequence[int] | None,
-        permit: str,
-        *,
-        peeked: bool = False,
+        self, now_ms: int, reply: Reply, permit: str, chosen: Sequence[int] | None = None
     ) -> Decision:
-        """Return the decision for the integers of one request in a reply."""
+        """Return the decision for the integers of one request in a reply.
+
+        ``permit`` is empty where none were asked for, ``chosen`` are the limits of the request.
+        """
         granted, wait, index, left, whole, _, *refused = reply
-        if chosen == ():
-            return Decision(
-                allowed=True,
-                state=State.ALLOWED,
-                limit=0,
-                remaining=0,
-                retry_after=0,
-                reset_at=now_ms,
-                granted=granted,
-                permit=permit,
-            )
-        number = index - 1 if chosen is None else chosen[index - 1]
-        most = self._mosts[number]
-        state = State.ALLOWED
+        chosen = self._all if chosen is None else chosen
+        most = self._mosts[chosen[index - 1]] if chosen else 0
+        refusals: tuple[Refusal, ...] = ()
+        state, retry_after = State.ALLOWED, _NO_WAIT
         if wait:
-            state = State.REFUSED if wait > 0 else State.OVERSIZED
-        elif left == 0 and most and not peeked:
+            state, retry_after = State.REFUSED, wait * MILLISECOND
+            if wait < 0:
+                state, retry_after = State.OVERSIZED, NEVER
+            refusals = self._refusals(refused, chosen)
+        elif left == 0 and most and permit:
             state = State.REACHED
         return Decision(
             allowed=wait == 0,
             state=state,
             limit=most,
             remaining=left,
-            retry_after=NEVER if wait < 0 else wait,
-            reset_at=now_ms + whole,
+            retry_after=retry_after,
+            reset_at=from_ms(now_ms + whole),
             granted=granted,
-            permit="" if wait or peeked else permit,
-            refusals=self._refusals(refused, chosen) if wait else (),
+            permit="" if wait else permit,
+            refusals=refusals,
         )
 
-    def _refusals(
-        self, refused: Sequence[int], chosen: Sequence[int] | None
-    ) -> tuple[Refusal, ...]:
-        """Return the refusals for pairs of an index and a wait."""
-        pairs = zip(refused[::2], refused[1::2], strict=True)
-        found = [
-            (index - 1 if chosen is None else chosen[index - 1], wait) for index, wait in pairs
-        ]
-        found.sort(key=lambda each: math.inf if each[1] < 0 else each[1], reverse=True)
+    def _refusals(self, refused: Sequence[int], chosen: Sequence[int]) -> tuple[Refusal, ...]:
+        """Return the refusals for pairs of an index and a wait, the longest wait first."""
+        pairs = [*zip(refused[::2], refused[1::2], strict=True)]
+        pairs.sort(key=lambda each: math.inf if each[1] < 0 else each[1], reverse=True)
+        limits = [(chosen[index - 1], wait) for index, wait in pairs]
         return tuple(
-            Refusal(self._texts[index], index, NEVER if wait < 0 else wait * MILLISECOND)
-            for index, wait in found
+            Refusal(self._texts[limit], limit, NEVER if wait < 0 else wait * MILLISECOND)
+            for limit, wait in limits
         )
 
     def spacing(self, refused: Decision) -> float:
         """Return how far apart permits of the limit that refused are on average, in seconds."""
-        return self.parts[refused.refusals[0].place].spacing_ms / 1_000
+        return self.parts[refused.refusals[0].index].spacing_ms / 1_000
 
     def unknown(self, error: LimitersUnavailable, permit: str) -> Decision:
         """Answer for a Redis that could not be asked, if that is the policy."""
@@ -192,15 +262,15 @@ class LimitSet:
         return Decision(
             allowed=False,
             state=State.UNKNOWN,
-            limit=self._most,
+            limit=min((most for most in self._mosts if most), default=0),
             remaining=0,
-            retry_after=0,
+            retry_after=_NO_WAIT,
             reset_at=self.clock.now(),
             permit=permit,
         )
 
 
-def _texts(parts: Sequence[Part]) -> list[str]:
+def _texts(parts: Sequence[Algorithm]) -> list[str]:
     """Return the texts of the limits in refusals: no two alike."""
     plain = [str(each) if each.name is None else f"{each.name} ({each})" for each in parts]
     return [
@@ -220,3 +290,50 @@ def checked(permit: str) -> str:
     if not isinstance(permit, str) or not 1 <= len(permit) <= _LONGEST_ID or "\0" in permit:
         raise InvalidValue("permit", quoted(permit), accepted)
     return permit
+
+
+def check_permits(n: int, parts: Sequence[Algorithm], *, whole: bool = True) -> None:
+    """Raise InvalidValue unless ``n`` permits can be asked for at once.
+
+    More than a limit ever gives can be asked for, and is refused. ``whole``: all or none.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MOST:
+        raise InvalidValue("n", f"{quoted(n)} permits", f"a whole number from 0 to {_MOST}")
+    if n <= _MOST_KEPT_AT_ONCE or not any(each.keeps_each for each in parts):
+        return
+    most = min((each.most for each in parts if each.most), default=n)
+    if most > _MOST_KEPT_AT_ONCE and (n <= most or not whole):
+        accepted = f"at most {_MOST_KEPT_AT_ONCE} at once of a limit that keeps each of its permits"
+        raise InvalidValue("n", f"{n} permits", accepted)
+
+
+def length_ms(value: object, field: str, *, least: int, most: int) -> int:
+    """Return a length in whole ms. Raises InvalidValue."""
+    is_whole = isinstance(value, timedelta) and not value % MILLISECOND
+    ms = value // MILLISECOND if isinstance(value, timedelta) else 0
+    if not is_whole or not least <= ms <= most:
+        accepted = f"a timedelta of {least} to {most} ms, without parts of a ms"
+        raise InvalidValue(field, quoted(value), accepted)
+    return ms
+
+
+def check_name(text: str, field: str) -> None:
+    """Raise InvalidValue unless the text can be part of the names of keys."""
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise InvalidValue(field, quoted(text), "1 to 64 letters, digits and any of _.-")
+
+
+def _check_key(key: str) -> None:
+    accepted = f"a text of 1 to {_LONGEST_KEY} bytes in UTF-8"
+    if not isinstance(key, str):
+        raise InvalidValue("key", kind_of(key), accepted)
+    # A letter has four bytes at most: short keys need not be encoded to be judged.
+    if not key or (
+        len(key) > _LONGEST_KEY // 4 and len(key.encode(errors="replace")) > _LONGEST_KEY
+    ):
+        raise InvalidValue("key", f"{len(key)} letters", accepted)
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise InvalidValue("key", "it has half a surrogate pair", accepted) from None

@@ -1,35 +1,79 @@
-"""Limits on a client of ``redis``."""
+"""Limits on a client of ``redis`` or ``redis.asyncio``."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
-
-from redis.commands.core import Script
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import operations
-from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.base import translated
 from dispatcher.limiters.decision import Decision
-from dispatcher.limiters.direct import Client, Commands, Direct
-from dispatcher.limiters.groups import Request, acquire_each
-from dispatcher.limiters.limit_set import Call, LimitSet, Pause, Reply, Steps, checked, new_id
-from dispatcher.times.clock import Clock
+from dispatcher.limiters.direct import AsyncClient, AsyncDirect, Client, Commands, Direct
+from dispatcher.limiters.limit_set import (
+    Keys,
+    LimitSet,
+    Pause,
+    PlainCall,
+    Reply,
+    Step,
+    Steps,
+    new_id,
+)
+from dispatcher.limiters.operations import Request
+from dispatcher.redis import errors
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-log = logging.getLogger(__name__)
+
+def _unavailable(reason: str, **_: object) -> LimitersUnavailable:
+    """Return the error without a remedy: that speaks of settings, which not all callers have."""
+    return LimitersUnavailable(reason)
 
 
-class Limiter:
+translated = errors.translated(_unavailable)
+"""Raises LimitersUnavailable for errors of redis-py."""
+
+
+class _OnClient:
+    """A set of limits on a client, and its scripts there."""
+
+    def __init__(self, client: Client | AsyncClient, limit_set: LimitSet) -> None:
+        self._client: Any = client
+        self._limit_set = limit_set
+        self._scripts: dict[str, Any] = {}
+        self._commands = Commands(limit_set, self._script("limits_acquire").sha)
+
+    def _script(self, name: str) -> Any:
+        found = self._scripts.get(name)
+        if found is None:
+            found = self._client.register_script(self._limit_set.text(name))
+            self._scripts[name] = found
+        return found
+
+
+class Limiter(_OnClient):
     """Answers "may this go now?" for one limit or several. Safe to share between threads.
 
     Made by ``on`` of a limit. ``keys`` names the user of the permits: one key for all limits, or
@@ -39,13 +83,9 @@ class Limiter:
     ``redis.asyncio``.
     """
 
-    def __init__(self, client: Client, limit_set: LimitSet, clock: Clock) -> None:
-        self._client = client
-        self._limit_set = limit_set
-        self._clock = clock
-        self._scripts: dict[str, Script] = {}
-        self._direct = Direct(client)
-        self._commands = Commands(limit_set, self._registered("limits_acquire").sha)
+    def __init__(self, client: Client, limit_set: LimitSet) -> None:
+        super().__init__(client, limit_set)
+        self._direct = Direct(client, self._commands)
 
     def acquire(
         self,
@@ -59,23 +99,16 @@ class Limiter:
         """Take ``n`` permits from every limit, or none from any.
 
         More than a limit ever gives at once is refused with the state ``oversized``; 0 is allowed
-        and takes nothing. Of limits that keep each permit at most 10,000 can be asked for.
+        and takes nothing. Of limits that keep each permit at most 1,000 can be asked for.
 
         Asked again under the same ``permit`` id while it is remembered, they are granted again
         and counted once; a hold that has ended since must be free again, and is taken anew.
         With ``wait`` it returns when they are granted; with a ``timeout`` in seconds also as
         soon as it is certain that they will not be in time.
         """
-        new = permit is None
-        permit = new_id() if permit is None else checked(permit)
-        if not wait and timeout is None:
-            decision = self._at_once(keys, n, permit, new=new)
-            if decision is not None:
-                return decision
-        steps = operations.acquire(
-            self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout
+        return self._run(
+            operations.acquire(self._limit_set, keys, n, permit=permit, wait=wait, timeout=timeout)
         )
-        return self._run(steps)
 
     def acquire_up_to(self, keys: Keys, n: int, *, permit: str | None = None) -> Decision:
         """Take as many of ``n`` permits as every limit gives now; ``granted`` says how many."""
@@ -89,7 +122,7 @@ class Limiter:
         later ones. Refused requests go before later refused ones: the ``retry_after`` of each is
         its own turn. Limiters need a ``tag`` for requests with several keys.
         """
-        return self._run(acquire_each(self._limit_set, requests))
+        return self._run(operations.acquire_each(self._limit_set, requests))
 
     def peek(self, keys: Keys, n: int = 1) -> Decision:
         """Return what ``acquire`` would answer now, without taking permits."""
@@ -105,7 +138,7 @@ class Limiter:
 
     def reset(self, keys: Keys) -> None:
         """Forget all permits for ``keys``, and open what was closed."""
-        self._run(operations.reset(self._limit_set, keys))
+        return self._run(operations.reset(self._limit_set, keys))
 
     def renew(self, keys: Keys, permit: str) -> bool:
         """Renew the holds of one id; False when one has ended, and then none was renewed."""
@@ -156,10 +189,7 @@ class Limiter:
         finally:
             ended.set()
             renewing.join()
-            try:
-                self.end_holds(keys, permit)
-            except LimitersUnavailable as error:
-                log.warning("could not end a hold, it ends by itself: %s", error)
+            self._run(operations.leave(self._limit_set, keys, permit))
 
     def limited(
         self,
@@ -191,10 +221,10 @@ class Limiter:
                 with block(*args, **kwargs):
                     return (yield from cast("Any", function(*args, **kwargs)))
 
-            if is_called_as(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+            if _is_called_as(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
                 accepted = "one that is not awaited, or a limiter on a client of redis.asyncio"
                 raise InvalidValue("function", "it must be awaited", accepted)
-            if is_called_as(function, inspect.isgeneratorfunction):
+            if _is_called_as(function, inspect.isgeneratorfunction):
                 return cast("Callable[P, T]", generating)
             return limited
 
@@ -204,12 +234,8 @@ class Limiter:
         try:
             step = next(steps)
             while True:
-                if isinstance(step, Pause):
-                    self._clock.sleep(step.seconds)
-                    step = steps.send(())
-                    continue
                 try:
-                    reply = self._send(step)
+                    reply = self._reply(step)
                 except LimitersUnavailable as error:
                     step = steps.throw(error)
                 else:
@@ -218,48 +244,204 @@ class Limiter:
             answer: T = done.value
             return answer
 
-    def _at_once(self, keys: Keys, n: int, permit: str, *, new: bool) -> Decision | None:
-        """Take permits by one packed command; None: it must be done by steps."""
-        if not self._direct.open:
-            return None
-        command = self._commands.of(keys, n, permit, new=new)
-        if command is None:
-            return None
-        try:
-            with translated():
-                reply = self._direct.call(*command)
-        except LimitersUnavailable as error:
-            return self._limit_set.unknown(error, permit)
-        return self._commands.decision(reply, permit)
-
-    def _send(self, call: Call) -> Reply:
-        with translated():
-            return as_reply(self._registered(call.script)(keys=call.keys, args=call.args))
-
-    def _registered(self, script: str) -> Script:
-        found = self._scripts.get(script)
-        if found is None:
-            found = self._client.register_script(self._limit_set.text(script))
-            self._scripts[script] = found
-        return found
+    def _reply(self, step: Step) -> Reply:
+        with translated:
+            if isinstance(step, PlainCall):
+                return self._direct.call(step) if self._direct.open else ()
+            if isinstance(step, Pause):
+                self._limit_set.clock.sleep(step.seconds)
+                return ()
+            return _as_reply(self._script(step.script)(keys=step.keys, args=step.args))
 
     def _keep_renewing(self, keys: Keys, permit: str, ended: threading.Event) -> None:
         while not ended.wait(operations.renew_every(self._limit_set)):
-            try:
-                if not self.renew(keys, permit):
-                    log.warning(
-                        "a hold has ended before its block: the limit may be exceeded meanwhile"
-                    )
+            if not self._run(operations.keep(self._limit_set, keys, permit)):
+                return
+
+
+def _awaited(
+    call: Callable[Concatenate[Limiter, P], T],
+) -> Callable[Concatenate[AsyncLimiter, P], Coroutine[Any, Any, T]]:
+    """Return a method that runs steps for :class:`AsyncLimiter`, whose ``_run`` is awaited."""
+
+    @wraps(call)
+    async def waits(self: AsyncLimiter, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        answer: T = await cast("Any", call)(self, *args, **kwargs)
+        return answer
+
+    return waits
+
+
+class AsyncLimiter(_OnClient):
+    """:class:`Limiter` for ``redis.asyncio``: the same methods, steps and scripts, awaited."""
+
+    def __init__(self, client: AsyncClient, limit_set: LimitSet) -> None:
+        super().__init__(client, limit_set)
+        self._direct = AsyncDirect(client, self._commands)
+        self._unfinished: set[asyncio.Task[None]] = set()
+
+    acquire = _awaited(Limiter.acquire)
+    """Await :meth:`Limiter.acquire`."""
+
+    acquire_up_to = _awaited(Limiter.acquire_up_to)
+    """Await :meth:`Limiter.acquire_up_to`."""
+
+    acquire_each = _awaited(Limiter.acquire_each)
+    """Await :meth:`Limiter.acquire_each`."""
+
+    peek = _awaited(Limiter.peek)
+    """Await :meth:`Limiter.peek`."""
+
+    give_back = _awaited(Limiter.give_back)
+    """Await :meth:`Limiter.give_back`."""
+
+    reset = _awaited(Limiter.reset)
+    """Await :meth:`Limiter.reset`."""
+
+    renew = _awaited(Limiter.renew)
+    """Await :meth:`Limiter.renew`."""
+
+    end_holds = _awaited(Limiter.end_holds)
+    """Await :meth:`Limiter.end_holds`."""
+
+    close = _awaited(Limiter.close)
+    """Await :meth:`Limiter.close`."""
+
+    @asynccontextmanager
+    async def permit(
+        self,
+        keys: Keys,
+        n: int = 1,
+        *,
+        wait: bool = False,
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109 - one interface for both
+    ) -> AsyncIterator[Decision]:
+        """Run a block with permits. See :meth:`Limiter.permit`.
+
+        Cancelled, it ends holds, and returns permits that it took for a block that has not begun.
+        """
+        permit = new_id()
+        steps = operations.enter(self._limit_set, keys, n, permit, wait=wait, timeout=timeout)
+        try:
+            decision = await self._run(steps)
+        except asyncio.CancelledError:
+            # The script may have run. A cancelled caller does not wait for Redis.
+            self._apart(self._run(operations.abandon(self._limit_set, keys, permit)))
+            raise
+        if not operations.has_holds(self._limit_set) or not decision.granted:
+            yield decision
+            return
+        renewing = asyncio.create_task(self._keep_renewing(keys, permit))
+        try:
+            yield decision
+        finally:
+            renewing.cancel()
+            await asyncio.shield(self._apart(self._end(keys, permit, renewing)))
+
+    def limited(
+        self,
+        key: str | Callable[..., Keys],
+        n: int = 1,
+        *,
+        wait: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Decorate a coroutine function or an asynchronous generator.
+
+        See :meth:`Limiter.limited`. Raises InvalidValue for a generator that is not asynchronous.
+        """
+
+        def block(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[Decision]:
+            keys = key(*args, **kwargs) if callable(key) else key
+            return self.permit(keys, n, wait=wait, timeout=timeout)
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            @wraps(function)
+            async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with block(*args, **kwargs):
+                    return await cast("Awaitable[Any]", function(*args, **kwargs))
+
+            if _is_called_as(function, inspect.isgeneratorfunction):
+                accepted = "an asynchronous one, or a limiter on a client of redis"
+                raise InvalidValue("function", "a generator that is not asynchronous", accepted)
+            if _is_called_as(function, inspect.isasyncgenfunction):
+                return cast("Callable[P, T]", _generating(function, block))
+            return cast("Callable[P, T]", limited)
+
+        return decorate
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = await self._reply(step)
+                except LimitersUnavailable as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    async def _reply(self, step: Step) -> Reply:
+        with translated:
+            if isinstance(step, PlainCall):
+                return await self._direct.call(step) if self._direct.open else ()
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                return ()
+            return _as_reply(await self._script(step.script)(keys=step.keys, args=step.args))
+
+    def _apart(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Do work in a task of its own, which goes on when the present one is cancelled."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)  # the event loop itself keeps only weak references
+        task.add_done_callback(self._unfinished.discard)
+        return task
+
+    async def _end(self, keys: Keys, permit: str, renewing: asyncio.Task[None]) -> None:
+        await asyncio.wait([renewing])
+        await self._run(operations.leave(self._limit_set, keys, permit))
+
+    async def _keep_renewing(self, keys: Keys, permit: str) -> None:
+        goes_on = True
+        while goes_on:
+            await asyncio.sleep(operations.renew_every(self._limit_set))
+            goes_on = await self._run(operations.keep(self._limit_set, keys, permit))
+
+
+def _generating(
+    function: Callable[..., Any], block: Callable[..., AbstractAsyncContextManager[Decision]]
+) -> Callable[..., AsyncGenerator[Any, Any]]:
+    """Return an asynchronous generator whose whole run is a block."""
+
+    @wraps(function)
+    async def generating(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        async with block(*args, **kwargs), aclosing(function(*args, **kwargs)) as given:
+            step = given.asend(None)
+            while True:
+                try:
+                    item = await step
+                except StopAsyncIteration:
                     return
-            except LimitersUnavailable as error:
-                log.warning("could not renew a hold, it may end before its block: %s", error)
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - it is for the body
+                    step = given.athrow(error)
+                else:
+                    step = given.asend(sent)
+
+    return generating
 
 
-def is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
+def _is_called_as(function: object, *kinds: Callable[[Any], bool]) -> bool:
     """Whether a function, or an object that is called, is of one of the kinds of ``inspect``."""
     return any(kind(function) or kind(getattr(function, "__call__", None)) for kind in kinds)  # noqa: B004 - asks of which kind it is
 
 
-def as_reply(answer: object) -> Reply:
+def _as_reply(answer: Any) -> Reply:
     """Return the reply of a script: integers."""
-    return answer if isinstance(answer, list) else (int(answer),)  # type: ignore[call-overload]  # redis-py types no replies of scripts
+    return answer if isinstance(answer, list) else (int(answer),)

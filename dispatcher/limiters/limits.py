@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from dispatcher.errors import InvalidValue, quoted
 from dispatcher.limiters.algorithm import Algorithm, Bindable, CountPerLength
-from dispatcher.limiters.base import Part
 from dispatcher.limiters.fixed_window import FixedWindow
 from dispatcher.limiters.gcra import GCRA
 from dispatcher.limiters.sliding_log import SlidingList
@@ -41,7 +40,7 @@ class Limits(Bindable):
         object.__setattr__(self, "limits", tuple(single))
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Algorithm, ...]:
         """The limits that are asked together, in order."""
         return tuple(part for each in self.limits for part in each.parts)
 

@@ -1,21 +1,45 @@
-"""The operations of a set of limits for one key, as steps that both kinds of limiter run."""
+"""The operations of a set of limits, as steps that the limiters of both kinds of client run.
+
+An operation is a generator: it yields a :class:`Call`, a :class:`PlainCall` or a :class:`Pause`, is
+sent the reply, and returns the answer.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from math import ceil
+from typing import Literal, NamedTuple
 
 from dispatcher.errors import InvalidValue, LimitersUnavailable, LimitReached, quoted
-from dispatcher.limiters.addresses import Keys
-from dispatcher.limiters.base import check_permits, length_ms
-from dispatcher.limiters.decision import EPOCH, MILLISECOND, Decision, State
-from dispatcher.limiters.limit_set import Call, LimitSet, Pause, Steps, checked, new_id
-from dispatcher.times.send_time import to_ms
+from dispatcher.limiters.decision import Decision, State
+from dispatcher.limiters.limit_set import (
+    Call,
+    Keys,
+    LimitSet,
+    Pause,
+    PlainCall,
+    Steps,
+    check_permits,
+    checked,
+    length_ms,
+    new_id,
+)
+from dispatcher.times.send_time import from_ms, to_ms
 
 _LONGEST_TIMEOUT = 366 * 86_400.0
 _LONGEST_CLOSED_MS = 366 * 86_400_000
 _LONGEST_PAUSE_FOR_HOLDS = 0.1  # a hold may be returned long before it ends
+_MOST_IN_A_SCRIPT = 500
+"""The most work of one script, but for a single request: requests, and single permits."""
+_ANY = -1
+_FIXED = 6  # integers for one request, before its refusals
+_LOOK_UP, _PEEK = 0, 2  # what the script does about the id of a request
+
+log = logging.getLogger(__name__)
 
 
 def acquire(
@@ -28,8 +52,15 @@ def acquire(
     timeout: timedelta | float | None,
 ) -> Steps[Decision]:
     """Take ``n`` permits or none; with ``wait`` ask again until they are granted."""
+    is_new = permit is None
     permit = new_id() if permit is None else checked(permit)
+    at_once = not wait and timeout is None
     try:
+        if at_once and isinstance(keys, str) and keys.isascii() and permit.isascii():
+            check_permits(n, limit_set.parts)
+            reply = yield PlainCall(keys, n, permit, is_new)
+            if len(reply) > 1:
+                return limit_set.decision(reply[0], reply[1:], permit)
         return (yield from _acquire(limit_set, keys, n, permit, wait=wait, timeout=timeout))
     except LimitersUnavailable as error:
         return limit_set.unknown(error, permit)
@@ -66,7 +97,7 @@ def acquire_up_to(
     check_permits(n, limit_set.parts, whole=False)
     permit = new_id() if permit is None else checked(permit)
     try:
-        return (yield from _take(limit_set, keys, n, min(n, 1), permit))
+        return (yield from _ask(limit_set, keys, n, permit, least=min(n, 1)))
     except LimitersUnavailable as error:
         return limit_set.unknown(error, permit)
 
@@ -74,16 +105,10 @@ def acquire_up_to(
 def peek(limit_set: LimitSet, keys: Keys, n: int) -> Steps[Decision]:
     """Return what ``acquire`` would answer; take no permits."""
     check_permits(n, limit_set.parts)
-    states = limit_set.addresses.states(limit_set.addresses.each(keys))
-
-    def call(now_ms: int) -> Call:
-        return Call("limits_peek", states, (n, *limit_set.words(now_ms)))
-
     try:
-        now, *reply = yield from limit_set.ask(call)
+        return (yield from _ask(limit_set, keys, n, "", least=n, mode=_PEEK))
     except LimitersUnavailable as error:
         return limit_set.unknown(error, "")
-    return limit_set.decision(now, reply, None, "", peeked=True)
 
 
 def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
@@ -100,8 +125,7 @@ def give_back(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
 
 def reset(limit_set: LimitSet, keys: Keys) -> Steps[None]:
     """Forget all permits for ``keys``."""
-    names = limit_set.addresses.whole(keys)
-    yield Call("limits_reset", names, ())
+    yield Call("limits_reset", limit_set.addresses.whole(keys), ())
 
 
 def _acquire(
@@ -117,12 +141,12 @@ def _acquire(
     if not wait:
         if timeout is not None:
             raise InvalidValue("timeout", "given without wait=True", "None, or wait=True")
-        return (yield from _take(limit_set, keys, n, n, permit))
+        return (yield from _ask(limit_set, keys, n, permit, least=n))
     seconds = _seconds(timeout)
     deadline = None if seconds is None else limit_set.clock.monotonic() + seconds
     waited = False
     while True:
-        decision = yield from _take(limit_set, keys, n, n, permit)
+        decision = yield from _ask(limit_set, keys, n, permit, least=n)
         if decision or decision.state is State.OVERSIZED:
             return decision
         left = None if deadline is None else deadline - limit_set.clock.monotonic()
@@ -139,18 +163,18 @@ def _acquire(
         yield Pause(pause)
 
 
-def _take(limit_set: LimitSet, keys: Keys, n: int, least: int, permit: str) -> Steps[Decision]:
+def _ask(
+    limit_set: LimitSet, keys: Keys, n: int, permit: str, *, least: int, mode: int = _LOOK_UP
+) -> Steps[Decision]:
+    """Ask for up to ``n`` permits, and for no fewer than are of use."""
     names = limit_set.addresses.whole(keys)
 
     def call(now_ms: int) -> Call:
         words = limit_set.words(now_ms)
-        return Call("limits_acquire", names, (limit_set.span, *words, permit, 0, n, least))
+        return Call("limits_acquire", names, (limit_set.span, *words, permit, mode, n, least))
 
-    if limit_set.aligned:
-        now, *flat = yield from limit_set.ask(call)
-    else:
-        now, *flat = yield call(0)
-    return limit_set.decision(now, flat, None, permit)
+    now, *reply = yield from limit_set.ask(call)
+    return limit_set.decision(now, reply, permit)
 
 
 def _seconds(timeout: timedelta | float | None) -> float | None:
@@ -162,11 +186,6 @@ def _seconds(timeout: timedelta | float | None) -> float | None:
     return min(seconds, _LONGEST_TIMEOUT)
 
 
-def has_holds(limit_set: LimitSet) -> bool:
-    """Whether permits are holds, which must be renewed and ended."""
-    return any(each.holds for each in limit_set.parts)
-
-
 def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
     """Return how long a refusal lasts at least, in seconds, and how long for its holds at most.
 
@@ -174,11 +193,19 @@ def _waits(limit_set: LimitSet, refused: Decision) -> tuple[float, float]:
     """
     seconds, held = 0.0, 0.0
     for each in refused.refusals:
-        if limit_set.parts[each.place].holds:
+        if limit_set.parts[each.index].holds:
             held = max(held, each.retry_after.total_seconds())
         else:
             seconds = max(seconds, each.retry_after.total_seconds())
     return seconds, held
+
+
+# Holds and cool-downs.
+
+
+def has_holds(limit_set: LimitSet) -> bool:
+    """Whether permits are holds, which must be renewed and ended."""
+    return any(each.holds for each in limit_set.parts)
 
 
 def renew_every(limit_set: LimitSet) -> float:
@@ -188,19 +215,15 @@ def renew_every(limit_set: LimitSet) -> float:
 
 def renew(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
     """Renew the holds of one id; return False if one has ended."""
-    holds = _that(limit_set, "holds", "a Concurrency")
-    states = limit_set.addresses.states(limit_set.addresses.each(keys))
-    lengths = [limit_set.parts[index].hold_ms for index in holds]
-    args: list[str | int] = [checked(permit), *lengths]
-    [done] = yield Call("limits_renew", [states[index] for index in holds], args)
+    names = _that(limit_set, keys, "holds", "a Concurrency")
+    lengths = [each.hold_ms for each in limit_set.parts if each.holds]
+    [done] = yield Call("limits_renew", names, (checked(permit), *lengths))
     return done == 1
 
 
 def end_holds(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[int]:
     """End the holds of one id; its other permits stay taken."""
-    holds = _that(limit_set, "holds", "a Concurrency")
-    states = limit_set.addresses.states(limit_set.addresses.each(keys))
-    names = [states[index] for index in holds]
+    names = _that(limit_set, keys, "holds", "a Concurrency")
     [ended] = yield Call("limits_end_holds", names, (checked(permit),))
     return ended
 
@@ -209,7 +232,7 @@ def close(
     limit_set: LimitSet, keys: Keys, *, length: timedelta | None, until: datetime | None
 ) -> Steps[datetime]:
     """Close cool-downs; return until when they are closed."""
-    indexes = _that(limit_set, "closes", "a CoolDown")
+    names = _that(limit_set, keys, "closes", "a CoolDown")
     if (length is None) == (until is None):
         raise InvalidValue("until", "not exactly one of length and until", "one of the two")
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
@@ -218,13 +241,193 @@ def close(
     if length is not None:
         ms = length_ms(length, "length", least=1, most=_LONGEST_CLOSED_MS)
     until_ms = 0 if until is None else max(0, to_ms(until))
-    states = limit_set.addresses.states(limit_set.addresses.each(keys))
-    [ends] = yield Call("limits_close", [states[index] for index in indexes], (ms, until_ms))
-    return EPOCH + ends * MILLISECOND
+    [ends] = yield Call("limits_close", names, (ms, until_ms))
+    return from_ms(ends)
 
 
-def _that(limit_set: LimitSet, what: Literal["holds", "closes"], accepted: str) -> list[int]:
+def _that(
+    limit_set: LimitSet, keys: Keys, what: Literal["holds", "closes"], accepted: str
+) -> list[str]:
+    """Return the names of the states of the limits that hold or close. Raises InvalidValue."""
     found = [index for index, each in enumerate(limit_set.parts) if getattr(each, what)]
     if not found:
         raise InvalidValue("limits", f"none of them {what} anything", f"{accepted} among them")
-    return found
+    states = limit_set.addresses.states(limit_set.addresses.each(keys))
+    return [states[index] for index in found]
+
+
+# What blocks do about their permits. Redis may be away: then the log says so, and they go on.
+
+
+def keep(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[bool]:
+    """Renew the holds of a block; return whether to go on with that."""
+    try:
+        if (yield from renew(limit_set, keys, permit)):
+            return True
+    except LimitersUnavailable as error:
+        log.warning("could not renew a hold, it may end before its block: %s", error)
+        return True
+    log.warning("a hold has ended before its block: the limit may be exceeded meanwhile")
+    return False
+
+
+def leave(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
+    """End the holds of a block."""
+    try:
+        yield from end_holds(limit_set, keys, permit)
+    except LimitersUnavailable as error:
+        log.warning("could not end a hold, it ends by itself: %s", error)
+
+
+def abandon(limit_set: LimitSet, keys: Keys, permit: str) -> Steps[None]:
+    """Return the permits of a block that does not begin."""
+    try:
+        yield from give_back(limit_set, keys, permit)
+    except LimitersUnavailable as error:
+        log.warning(
+            "could not return the permits of a cancelled call, they stay counted: %s", error
+        )
+
+
+# Groups.
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of a group of requests: ``n`` permits for ``keys``, from some of the limits.
+
+    ``limits`` says which, by their indexes from 0; None means all. ``keys`` is one key for all of
+    these, or one for each. ``permit`` is an id of the caller's own; asked for again under the same
+    id, the permits are granted again and not counted twice.
+    """
+
+    keys: Keys
+    n: int = 1
+    permit: str | None = None
+    limits: tuple[int, ...] | None = None
+
+
+class _Wanted(NamedTuple):
+    """A valid request."""
+
+    n: int
+    permit: str
+    keys: Sequence[str]
+    chosen: tuple[int, ...]
+    states: Sequence[str]
+    work: int
+
+
+@dataclass
+class _State:
+    """One state and its part in the group so far."""
+
+    index: int
+    """Of its limit, among all."""
+    ahead: int = 0
+    """Permits for which requests were refused: they come before later ones."""
+    left: int = _ANY
+    """Permits that it still gives; those that become free are for requests refused before."""
+
+
+@dataclass
+class _Group:
+    """A group that is asked for part by part."""
+
+    limit_set: LimitSet
+    states: dict[str, _State] = field(default_factory=dict)
+
+    def acquire(self, wanted: Sequence[_Wanted]) -> Steps[list[Decision]]:
+        """Take permits for some requests, in one script."""
+        limit_set, some = self.limit_set, dict[str, int]()
+        requests: list[str | int] = []
+        asked = dict[str, list[int]]()
+        for each in wanted:
+            requests += (each.permit, _LOOK_UP, each.n, each.n, len(each.chosen))
+            for index, name in zip(each.chosen, each.states, strict=True):
+                self.states.setdefault(name, _State(index))
+                requests.append(some.setdefault(name, len(some) + 1))
+                asked.setdefault(name, []).append(each.n)
+        states = [self.states[name] for name in some]
+        parts = [limit_set.parts[state.index] for state in states]
+        turns = [
+            ceil((state.ahead + sum(n for n in asked[name] if n <= part.most)) / part.most)
+            if part.aligned
+            else 0
+            for name, state, part in zip(some, states, parts, strict=True)
+        ]
+        so_far = [word for state in states for word in (state.ahead, state.left)]
+        key = next((each.keys[0] for each in wanted if each.keys), "")
+        names = [*limit_set.addresses.permits(key), *some]
+
+        def call(now_ms: int) -> Call:
+            words = limit_set.words_of(now_ms, parts, turns)
+            return Call("limits_acquire", names, (limit_set.span, *words, *so_far, *requests))
+
+        now, *flat = yield from limit_set.ask(call)
+        decisions = [self._decision(now, each, flat) for each in wanted]
+        for state, left in zip(states, flat, strict=True):
+            state.left = left
+        return decisions
+
+    def _decision(self, now: int, wanted: _Wanted, flat: list[int]) -> Decision:
+        """Read the decision at the begin of a reply, and remove it from the reply."""
+        many = _FIXED + 2 * flat[_FIXED - 1]
+        reply = flat[:many]
+        del flat[:many]
+        decision = self.limit_set.decision(now, reply, wanted.permit, wanted.chosen)
+        for index, wait in zip(reply[_FIXED::2], reply[_FIXED + 1 :: 2], strict=True):
+            if wait > 0 and decision.state is not State.OVERSIZED:
+                self.states[wanted.states[index - 1]].ahead += wanted.n
+        return decision
+
+
+def acquire_each(limit_set: LimitSet, requests: Sequence[Request]) -> Steps[list[Decision]]:
+    """Take permits for each of a group, in order."""
+    wanted = [_wanted(limit_set, each) for each in requests]
+    limit_set.addresses.check_group([each.keys for each in wanted])
+    group, decisions = _Group(limit_set), list[Decision]()
+    for some in _parts(wanted):
+        try:
+            decisions += yield from group.acquire(some)
+        except LimitersUnavailable as error:
+            rest = wanted[len(decisions) :]
+            return decisions + [limit_set.unknown(error, each.permit) for each in rest]
+    return decisions
+
+
+def _wanted(limit_set: LimitSet, request: Request) -> _Wanted:
+    chosen = _chosen(limit_set, request.limits)
+    parts = [limit_set.parts[index] for index in chosen]
+    check_permits(request.n, parts)
+    permit = new_id() if request.permit is None else checked(request.permit)
+    keys = limit_set.addresses.each(request.keys, chosen)
+    return _Wanted(
+        n=request.n,
+        permit=permit,
+        keys=keys,
+        chosen=chosen,
+        states=limit_set.addresses.states(keys, chosen),
+        work=max(1, request.n if any(each.keeps_each for each in parts) else 1),
+    )
+
+
+def _parts(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
+    """Cut a group so that no script runs long."""
+    start, work = 0, 0
+    for index, each in enumerate(wanted):
+        if work and work + each.work > _MOST_IN_A_SCRIPT:
+            yield wanted[start:index]
+            start, work = index, 0
+        work += each.work
+    if wanted:
+        yield wanted[start:]
+
+
+def _chosen(limit_set: LimitSet, limits: tuple[int, ...] | None) -> tuple[int, ...]:
+    many = len(limit_set.parts)
+    if limits is None:
+        return tuple(range(many))
+    if len(set(limits)) < len(limits) or not all(0 <= each < many for each in limits):
+        raise InvalidValue("limits", quoted(limits), f"different indexes from 0 to {many - 1}")
+    return limits

@@ -1,4 +1,4 @@
-"""The permits of deliveries: which limits a message meets when it is sent, and in which logs."""
+"""The permits of deliveries: which limits a message meets when it is sent."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from uuid import UUID
 import redis
 
 from dispatcher.errors import LimitersUnavailable
-from dispatcher.limiters.permit_log import (
+from dispatcher.limiters.permit_logs import (
     InHand,
+    LogKind,
     LogLimit,
     PermitAnswer,
-    PermitLog,
-    PermitRequest,
+    PermitLeg,
+    PermitLogs,
 )
 from dispatcher.quota import Limit
-from dispatcher.redis.keys import PermitKeys
+from dispatcher.redis.keys import PermitKeys, permit_parts, shard_of
 from dispatcher.scope import NOBODY
 from dispatcher.times.clock import Clock
 
@@ -48,6 +49,11 @@ class Permit(NamedTuple):
     channel: str
 
 
+_Legs = tuple[PermitLeg, ...]
+"""A request: its leg in the shard of its channel, and before that one the leg of its scope where
+that lies in another shard."""
+
+
 class Permits:
     """Takes a permit for each send from the limits of its scope and of its channel.
 
@@ -60,18 +66,22 @@ class Permits:
         client: redis.Redis,
         *,
         namespace: str,
+        shards: int,
         scope_limits: Sequence[LogLimit],
         channel_limits: Mapping[str, Sequence[LogLimit]],
         clock: Clock,
     ) -> None:
-        self._keys = PermitKeys(namespace)
-        self._log = PermitLog(
-            client, epoch_key=self._keys.epoch, room_key=self._keys.room, clock=clock
-        )
-        self._scope_limits = scope_limits
-        self._channel_limits = {name: limits for name, limits in channel_limits.items() if limits}
-        self._of_channel: dict[str, tuple[tuple[str, ...], str]] = {}
-        self._owed: deque[PermitRequest] = deque(maxlen=_MOST_OWED)
+        self._shards = permit_parts(namespace, shards)
+        self._logs = PermitLogs(client, self._shards, clock=clock)
+        self._scope_kind = LogKind(scope_limits, _SCOPES)
+        # A scope has no herd, and a cancelled message must not make the next one wait.
+        self._channel_kinds = {
+            self._keys_of(name).channel(name): LogKind(limits, _channel(name), gives_turns=True)
+            for name, limits in channel_limits.items()
+            if limits
+        }
+        self._of_channel: dict[str, tuple[PermitKeys, tuple[str, ...], str]] = {}
+        self._owed: deque[PermitLeg] = deque(maxlen=_MOST_OWED)
         longest = max(reaches_ms(scope_limits, channel_limits).values(), default=0)
         self.memory = timedelta(milliseconds=longest)
         """How far back sends still count against a limit."""
@@ -79,37 +89,74 @@ class Permits:
     def acquire(self, wanted: Sequence[Permit], *, hold: timedelta) -> list[PermitAnswer]:
         """Ask for permits in order; one granted must be used within ``hold`` or returned.
 
-        One that is refused comes back after ``retry_after``, when its turn has come.
+        One that is refused comes back after ``retry_after``, when its turn has come. Where this
+        raises LimitersUnavailable any of them may be granted, and all are to be given back.
+
+        In one shard one script decides. Of several, scopes are asked before the channel, with one
+        script in each shard, in one round trip to each node. A process that dies in between leaves
+        permits of scopes that nobody uses. They count as if they were used at the end of ``hold``:
+        until they are too old, their scopes are limited more strictly, and never less.
         """
-        limits: dict[str, Sequence[LogLimit]] = {}
-        reaches: dict[str, str] = {}
-        for permit in wanted:
-            log = self._keys.scope(permit.scope)
-            limits[log], reaches[log] = self._scope_limits, _SCOPES
-            if permit.channel in self._channel_limits:
-                log = self._keys.channel(permit.channel)
-                limits[log] = self._channel_limits[permit.channel]
-                reaches[log] = _channel(permit.channel)
-        requests = [self._request(each) for each in wanted]
-        # A scope has no herd, and a cancelled message must not make the next one wait.
-        lined = {log for log, reach in reaches.items() if reach != _SCOPES}
-        answers = self._log.acquire(requests, limits, hold=hold, reaches=reaches, lined=lined)
-        if self._owed and not all(each.allowed for each in answers):
+        answers: dict[int, PermitAnswer] = {}
+        undecided = dict(enumerate(map(self._legs, wanted)))
+        while undecided:
+            answers |= self._decided(undecided, hold)
+            undecided = {each: legs for each, legs in undecided.items() if each not in answers}
+        found = [answers[each] for each in range(len(wanted))]
+        if self._owed and not all(each.allowed for each in found):
             with suppress(LimitersUnavailable):
                 self.give_back(())
+        return found
+
+    def _decided(self, requests: Mapping[int, _Legs], hold: timedelta) -> dict[int, PermitAnswer]:
+        """Ask for these requests; return the answers of those that are decided, at least of one.
+
+        Where a channel refuses, the permit of the scope is given back. A request that was refused
+        for such a permit is not decided: by one script it would have met the room.
+        """
+        ahead = {each: legs[0] for each, legs in requests.items() if len(legs) > 1}
+        of_scopes = self._asked(ahead, hold)
+        last = {
+            each: legs[-1]
+            for each, legs in requests.items()
+            if each not in of_scopes or of_scopes[each].allowed
+        }
+        answers = of_scopes | self._asked(last, hold)
+        returned = []
+        for each in ahead.keys() & last.keys():
+            if not answers[each].allowed:
+                returned.append(ahead[each])
+            elif not last[each].logs or of_scopes[each].remaining < answers[each].remaining:
+                answers[each] = of_scopes[each]
+        if returned:
+            self._logs.give_back(returned)
+            freed = {log for leg in returned for log in leg.logs}
+            for each in requests:
+                refused_by = last.get(each) or ahead[each]
+                if not answers[each].allowed and not freed.isdisjoint(refused_by.logs):
+                    del answers[each]
         return answers
+
+    def _asked(self, legs: Mapping[int, PermitLeg], hold: timedelta) -> dict[int, PermitAnswer]:
+        if not legs:
+            return {}
+        known, other = self._channel_kinds, self._scope_kind
+        kinds = {log: known.get(log, other) for leg in legs.values() for log in leg.logs}
+        return dict(zip(legs, self._logs.acquire([*legs.values()], kinds, hold=hold), strict=True))
 
     def close(self, channel: str, length: timedelta) -> None:
         """Grant nothing on a channel for ``length``: its provider asked for a pause."""
-        self._log.close(self._keys.closing(channel), length)
+        self._logs.close(self._keys_of(channel).closing(channel), length)
 
     def settle(self, used: Sequence[tuple[Permit, timedelta]]) -> None:
         """Note when permits were used: each with the time since its send ended."""
-        self._log.settle([(self._request(permit), since) for permit, since in used])
+        self._logs.settle(
+            [(leg, since) for permit, since in used for leg in self._legs(permit) if leg.logs]
+        )
 
     def extend(self, in_hand: Sequence[Permit], *, hold: timedelta) -> None:
         """Let permits that were not used, or whose send lasts, be used within ``hold``."""
-        self._log.settle([(self._request(permit), -hold) for permit in in_hand])
+        self.settle([(permit, -hold) for permit in in_hand])
 
     def give_back(self, unused: Sequence[Permit]) -> None:
         """Return permits that were not used; harmless for those that were not granted.
@@ -117,14 +164,14 @@ class Permits:
         Where Redis does not take them back, the next call does this once more, and so does a
         refusal: a permit without an attempt must make no message wait.
         """
-        owed = [self._request(permit) for permit in unused]
-        with suppress(IndexError):
+        owed = [leg for permit in unused for leg in self._legs(permit) if leg.logs]
+        with suppress(IndexError):  # other threads take from it, too
             while True:
                 owed.append(self._owed.popleft())
         if not owed:
             return
         try:
-            self._log.give_back(owed)
+            self._logs.give_back(owed)
         except LimitersUnavailable:
             self._owed.extend(owed)
             raise
@@ -134,7 +181,7 @@ class Permits:
 
         By log, at most ``each`` of at most so many ``logs``. :meth:`called` ends it.
         """
-        found = self._log.waiting(logs=logs, each=each)
+        found = self._logs.waiting(logs=logs, each=each)
         return {log: [UUID(bytes=member) for member in some] for log, some in found.items()}
 
     def called(self, waiting: Mapping[str, Sequence[UUID]], come: Collection[UUID]) -> None:
@@ -142,38 +189,53 @@ class Permits:
 
         The others leave the line. Their room is for the next ones.
         """
-        self._log.called(
+        self._logs.called(
             {log: [each.bytes for each in some] for log, some in waiting.items()},
             {each.bytes for each in come},
         )
 
     def restore(
-        self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str, marker_life: timedelta
+        self,
+        taken: Sequence[tuple[Permit, timedelta]],
+        markers: Mapping[PermitKeys, str],
+        *,
+        marker_life: timedelta,
     ) -> None:
-        """Put permits back into emptied logs: each with its age, negative while it may be used.
+        """Put permits back into the emptied logs of some shards, and nothing into others.
 
-        ``marker`` is that of the rebuild; when another rebuild has its own, nothing is written.
+        Each permit comes with its age, negative while it may be used. ``markers`` are those of the
+        shards; in a shard in which another rebuild has its own nothing is written.
         """
-        self._log.restore(
-            [(self._request(permit), age) for permit, age in taken],
-            rebuild_key=self._keys.rebuild,
-            marker=marker,
+        self._logs.restore(
+            [(leg, age) for permit, age in taken for leg in self._legs(permit)],
+            markers,
             marker_life=marker_life,
             longest=self.memory,
         )
 
-    def _request(self, permit: Permit) -> PermitRequest:
+    def _legs(self, permit: Permit) -> _Legs:
         message_id, token, scope, channel = permit
-        logs, closing = self._of_channel.get(channel) or self._named(channel)
-        if scope != NOBODY:
-            logs = (self._keys.scope(scope), *logs)
-        return PermitRequest(message_id.bytes + token.to_bytes(4, "big"), logs, closing)
+        permit_id = message_id.bytes + token.to_bytes(4, "big")
+        keys, logs, closing = self._of_channel.get(channel) or self._named(channel)
+        if scope == NOBODY or not self._scope_kind.limits:
+            return (PermitLeg(permit_id, keys, logs, closing),)
+        home = self._keys_of(scope)
+        log = home.scope(scope)
+        if home is keys:
+            return (PermitLeg(permit_id, keys, (log, *logs), closing),)
+        return PermitLeg(permit_id, home, (log,)), PermitLeg(permit_id, keys, logs, closing)
 
-    def _named(self, channel: str) -> tuple[tuple[str, ...], str]:
-        """Return the logs of a channel, and the name of its closing. They never change."""
-        logs = (self._keys.channel(channel),) if channel in self._channel_limits else ()
-        self._of_channel[channel] = (logs, self._keys.closing(channel))
+    def _named(self, channel: str) -> tuple[PermitKeys, tuple[str, ...], str]:
+        """Return shard and logs of a channel, and the name of its closing. They never change."""
+        keys = self._keys_of(channel)
+        log = keys.channel(channel)
+        logs = (log,) if log in self._channel_kinds else ()
+        self._of_channel[channel] = (keys, logs, keys.closing(channel))
         return self._of_channel[channel]
+
+    def _keys_of(self, name: str) -> PermitKeys:
+        """Return the keys of the shard of a scope or a channel."""
+        return self._shards[shard_of(name, len(self._shards))]
 
 
 def _reach_ms(limit: LogLimit) -> int:

@@ -25,8 +25,8 @@ class SlidingCounter(CountPerLength):
 
     kind: ClassVar[str] = "sliding_counter"
 
-    def _check(self) -> None:
-        CountPerLength._check(self)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.count * self.length_ms >= _WHOLE:
             most = (_WHOLE - 1) // self.length_ms
             raise InvalidValue("count", f"{self.count}", f"at most {most} for this period")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from dispatcher.errors import InvalidValue, Unavailable, quoted
 from dispatcher.limiters import ChannelFill, Fills
@@ -16,7 +16,7 @@ from dispatcher.scope import Scope, of_channel, plain
 from dispatcher.settings import Settings
 from dispatcher.store import Busy, Counts, Figures, Load, Of, OverdueFigure
 from dispatcher.telemetry.liveness import Kind, Sign, Signs
-from dispatcher.telemetry.metrics.vitals import Vitals
+from dispatcher.telemetry.metrics import Vitals
 
 _CANDIDATES = 50
 """How many of the busiest are examined for a ranking by ``fill``."""
@@ -95,9 +95,9 @@ class Tops:
 
     of: Of
     within: timedelta
-    tops: tuple[Top, ...]
     complete: bool
     silence: str | None
+    tops: tuple[Top, ...]
 
 
 class Overviews:
@@ -172,15 +172,13 @@ class Overviews:
         Raises InvalidValue and StoreUnavailable.
         """
         _check_length("within", within)
-        for field, value, known in (
-            ("of", of, ("scope", "recipient", "channel")), ("by", by, ("messages", "fill"))
-        ):  # fmt: skip
+        for field, value, known in (("of", of, get_args(Of)), ("by", by, get_args(By))):
             if not isinstance(value, str) or value not in known:
                 raise InvalidValue(field, quoted(value), " or ".join(known))
         if not isinstance(limit, int) or not 1 <= limit <= _MOST:
             raise InvalidValue("limit", quoted(limit), f"1 to {_MOST}")
         many = limit if by == "messages" else max(limit, _CANDIDATES)
-        busiest, complete = self._figures.busiest(of, within=within, at_most=many)
+        busiest, complete = self._figures.busiest(of, within=within, limit=many)
         tops, silence = self._with_fills(of, busiest, within)
         if by == "fill":
             tops.sort(key=lambda each: each.fullest.fill if each.fullest else 0.0, reverse=True)

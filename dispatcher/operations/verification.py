@@ -172,27 +172,24 @@ class Verification:
 
     @staticmethod
     def _note_foreign(found: _Found, window: bytes) -> None:
-        kind, name = scope_of(window) or ("", "")
         if len(found.foreign) < _MOST_NAMED:
-            found.foreign[window] = Difference(
-                Fault.FOREIGN, str(Scope(kind, name, "")), None, None, None
-            )
+            found.foreign[window] = _difference(Fault.FOREIGN, window, None, None, None)
 
     def _unknown(self, held: Sequence[Held], opened: Collection[ShardKeys]) -> list[_At]:
-        judged = []
+        judged = {}
         for each in held:
-            keys = self._contents.shard_of(each.window)
+            keys = self._contents.fence.shard_of(each.window)
             if keys is None or keys in opened:
-                judged.append((_At(each.window, each.member), each.at_ms))
-        standing = self._standing(at for at, _ in judged)
-        return [at for at, ms in judged if self._expected_ms(at, standing) != ms]
+                judged[_At(each.window, each.member)] = each.at_ms
+        standing = self._standing(judged)
+        return [at for at, ms in judged.items() if self._expected_ms(at, standing) != ms]
 
     def _keep(self, found: _Found, suspects: Sequence[_At]) -> None:
         for at, difference in self._differing(suspects).items():
             if len(found.named) < _MOST_NAMED or at in found.named:
                 found.named[at] = difference
             else:
-                found.more[self._contents.shard_of(at.window), difference.fault] += 1
+                found.more[self._contents.fence.shard_of(at.window), difference.fault] += 1
 
     def _differing(self, suspects: Sequence[_At]) -> dict[_At, Difference]:
         """Read both sides again; return the differences about which the store has not changed."""
@@ -209,7 +206,9 @@ class Verification:
                 expected_ms = self._expected_ms(at, after)
                 fault = self._fault(at, expected_ms, each, standing, now_ms)
                 if fault is not None:
-                    differing[at] = _difference(fault, at, expected_ms, each.at_ms)
+                    differing[at] = _difference(
+                        fault, at.window, at.message_id, expected_ms, each.at_ms
+                    )
         return differing
 
     def _fault(
@@ -252,16 +251,18 @@ class Verification:
 
     def _entries_of(self, row: ReservationRow) -> Iterator[tuple[_At, ShardKeys]]:
         for scope in row.counted(self._kinds):
-            keys, window = self._contents.window_of(scope)
+            keys, window = self._contents.fence.window_of(scope)
             yield _At(window, row.message_id.bytes), keys
 
     def _verified(self, found: _Found, opened: Mapping[ShardKeys, int]) -> Verified:
         still = self._contents.opened()
-        closed = {keys for keys in self._contents.shards if opened.get(keys) != still.get(keys, -1)}
+        closed = {
+            keys for keys in self._contents.fence.keys if opened.get(keys) != still.get(keys, -1)
+        }
         named = {
             at: each
             for at, each in found.named.items()
-            if self._contents.shard_of(at.window) not in closed
+            if self._contents.fence.shard_of(at.window) not in closed
         }
         counts = Counter(each.fault for each in named.values())
         for (keys, fault), many in found.more.items():
@@ -281,14 +282,20 @@ class Verification:
         )
 
 
-def _difference(fault: Fault, at: _At, expected_ms: int | None, ms: int | None) -> Difference:
-    kind, name = scope_of(at.window) or ("", "")
+def _difference(
+    fault: Fault,
+    window: bytes,
+    message_id: UUID | None,
+    expected_ms: int | None,
+    booked_ms: int | None,
+) -> Difference:
+    kind, name = scope_of(window) or ("", "")
     return Difference(
         fault=fault,
         scope=str(Scope(kind, name, "")),
-        message_id=at.message_id,
+        message_id=message_id,
         send_at=None if expected_ms is None else from_ms(expected_ms),
-        booked_at=None if ms is None else from_ms(ms),
+        booked_at=None if booked_ms is None else from_ms(booked_ms),
     )
 
 

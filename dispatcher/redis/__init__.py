@@ -1,1 +1,1 @@
-"""Redis: key names, errors, scripts, clients, and script calls without redis-py's overhead."""
+"""Redis: key names, errors, clients, and the reading and running of scripts."""

@@ -1,41 +1,244 @@
-"""Makes the client of the Redis of the settings."""
+"""The client of the Redis of the settings, and the clock of that server.
+
+The Redis is one server, the master that sentinels name, or the masters of a cluster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import Connection, SSLConnection, parse_url
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from dispatcher.errors import InvalidSettings
+from dispatcher.redis.errors import UnfitServer
 
 _SECONDS = 1.0
 _RETRIES = 1
+_PORT, _SENTINEL_PORT = 6379, 26379
+_ALONE = "the server of redis_url is no Redis Cluster: write redis://…"
+_ACCEPTED = (
+    "redis://…, rediss://…, unix://…, redis+cluster://host:port,host:port or "
+    "redis+sentinel://host:port,host:port/master"
+)
+_SEVERAL = re.compile(r"^(rediss?)\+(cluster|sentinel)://")
+
+OnConnect = Callable[[Any], None]
 
 
-def connect_redis(url: str, *, on_connect: Callable[[Any], None] | None = None) -> redis.Redis:
+def connect_redis(url: str, *, on_connect: OnConnect | None = None) -> redis.Redis:
     """Return a client with a timeout of a second that retries a call once. Raises InvalidSettings.
 
-    It calls ``on_connect`` with each new connection before the first command.
+    It calls ``on_connect`` with each new connection that is set up, before the first command. The
+    client of a cluster is a ``RedisCluster`` that connects with its first call.
     """
-    over_network: dict[str, Any] = {
-        "socket_connect_timeout": _SECONDS,
-        "socket_keepalive": True,
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "redis_connect_func": on_connect and after_set_up(on_connect),
+        "socket_timeout": _SECONDS,
     }
-    if url.startswith("unix:"):
-        over_network = {}
+    if not url.startswith("unix:"):
+        options |= {"socket_connect_timeout": _SECONDS, "socket_keepalive": True}
+    several = _SEVERAL.match(url)
     try:
-        return redis.Redis.from_url(
-            url,
-            protocol=2,
-            redis_connect_func=on_connect,
-            socket_timeout=_SECONDS,
-            **over_network,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _RETRIES),
-        )
+        if several is None:
+            client = redis.Redis.from_url(url, **options, retry=_retry())
+            pool = client.connection_pool
+            _check_options(pool.connection_class, pool.connection_kwargs)
+            return client
+        nodes = _Nodes.of(url, _PORT if several[2] == "cluster" else _SENTINEL_PORT)
     except ValueError:
-        raise InvalidSettings(
-            "redis_url", "cannot be read", "redis://…, rediss://… or unix://…"
-        ) from None
+        raise InvalidSettings("redis_url", "cannot be read", _ACCEPTED) from None
+    options |= nodes.options
+    if several[2] == "cluster":
+        # redis-py sets up connections to nodes of a cluster itself.
+        return cast("redis.Redis", Cluster(nodes, options | {"redis_connect_func": on_connect}))
+    return _master_of(nodes, options)
+
+
+def after_set_up(on_connect: OnConnect) -> OnConnect:
+    """Return a ``redis_connect_func`` that sets a connection up and then calls ``on_connect``."""
+
+    def connected(connection: Any) -> None:
+        connection.on_connect()
+        on_connect(connection)
+
+    return connected
+
+
+def masters_of(client: redis.Redis) -> dict[str, redis.Redis]:
+    """Return a client of each server that holds keys, by its name: "" for the only one.
+
+    Raises redis.RedisError and RedisClusterException.
+    """
+    if not isinstance(client, Cluster):
+        return {"": client}
+    cluster = client.connected()
+    return {
+        node.name: cluster.get_redis_connection(node)
+        for node in sorted(cluster.get_primaries(), key=lambda node: node.name)
+    }
+
+
+def by_server(client: redis.Redis, keys: Sequence[bytes | str]) -> dict[redis.Redis, list[int]]:
+    """Return a client of each server that holds some of ``keys``, with the numbers of those.
+
+    Raises redis.RedisError and RedisClusterException.
+    """
+    if not isinstance(client, Cluster):
+        return {client: [*range(len(keys))]}
+    cluster, found = client.connected(), dict[redis.Redis, list[int]]()
+    for number, key in enumerate(keys):
+        node = cluster.get_node_from_key(key)
+        found.setdefault(cluster.get_redis_connection(node), []).append(number)
+    return found
+
+
+def refresh(client: redis.Redis) -> None:
+    """Ask a cluster again which server holds which keys; do nothing where there is none."""
+    if isinstance(client, Cluster):
+        client.refresh()
+
+
+def ping(client: redis.Redis) -> None:
+    """Ask each server whether it answers. Raises redis.RedisError and RedisClusterException."""
+    try:
+        for server in masters_of(client).values():
+            server.ping()
+    except redis.RedisError:
+        refresh(client)  # or the next ping would go to a master that was replaced
+        raise
+
+
+def now_ms(client: redis.Redis) -> int:
+    """Return the present by the server's clock, in ms since 1970. Raises redis.RedisError.
+
+    Of a cluster: by the clock of one of its masters.
+    """
+    seconds, micros = client.time()
+    return int(seconds) * 1_000 + int(micros) // 1_000
+
+
+class _Nodes(NamedTuple):
+    """What a URL of several servers says: where they are, how to connect, and the path."""
+
+    addresses: tuple[tuple[str, int], ...]
+    options: dict[str, Any]
+    path: tuple[str, ...]
+
+    @classmethod
+    def of(cls, url: str, default_port: int) -> _Nodes:
+        """Read a URL. Raises ValueError."""
+        parts = urlsplit(url)
+        user, at, hosts = parts.netloc.rpartition("@")
+        addresses = []
+        for each in hosts.split(","):
+            one = urlsplit(f"//{each}")
+            if not one.hostname:
+                raise ValueError
+            addresses.append((one.hostname, one.port or default_port))
+        scheme = parts.scheme.partition("+")[0]
+        query = f"?{parts.query}" if parts.query else ""
+        options = dict(parse_url(f"{scheme}://{user}{at}host{query}"))
+        for name in ("host", "port", "db"):
+            options.pop(name, None)
+        connection = options.pop("connection_class", Connection)
+        of_redis = {name: each for name, each in options.items()
+                    if not name.startswith("sentinel_")}  # fmt: skip
+        _check_options(connection, of_redis)
+        if issubclass(connection, SSLConnection):
+            options["ssl"] = True
+        return cls(tuple(addresses), options, tuple(filter(None, parts.path.split("/"))))
+
+
+class Cluster:
+    """A client of a cluster: redis-py's, made and connected at the first call."""
+
+    def __init__(self, nodes: _Nodes, options: dict[str, Any]) -> None:
+        if nodes.path not in {(), ("0",)}:
+            raise InvalidSettings("redis_url", "names a database, and a cluster has one", _ACCEPTED)
+        self._nodes = nodes
+        self._options = options
+        self._lock = Lock()
+        self._client: RedisCluster | None = None
+
+    def connected(self) -> RedisCluster:
+        """Return redis-py's client. Raises redis.RedisError and RedisClusterException."""
+        with self._lock:
+            if self._client is None:
+                masters = [ClusterNode(*each) for each in self._masters()]
+                self._client = RedisCluster(
+                    startup_nodes=masters,
+                    retry=_retry(),
+                    reinitialize_steps=1,
+                    **self._options,
+                )
+            return self._client
+
+    def _masters(self) -> list[tuple[str, int]]:
+        """Return the addresses of the masters: ``on_connect`` may refuse the given ones.
+
+        They may all be replicas by now.
+        """
+        options = {**self._options, "redis_connect_func": None, "retry": Retry(NoBackoff(), 0)}
+        failure: redis.RedisError | None = None
+        for host, port in self._nodes.addresses:
+            try:
+                with redis.Redis(host=host, port=port, **options) as client:
+                    slots: Any = client.execute_command("CLUSTER SLOTS")
+            except redis.RedisError as error:
+                is_alone = "cluster support disabled" in str(error)
+                failure = UnfitServer(_ALONE) if is_alone else error
+                continue
+            found = {((each[2][0] or b"").decode() or host, int(each[2][1])) for each in slots}
+            if found:
+                return sorted(found)
+        raise failure or redis.exceptions.ClusterDownError("no hash slots are served")
+
+    def refresh(self) -> None:
+        """Ask the cluster again which server holds which keys."""
+        self.connected().nodes_manager.initialize()
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connected(), name)
+
+
+def _master_of(nodes: _Nodes, options: dict[str, Any]) -> redis.Redis:
+    """Return a client of the master that sentinels name."""
+    names_master = 1 <= len(nodes.path) <= 2  # noqa: PLR2004 - the master, and a database
+    master, database = (*nodes.path, "0")[:2] if names_master else ("", "")
+    if not database.isdigit():
+        raise InvalidSettings("redis_url", "names no master, or no number of a database", _ACCEPTED)
+    given = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    of_sentinels: dict[str, Any] = {name: value for name, value in options.items()
+                    if name.startswith(("socket_", "ssl"))}  # fmt: skip
+    at_once = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    sentinel = Sentinel(nodes.addresses, sentinel_kwargs=of_sentinels | given | at_once)
+    found: redis.Redis = sentinel.master_for(master, db=int(database), retry=_retry(), **options)
+    return found
+
+
+def _check_options(connection: type[Any], options: dict[str, Any]) -> None:
+    """Raise ValueError for an option in a URL that redis-py's connections do not have."""
+    try:
+        connection(**options)  # it does not connect
+    except TypeError as error:
+        raise ValueError from error
+
+
+def _retry() -> Retry:
+    return Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), _RETRIES)

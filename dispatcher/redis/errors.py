@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 import redis
+from redis.sentinel import MasterNotFoundError
 
 from dispatcher.errors import Unavailable
 
 
-class EvictingServer(redis.ResponseError):
+class UnfitServer(redis.ResponseError):
+    """The server cannot be used. The text of the error is the reason."""
+
+
+class EvictingServer(UnfitServer):
     """The server evicts keys, reservations among them, when its memory is full."""
 
+
+START_REDIS = "start Redis (`dispatcher up` runs one here), or correct redis_url"
+"""What helps where no Redis listens."""
+REPLICA = "Redis is a read-only replica"
+"""The text of the error with which the fence refuses a connection."""
+_FORBIDDEN = "run the command as the user of that Redis, or let this user reach its socket"
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.OutOfMemoryError, "Redis is out of memory"),
     (redis.exceptions.BusyLoadingError, "Redis is loading its data"),
-    (redis.exceptions.ReadOnlyError, "Redis is a read-only replica"),
+    (redis.exceptions.ReadOnlyError, REPLICA),
     (redis.exceptions.AuthenticationError, "Redis refused the credentials"),
     (redis.exceptions.NoPermissionError, "Redis refused the credentials"),
+    (MasterNotFoundError, "the sentinels do not answer, or know no such master"),
     (redis.exceptions.TimeoutError, "Redis did not answer in time"),
     (redis.exceptions.ConnectionError, "Redis cannot be reached"),
+    (redis.exceptions.SlotNotCoveredError, "the cluster of Redis does not serve all hash slots"),
+    (redis.exceptions.ClusterDownError, "the cluster of Redis does not serve all hash slots"),
+    (
+        redis.exceptions.ClusterError,
+        "a hash slot of the Redis cluster is moving to another node",
+    ),
     (redis.exceptions.RedisClusterException, "the cluster of Redis cannot be reached"),
 )
 # Old servers put a text before the error code of a command that failed in a script.
 _CODE = re.compile(r"(?:^|: |-)([A-Z]{3,}) ")
 # The address in redis-py's errors about connecting: host and port, or a socket.
 _ADDRESS = re.compile(r"^Error\b.*?\bconnecting to (/\S+|[\w.:%-]+:\d+)\.(?:\s|$)")
-_CODES = {"OOM": "Redis is out of memory", "READONLY": "Redis is a read-only replica"}
+_CODES = {"OOM": "Redis is out of memory", "READONLY": REPLICA}
 
 
 def reason(error: redis.RedisError | redis.exceptions.RedisClusterException) -> str:
     """Return the reason of an error."""
-    if isinstance(error, EvictingServer):
+    if isinstance(error, UnfitServer) or str(error) == REPLICA:
         return str(error)
+    if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
+        error.__cause__, redis.RedisError
+    ):
+        return reason(error.__cause__)
     for kind, text in _KINDS:
         if isinstance(error, kind):
             address = _ADDRESS.match(str(error))
             return text.replace("Redis", f"Redis at {address[1]}", 1) if address else text
     if "DB index is out of range" in str(error):
         return "Redis has no database of that number (redis_url)"
+    if "unknown command" in str(error) and "SENTINEL" in str(error):
+        return "the server of redis_url is no sentinel"
     found = _CODE.search(str(error))
     code = found[1] if found else "an error"
     return _CODES.get(code, f"Redis answered {code}")
+
+
+def remedy(error: Exception) -> str:
+    """Return what helps where nothing listens at a Unix socket; "" for other errors.
+
+    The embedded Redis, which `dispatcher up` runs, listens at one.
+    """
+    address = _ADDRESS.match(str(error))
+    if address is None or not address[1].startswith("/"):
+        return ""
+    return _FORBIDDEN if str(error).startswith(f"Error {errno.EACCES} ") else START_REDIS
 
 
 def cause(error: Exception) -> Exception | None:
@@ -57,13 +93,30 @@ def cause(error: Exception) -> Exception | None:
 
 def is_silence(error: Unavailable) -> bool:
     """Return whether an error of :func:`translated` says that Redis gave no answer at all."""
-    return isinstance(error.__cause__, (redis.ConnectionError, redis.TimeoutError))
+    silent = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
+    return isinstance(error.__cause__, silent)
 
 
-@contextmanager
-def translated(unavailable: Callable[[str], Unavailable]) -> Iterator[None]:
-    """Raise ``unavailable`` with the reason of an error of redis-py inside."""
-    try:
-        yield
-    except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
-        raise unavailable(reason(error)) from cause(error)
+class translated:  # noqa: N801 - reads like a function
+    """Raise ``unavailable`` with the reason of an error of redis-py inside.
+
+    A class, because entering and leaving a generator takes three times as long.
+    """
+
+    __slots__ = ("_unavailable",)
+
+    def __init__(self, unavailable: Callable[..., Unavailable]) -> None:
+        self._unavailable = unavailable
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Translate an error."""
+        if isinstance(error, redis.RedisError | redis.exceptions.RedisClusterException):
+            raise self._unavailable(reason(error), remedy=remedy(error)) from cause(error)

@@ -15,7 +15,6 @@ from functools import cached_property
 from uuid import UUID
 
 _WORD = re.compile(rb":[a-z]+")
-_KIND = re.compile(rb"\A\{[^}]*\}:window@([a-z0-9_.-]+):")
 _WINDOW = re.compile(rb"\A\{[^}]*\}:window(?:@([a-z0-9_.-]+))?:(.*)\Z", re.DOTALL)
 
 
@@ -69,9 +68,9 @@ class ShardKeys(_PartKeys):
         """ZSET of one scope's reservations; member: message id, score: send_at, ms."""
         return f"{self.contents}@{kind}:{scope}" if kind else f"{self.contents}:{scope}"
 
-    def twins(self, idempotency_key: str) -> str:
+    def duplicates(self, idempotency_key: str) -> str:
         """HASH of the submits under way with one idempotency key."""
-        return f"{self.tag}:twins:{digest_of(idempotency_key)}"
+        return f"{self.tag}:duplicates:{digest_of(idempotency_key)}"
 
     def moved(self, message_id: UUID) -> str:
         """HASH of one message: the last move token that each window has seen."""
@@ -80,12 +79,14 @@ class ShardKeys(_PartKeys):
 
 @dataclass(frozen=True)
 class PermitKeys(_PartKeys):
-    """The keys of all permit logs. They share one hash tag: one script takes a group's permits."""
+    """The keys of one shard of the permit logs."""
+
+    shard: int
 
     @cached_property
     def tag(self) -> str:
-        """Hash tag that all permit logs begin with."""
-        return f"{{{self.namespace}:permits}}"
+        """Hash tag that all keys of the shard begin with."""
+        return f"{{{self.namespace}:permits:{self.shard}}}"
 
     @cached_property
     def contents(self) -> str:
@@ -103,7 +104,7 @@ class PermitKeys(_PartKeys):
     @cached_property
     def room(self) -> str:
         """ZSET of logs in which room was made; score: permits given back while messages waited."""
-        return f"{self.tag}:room"
+        return room_of(self.tag)
 
     def closing(self, channel: str) -> str:
         """Return the STRING with the instant at which a channel opens again, ms."""
@@ -159,9 +160,9 @@ class PlanKeys(ShardKeys):
         """
         return f"{self._start}:answered"
 
-    def twins(self, idempotency_key: str) -> str:
+    def duplicates(self, idempotency_key: str) -> str:
         """HASH: a copy of the submits under way with one idempotency key."""
-        return f"{self._start}:twins:{digest_of(idempotency_key)}"
+        return f"{self._start}:duplicates:{digest_of(idempotency_key)}"
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,18 @@ class LimiterKeys:
         return f"{start}:0", f"{start}:1"
 
 
-def shard_of(scope: str, shards: int) -> int:
-    """Return the shard of ``scope``: CRC-32 of its UTF-8 bytes, modulo ``shards``."""
-    return zlib.crc32(scope.encode()) % shards
+def shard_of(name: str, shards: int) -> int:
+    """Return the shard of a scope or a channel: CRC-32 of its UTF-8 bytes, modulo ``shards``."""
+    return zlib.crc32(name.encode()) % shards
+
+
+def permit_parts(namespace: str, shards: int) -> tuple[PermitKeys, ...]:
+    """Return the keys of every shard of the permit logs.
+
+    The log of a scope lies in the shard of its name, what belongs to a channel in that of the
+    channel's name.
+    """
+    return tuple(PermitKeys(namespace, shard) for shard in range(shards))
 
 
 def digest_of(idempotency_key: str) -> str:
@@ -212,6 +222,12 @@ def line_of(log: str) -> str:
     """
     tag, brace, rest = log.partition("}")
     return f"{tag}{brace}:line{rest}"
+
+
+def room_of(log: str) -> str:
+    """Return the name of the ZSET of logs in which room was made, in the part of a log."""
+    tag, brace, _ = log.partition("}")
+    return f"{tag}{brace}:room"
 
 
 def aside_of(name: str, token: str) -> str:
@@ -242,13 +258,13 @@ def start_of(name: bytes) -> bytes:
     return tag + b"}" + (word[0] if word else b"")
 
 
-def kind_of(window: bytes) -> str:
-    """Return the kind of the scope that a window belongs to."""
-    found = _KIND.search(window)
-    return found[1].decode() if found else ""
-
-
 def scope_of(window: bytes) -> tuple[str, str] | None:
     """Return kind and name of the scope that a window belongs to; None for any other key."""
     found = _WINDOW.match(window)
     return ((found[1] or b"").decode(), found[2].decode("utf-8", "replace")) if found else None
+
+
+def kind_of(window: bytes) -> str:
+    """Return the kind of the scope that a window belongs to."""
+    kind, _ = scope_of(window) or ("", "")
+    return kind

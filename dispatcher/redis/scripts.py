@@ -7,21 +7,54 @@ replaced by the parts that the caller names.
 
 from __future__ import annotations
 
+import hashlib
 import re
+import struct
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
-from redis.commands.core import Script
+from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import NoScriptError
+from redis.retry import Retry
+
+from dispatcher.redis.client import Cluster, by_server
 
 _PARTS = "-- @parts\n"
 Call = tuple[Sequence[bytes | str], Sequence[Any]]
 """Keys and arguments of one call of a script."""
 
+_NUMBERS = {int, bool}
+"""The types of the words that are encoded here."""
+Packable = float | tuple["Packable", ...]
+_REDIRECTED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)  # MovedError is the first
+"""What a node answers that does not, or not yet, hold all keys of a call."""
+_SILENT = (redis.ConnectionError, redis.TimeoutError)
+_PATIENCE = Retry(
+    ExponentialWithJitterBackoff(base=0.05, cap=0.4), 1, (redis.exceptions.ClusterError,)
+)
+"""For the time in which a hash slot moves: its keys are in two places, and calls with both fail."""
 _INCLUDE = re.compile(r"^-- @include (\w+)\.lua$", re.MULTILINE)
+
+
+class Script(NamedTuple):
+    """A script, and the digest by which a server that has it is asked to run it."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def of(cls, text: str) -> Script:
+        """Return the script with that text."""
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def script(name: str) -> Script:
+    """Return a script, such as ``reservation/reserve``."""
+    return Script.of(source(name))
 
 
 @cache
@@ -39,37 +72,115 @@ def composed(name: str, parts: tuple[str, ...]) -> str:
     return source(name).replace(_PARTS, "\n".join(source(f"{package}/{part}") for part in parts))
 
 
+def packed(value: Packable) -> bytes:
+    """Return numbers, tuples and named tuples as MessagePack, which a script reads by ``cmsgpack``.
+
+    A named tuple becomes a table with its names. Numbers are doubles, as in Lua: whole numbers are
+    exact up to 2**53.
+    """
+    if not isinstance(value, tuple):
+        return struct.pack(">Bd", 0xCB, value)
+    names: tuple[str, ...] | None = getattr(value, "_fields", None)
+    if names is None:
+        return struct.pack(">BI", 0xDD, len(value)) + b"".join(map(packed, value))
+    named = zip(names, value, strict=True)
+    words = (bytes([0xD9, len(name)]) + name.encode() + packed(each) for name, each in named)
+    return struct.pack(">BI", 0xDF, len(value)) + b"".join(words)
+
+
 def replies_of(client: redis.Redis, script: Script, calls: Sequence[Call]) -> list[Any]:
     """Return the replies of a script to these calls, sent together in one round trip.
 
-    ``script`` may be run again: where replies are lost the client's retry repeats all calls. Raises
-    redis.RedisError.
+    On a cluster: one round trip for each node that has some of the keys, one after the other.
+    ``script`` may be run again: where replies are lost all calls are repeated. Raises
+    redis.RedisError and, on a cluster, RedisClusterException.
     """
-    if not calls:
-        return []
-    # A Script in a pipeline would ask first whether the server knows it: one more round trip.
-    try:
-        return _replies(client, script.sha, calls)
-    except NoScriptError:
-        client.script_load(script.script)
-        return _replies(client, script.sha, calls)
-
-
-def _replies(client: redis.Redis, sha: str, calls: Sequence[Call]) -> list[Any]:
-    sender: Any = client  # execute_command has no types
-    if len(calls) == 1:
-        return [sender.execute_command(*_command(sha, *calls[0]))]
-    pipeline = sender.pipeline(transaction=False)
-    for call in calls:
-        pipeline.execute_command(*_command(sha, *call))
-    replies: list[Any] = pipeline.execute()
+    if isinstance(client, Cluster):
+        replies = _on_cluster(client, script, calls)
+    else:
+        replies = _on_one_server(client, script, calls)
+    for each in replies:
+        if isinstance(each, Exception):
+            raise each
     return replies
 
 
-def _command(sha: str, names: Sequence[bytes | str], words: Sequence[Any]) -> list[bytes | str]:
+def _on_cluster(client: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
+    """Return the reply to each call, which may be an error.
+
+    redis-py's own pipeline asks a node about each command where its keys are, and after a failure
+    sends one command after the other.
+    """
+    replies = _node_by_node(client, script, calls)
+    lost = [number for number, each in enumerate(replies) if isinstance(each, _SILENT)]
+    if lost:
+        client.refresh()
+        again = _node_by_node(client, script, [calls[number] for number in lost])
+        for number, reply in zip(lost, again, strict=True):
+            replies[number] = reply
+    stuck: dict[int, Exception] = {}
+    for number, reply in enumerate(replies):
+        if isinstance(reply, _REDIRECTED):
+            slot = client.keyslot(calls[number][0][0])
+            # EVAL, because the other server may not know the script.
+            command = _command("EVAL", script.text, *calls[number])
+            try:
+                replies[number] = stuck.get(slot) or _PATIENCE.call_with_retry(
+                    partial(client.execute_command, *command), lambda _: None
+                )
+            except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
+                replies[number] = stuck[slot] = error
+    return replies
+
+
+def _node_by_node(client: Any, script: Script, calls: Sequence[Call]) -> list[Any]:
+    """Return the reply to each call. A node that is silent keeps no other one from its calls."""
+    replies: list[Any] = [None] * len(calls)
+    for server, numbers in by_server(client, [keys[0] for keys, _ in calls]).items():
+        try:
+            answers = _on_one_server(server, script, [calls[number] for number in numbers])
+        except _SILENT as error:
+            answers = [error] * len(numbers)
+        for number, reply in zip(numbers, answers, strict=True):
+            replies[number] = reply
+    return replies
+
+
+def _on_one_server(server: redis.Redis, script: Script, calls: Sequence[Call]) -> list[Any]:
+    # A Script in a pipeline would ask first whether the server knows it: one more round trip.
+    commands = [_command("EVALSHA", script.sha, *call) for call in calls]
+    replies = _pipelined(server, commands)
+    unknown = [number for number, each in enumerate(replies) if isinstance(each, NoScriptError)]
+    if unknown:
+        # Perhaps not all: another client may load the script, or flush it, between two calls.
+        server.script_load(script.text)
+        again = _pipelined(server, [commands[number] for number in unknown])
+        for number, reply in zip(unknown, again, strict=True):
+            replies[number] = reply
+    return replies
+
+
+def _pipelined(server: Any, commands: Sequence[Sequence[bytes | str]]) -> list[Any]:
+    """Return the reply to each command, which may be an error."""
+    if len(commands) == 1:
+        try:
+            return [server.execute_command(*commands[0])]
+        except redis.ResponseError as error:
+            return [error]
+    pipeline = server.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    return replies
+
+
+def _command(
+    word: str, text: str, names: Sequence[bytes | str], words: Sequence[Any]
+) -> list[bytes | str]:
     """Return a call of a script with its numbers encoded.
 
     hiredis, which would encode them, ends the process when a signal raises meanwhile.
     """
-    sent = [b"%d" % word if isinstance(word, int) else word for word in words]
-    return ["EVALSHA", sha, b"%d" % len(names), *names, *sent]
+    if not _NUMBERS.isdisjoint(map(type, words)):
+        words = [b"%d" % word if isinstance(word, int) else word for word in words]
+    return [word, text, b"%d" % len(names), *names, *words]

@@ -3,10 +3,19 @@
 ``windows`` books, moves and releases one message, ``bulk`` books many, both leg by leg through
 ``shards``; ``plan`` books in copies of windows. ``upkeep`` rebuilds windows from the store and
 settles what the store did not confirm, ``fence`` closes those of a server that may have lost data.
-``contents``, ``timeline`` and ``survey`` read.
+``contents``, ``timeline`` and ``survey`` read; ``foreign_keys`` sets aside keys that others wrote.
+``booking`` has the values, ``terms`` what a time is judged by, ``arguments`` what scripts are sent.
 """
 
-from dispatcher.reservation.booking import Blocked, Booking, Moving, Request, Reservation, Submit
+from dispatcher.reservation.booking import (
+    Blocked,
+    Booking,
+    Moving,
+    Rebooked,
+    Request,
+    Reservation,
+    Submit,
+)
 from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.contents import Contents, Held, Seen
 from dispatcher.reservation.fence import Fence
@@ -20,7 +29,7 @@ from dispatcher.reservation.survey import (
 )
 from dispatcher.reservation.terms import Rules, Terms, longest_ms
 from dispatcher.reservation.timeline import CELLS, Fill, QuotaTimeline, Span, Timeline, Timelines
-from dispatcher.reservation.upkeep import Rebuild, Reserved, Stored, Unconfirmed, Upkeep
+from dispatcher.reservation.upkeep import Rebuild, Reserved, Unconfirmed, Upkeep
 from dispatcher.reservation.windows import Windows
 
 __all__ = [
@@ -40,6 +49,7 @@ __all__ = [
     "Moving",
     "QuotaTimeline",
     "Readiness",
+    "Rebooked",
     "Rebuild",
     "RedisFacts",
     "RedisSurvey",
@@ -49,7 +59,6 @@ __all__ = [
     "Rules",
     "Seen",
     "Span",
-    "Stored",
     "Submit",
     "Terms",
     "Timeline",

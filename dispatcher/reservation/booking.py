@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
+from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys, shard_of
 from dispatcher.reservation.terms import AnyQuota, Terms
 from dispatcher.scope import Scope
@@ -23,6 +24,10 @@ class Submit:
     key: str
     fingerprint: str
     token: str = field(default_factory=lambda: uuid4().hex)
+
+    def renewed(self) -> Submit:
+        """Return the same call with another token."""
+        return Submit(self.key, self.fingerprint, new_id().hex)
 
 
 class Leg(NamedTuple):
@@ -48,6 +53,8 @@ def legs_of(terms: Terms, shards: Sequence[ShardKeys]) -> list[Leg]:
     same last reservations one gets them. The first leg is that of the message's own scope. Other
     scopes in the same shard join it only where no other shard comes before.
     """
+    if len(shards) == 1:
+        return [Leg(shards[0], terms, terms.scopes)]
     home = terms.scopes[0].home
     own = shards[shard_of(home, len(shards))]
     if len(terms.scopes) == 1:
@@ -83,6 +90,21 @@ class Request(NamedTuple):
     asked_ms: int
     latest_ms: int
     submit: Submit | None = None
+
+    def renewed(self) -> Request:
+        """Return the same request under another id, and with another token.
+
+        For a request of which something was released: a copy of that release that arrives late
+        then takes away nothing that is booked after it.
+        """
+        return self._replace(message_id=new_id(), submit=self.submit and self.submit.renewed())
+
+
+class Rebooked(NamedTuple):
+    """The reservation of a request that was renewed, because what it first booked was released."""
+
+    request: Request
+    reservation: Reservation
 
 
 class LegRequest(NamedTuple):

@@ -8,27 +8,43 @@ leg, as on a single server, one step decides them all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from uuid import UUID
 
 from dispatcher.errors import (
     DispatcherError,
+    DuplicateUnderWay,
     IdempotencyConflict,
-    NoPlace,
-    TwinUnderWay,
+    ReservationsUnavailable,
+    SlotRefused,
 )
-from dispatcher.reservation.booking import Blocked, Booking, Leg, LegRequest, Request, Reservation
+from dispatcher.reservation.booking import (
+    Blocked,
+    Booking,
+    Leg,
+    LegRequest,
+    Rebooked,
+    Request,
+    Reservation,
+)
 from dispatcher.reservation.shards import Answer
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms
 
-Booked = int | Reservation
-"""When a message is booked, in ms since 1970; or the reservation of a duplicate submit."""
+log = logging.getLogger(__name__)
+
+Booked = int | Reservation | Rebooked
+"""When a message is booked, in ms since 1970.
+
+Of a duplicate submit its reservation; of a renewed request the new one and its reservation.
+"""
 
 
-_Found = Answer | NoPlace | TwinUnderWay
+_Found = Answer | Rebooked | SlotRefused | DuplicateUnderWay
 """The time at which a message or its duplicate is booked, or why it is not."""
 
 _MOST_STEPS = 32
@@ -59,14 +75,14 @@ class Bulk:
         """
         legs = [self._windows.legs(each.terms) for each in requests]
         found: Sequence[_Found]
-        if all(len(each) == 1 for each in legs):  # the scripts decide in order
-            found = self._shards.book(
-                [
-                    LegRequest(leg, each.message_id, each.asked_ms, each.latest_ms, each.submit)
-                    for each, [leg] in zip(requests, legs, strict=True)
-                ],
-                pending_ahead_ms=ahead // _MILLISECOND,
-            )
+        if max(map(len, legs), default=1) == 1:  # the scripts decide in order
+            asked = [
+                LegRequest(leg, message_id, asked_ms, latest_ms, submit)
+                for (message_id, _, asked_ms, latest_ms, submit), [leg] in zip(
+                    requests, legs, strict=True
+                )
+            ]
+            found = self._shards.book(asked, pending_ahead_ms=ahead // _MILLISECOND)
         elif len(requests) == 1:
             found = [self._alone(requests[0], ahead)]
         else:
@@ -94,7 +110,13 @@ class Bulk:
         try:
             return self._answers(requests, batch.booked())
         except BaseException:
-            batch.release_renewed()  # the caller withdraws by the ids that it knows
+            try:
+                self.withdraw(batch.renewed())  # the caller withdraws the requests that it knows
+            except ReservationsUnavailable as error:
+                log.warning(
+                    "could not release the reservations of a batch that broke off; reconcile "
+                    "releases them: %s", error,
+                )  # fmt: skip
             raise
 
     def _answers(
@@ -108,10 +130,10 @@ class Bulk:
     def _alone(self, request: Request, ahead: timedelta) -> _Found:
         try:
             return self._windows.book(request, pending_ahead=ahead)
-        except TwinUnderWay as error:
+        except DuplicateUnderWay as error:
             self.withdraw([request])
             return error
-        except (NoPlace, IdempotencyConflict) as error:
+        except (SlotRefused, IdempotencyConflict) as error:
             return error
 
     def _answer(self, request: Request, found: _Found) -> Booked | DispatcherError:
@@ -149,10 +171,13 @@ class _Open:
     """A message that is not decided yet.
 
     ``number`` is its index in the batch. A message that is ``odd`` is booked on its own when its
-    turn comes: it has a duplicate, or shards have answered what the steps cannot use.
+    turn comes: it has a duplicate, or shards have answered what the steps cannot use. ``asked`` is
+    the request as the caller gave it. ``request`` is the one that is booked now: it is renewed
+    whenever a reservation of it is released.
     """
 
     number: int
+    asked: Request
     request: Request
     legs: list[_OpenLeg]
     odd: bool = False
@@ -179,9 +204,22 @@ class _Open:
                         at_ms = end_ms
         return at_ms if at_ms <= self.request.latest_ms else None
 
+    def result(self, found: int | Reservation) -> int | Reservation | Rebooked:
+        """Return the answer to ``asked``; it names the renewed request, if there is one."""
+        if self.request is self.asked:
+            return found
+        if isinstance(found, int):
+            found = Reservation(self.request.message_id, found)
+        return Rebooked(self.request, found)
+
     def stands(self, aim: int | None) -> bool:
         """Return whether it is booked at its aim in every shard; without an aim, in none."""
         return all(leg.at_ms == aim and not (leg.stale and aim is not None) for leg in self.legs)
+
+    def scopes_of_wrong(self, aim: int | None) -> set[Scope]:
+        """Return the scopes of its reservations that are not at its aim, or may not be right."""
+        wrong = [leg for leg in self.legs if leg.at_ms is not None]
+        return {scope for leg in wrong if leg.stale or leg.at_ms != aim for scope in leg.leg.scopes}
 
     def note(self, leg: _OpenLeg, start_ms: int, answer: Answer) -> None:
         """Note the answer of one shard to a booking from ``start_ms`` on."""
@@ -211,6 +249,61 @@ class _Open:
             leg.forget()
 
 
+_NextLeg = tuple[_Open, _OpenLeg, int]
+"""A leg that is booked in a step, and from which time on."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one step does; the messages are added in order.
+
+    ``wrong`` are the messages of which a reservation is released. Such a message goes on under
+    another id. So its other reservations, at its aim, are released too, and booked ``again`` in the
+    same step. There nothing has ``changed`` for the messages behind it, unless the leg gets another
+    time; the next step gets such legs as ``moved``. ``busy`` are the scopes in which a message
+    waits, so that none behind it may book there; ``before`` are the scopes of all messages so far.
+    """
+
+    moved: set[_OpenLeg]
+    wrong: list[_Open] = field(default_factory=list)
+    odd: list[_Open] = field(default_factory=list)
+    next_legs: list[_NextLeg] = field(default_factory=list)
+    again: list[_NextLeg] = field(default_factory=list)
+    changed: set[Scope] = field(default_factory=set)
+    busy: set[Scope] = field(default_factory=set)
+    before: set[Scope] = field(default_factory=set)
+
+    def add(self, each: _Open) -> None:
+        """Plan what this step does for the next message of the batch."""
+        each.forget(self.changed)
+        self.changed.update(*(leg.leg.scopes for leg in each.legs if leg in self.moved))
+        if each.odd and self.before.isdisjoint(each.scopes):
+            self.odd.append(each)
+            self.changed.update(each.scopes)
+        aim, waits, is_wrong = each.aim(), False, False
+        standing: list[_NextLeg] = []
+        for leg in each.legs:
+            scopes = leg.leg.scopes
+            if leg.at_ms == aim and not leg.stale:
+                if aim is not None:
+                    standing.append((each, leg, aim))
+                continue
+            may_book = aim is not None and not waits and self.busy.isdisjoint(scopes)
+            is_wrong |= leg.at_ms is not None and (leg.stale or aim is None or may_book)
+            if may_book and aim is not None:
+                self.next_legs.append((each, leg, aim))
+                self.changed.update(scopes)
+            elif aim is not None:
+                self.busy.update(scopes)
+            waits = True
+        if is_wrong:
+            self.wrong.append(each)
+            self.changed |= each.scopes_of_wrong(aim)
+            self.next_legs += standing
+            self.again += standing
+        self.before.update(each.scopes)
+
+
 class _Batch:
     """A batch of messages that are decided in order.
 
@@ -224,69 +317,50 @@ class _Batch:
     ) -> None:
         self._windows = windows
         self._shards = windows.shards
-        self._requests = requests
-        self._open = [
-            _Open(number, request, [_OpenLeg(leg) for leg in its])
+        self._all = [
+            _Open(number, request, request, [_OpenLeg(leg) for leg in its])
             for number, (request, its) in enumerate(zip(requests, legs, strict=True))
         ]
+        self._open = self._all
         self._found: dict[int, _Found] = {}
+        self._moved = set[_OpenLeg]()
+        self._renewed: dict[UUID, _Open] = {}
 
     def booked(self) -> list[_Found]:
         """Return the result of each message. Raises ReservationsUnavailable."""
-        many = len(self._open)
         for _ in range(_MOST_STEPS):
             if not self._open:
                 break
             self._step()
             self._decide()
-        self._release([(each, leg) for each in self._open for leg in each.legs
-                       if leg.at_ms is not None])  # fmt: skip
+        self._release([each for each in self._open
+                       if any(leg.at_ms is not None for leg in each.legs)])  # fmt: skip
         self._book_alone(self._open)
-        return [self._found[number] for number in range(many)]
+        return [self._named_anew(self._found[each.number]) for each in self._all]
 
-    def release_renewed(self) -> None:
-        """Release what is booked under ids other than those of the requests."""
-        for number, each in self._found.items():
-            request = self._requests[number]
-            if (
-                isinstance(each, Reservation)
-                and request.submit is None
-                and each.message_id != request.message_id
-            ):
-                self._windows.try_to_release(each.message_id, request.terms)
+    def _named_anew(self, found: _Found) -> _Found:
+        """Return a refusal with the present ids of the messages that it names."""
+        if not isinstance(found, Blocked):
+            return found
+        ids = (self._renewed[each].request.message_id if each in self._renewed else each
+               for each in found.conflicting)  # fmt: skip
+        return found._replace(conflicting=tuple(ids))
+
+    def renewed(self) -> list[Request]:
+        """Return the requests that were renewed, as they are now."""
+        return [each.request for each in self._all if each.request is not each.asked]
 
     def _step(self) -> None:
         """Release wrong reservations, settle odd messages, book each other in its next leg."""
-        wrong: list[tuple[_Open, _OpenLeg]] = []
-        odd: list[_Open] = []
-        next_legs: list[tuple[_Open, _OpenLeg, int]] = []
-        changed, busy, before = set[Scope](), set[Scope](), set[Scope]()
+        step = _Step(self._moved)
         for each in self._open:
-            each.forget(changed)
-            if each.odd and before.isdisjoint(each.scopes):
-                odd.append(each)
-                changed.update(each.scopes)
-            aim, waits = each.aim(), False
-            for leg in each.legs:
-                scopes = leg.leg.scopes
-                if leg.at_ms == aim and not leg.stale:
-                    continue
-                may_book = aim is not None and not waits and busy.isdisjoint(scopes)
-                if leg.at_ms is not None and (leg.stale or aim is None or may_book):
-                    wrong.append((each, leg))
-                    changed.update(scopes)
-                if may_book and aim is not None:
-                    next_legs.append((each, leg, aim))
-                    changed.update(scopes)
-                elif aim is not None:
-                    busy.update(scopes)
-                waits = True
-            before.update(each.scopes)
-        self._release(wrong)
-        self._book_alone(odd)
-        self._book([each for each in next_legs if each[0].number not in self._found])
+            step.add(each)
+        self._release(step.wrong)
+        self._book_alone(step.odd)
+        self._book([each for each in step.next_legs if each[0].number not in self._found])
+        self._moved = {leg for _, leg, aim in step.again if leg.at_ms != aim}
 
-    def _book(self, next_legs: Sequence[tuple[_Open, _OpenLeg, int]]) -> None:
+    def _book(self, next_legs: Sequence[_NextLeg]) -> None:
         answers = self._shards.book(
             [
                 LegRequest(
@@ -306,12 +380,16 @@ class _Batch:
 
     def _meet(self, each: _Open, answer: Reservation | IdempotencyConflict) -> None:
         """Deal with a duplicate of a message: only the first shard knows of it."""
-        if len(each.legs) == 1:
-            self._found[each.number] = answer
-        elif isinstance(answer, Reservation):
+        if isinstance(answer, IdempotencyConflict):
+            if len(each.legs) == 1:
+                self._found[each.number] = answer
+        elif len(each.legs) == 1:
+            self._found[each.number] = each.result(answer)
+        else:
             request = each.request
             at = from_ms(request.asked_ms)
             self._windows.withdraw(Booking(answer.message_id, request.terms, at, request.submit))
+            each.request = request._replace(submit=request.submit and request.submit.renewed())
 
     def _decide(self) -> None:
         """Decide each message that stands, if all before it that share a scope are decided."""
@@ -323,47 +401,50 @@ class _Batch:
             if not each.odd and unsure.isdisjoint(each.scopes) and each.stands(aim):
                 answer = each.why if aim is None else aim
                 if answer is not None:
-                    self._found[each.number] = answer
+                    booked = each.result(answer) if isinstance(answer, int) else answer
+                    self._found[each.number] = booked
                     continue
                 each.odd = True  # no shard has answered why the time asked for is refused
             still.append(each)
             unsure.update(each.scopes)
         self._open = still
 
-    def _release(self, wrong: Iterable[tuple[_Open, _OpenLeg]]) -> None:
-        """Release reservations; of messages with a key that of the first leg first.
+    def _release(self, wrong: Sequence[_Open]) -> None:
+        """Release whatever these messages have booked; of one with a key its first leg first.
 
         A duplicate may rely on it. Then it is kept.
         """
-        wrong = list(wrong)
-        keyed = [each for each, leg in wrong if each.request.submit and leg is each.legs[0]]
+        keyed = [each for each in wrong if each.request.submit and each.legs[0].at_ms is not None]
         freed = self._shards.release_many(
             (each.legs[0].leg, each.request.message_id, each.request.submit) for each in keyed
         )
         kept = [each for each, is_free in zip(keyed, freed, strict=True) if not is_free]
         for each in kept:
-            self._found[each.number] = TwinUnderWay()
-        rest = [
-            (each, leg)
-            for each, leg in wrong
-            if each not in kept and not (each.request.submit and leg is each.legs[0])
-        ]
-        # A reservation of theirs in another shard at another time is no duplicate's.
-        rest += [
-            (each, leg)
-            for each in kept
+            self._found[each.number] = DuplicateUnderWay()
+        self._shards.release_many(
+            (leg.leg, each.request.message_id, None)
+            for each in wrong
             for leg in each.legs
-            if leg.at_ms not in (None, each.legs[0].at_ms)
-        ]
-        self._shards.release_many((leg.leg, each.request.message_id, None) for each, leg in rest)
-        for _, leg in wrong:
-            leg.at_ms = None
+            if leg.at_ms is not None
+            and not (each.request.submit and leg is each.legs[0])
+            # A reservation of theirs in another shard at another time is no duplicate's.
+            and not (each in kept and leg.at_ms == each.legs[0].at_ms)
+        )
+        for each in wrong:
+            self._renewed[each.request.message_id] = each
+            each.request = each.request.renewed()
+            for leg in each.legs:
+                leg.at_ms = None
 
     def _book_alone(self, alone: Iterable[_Open]) -> None:
         """Book messages one by one, each in all its legs."""
         for each in alone:
             if each.number not in self._found:
                 try:
-                    self._found[each.number] = self._windows.book(each.request)
-                except (NoPlace, IdempotencyConflict, TwinUnderWay) as error:
+                    found = self._windows.book(each.request)
+                except (SlotRefused, IdempotencyConflict, DuplicateUnderWay) as error:
                     self._found[each.number] = error
+                else:
+                    if isinstance(found, Rebooked):
+                        each.request, found = found
+                    self._found[each.number] = each.result(found)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.clock import now_ms
+from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
-from dispatcher.redis.keys import ShardKeys, all_of, pending_of, scope_of, shard_of, tag_of
-from dispatcher.redis.scripts import source
+from dispatcher.redis.keys import ShardKeys, all_of, epoch_of, pending_of, scope_of, tag_of
+from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.fence import Fence
 from dispatcher.reservation.foreign_keys import ForeignKeys
 from dispatcher.reservation.shards import closed
-from dispatcher.scope import Scope
 
 _PAGE = 1_000
 _MOST_AT_ONCE = 250
@@ -25,8 +24,6 @@ _FIRST_PAGE = 20
 
 Member = tuple[bytes, int]
 """What stands in a window, a message's id or a hold that begins with it, and its time in ms."""
-
-_Page = list[tuple[bytes, float]]
 
 
 class Held(NamedTuple):
@@ -45,19 +42,17 @@ class Seen(NamedTuple):
 
 
 class Contents:
-    """Reads windows. Every call raises ReservationsUnavailable like Windows."""
+    """Reads windows. Every call raises ReservationsUnavailable like Windows.
+
+    ``fence`` knows the shards and in which of them a window lies.
+    """
 
     def __init__(self, client: redis.Redis, fence: Fence) -> None:
         self._client = client
-        self._fence = fence
+        self.fence = fence
         self._foreign_keys = ForeignKeys(client, fence)
-        self._look = client.register_script(source("reservation/look"))
-        self._by_tag = {keys.tag: keys for keys in fence.keys}
-
-    @property
-    def shards(self) -> Sequence[ShardKeys]:
-        """All shards."""
-        return self._fence.keys
+        self._look = script("reservation/look")
+        self._page = script("reservation/page")
 
     def now_ms(self) -> int:
         """Return the present by Redis, in ms since 1970."""
@@ -68,82 +63,42 @@ class Contents:
         """Return the shards that are complete, and when each was opened, in ms since 1970."""
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
-            for keys in self._fence.keys:
+            for keys in self.fence.keys:
                 pipeline.hget(keys.epoch, "opened_at_ms")
             replies = pipeline.execute()
         return {
             keys: int(opened)
-            for keys, opened in zip(self._fence.keys, replies, strict=True)
+            for keys, opened in zip(self.fence.keys, replies, strict=True)
             if opened
         }
 
-    def shard_of(self, window: bytes) -> ShardKeys | None:
-        """Return the shard in which a window lies; None where the layout has no such shard."""
-        return self._by_tag.get(tag_of(window))
-
-    def window_of(self, scope: Scope) -> tuple[ShardKeys, bytes]:
-        """Return the shard of a scope and the name of its window."""
-        keys = self._fence.keys[shard_of(scope.home, len(self._fence.keys))]
-        return keys, keys.window(scope.name, scope.kind).encode()
-
-    def members(
-        self,
-        keys: ShardKeys,
-        window: str,
-        from_ms: int,
-        until_ms: int,
-        *,
-        at_most: int,
-        backwards: bool = False,
-    ) -> tuple[list[Member], bool]:
+    def members(self, window: bytes, from_ms: int, until_ms: int) -> list[Member]:
         """Return the members of a window from ``from_ms`` until before ``until_ms``, in order.
 
-        At most so many: the first ones, or with ``backwards`` the last ones. The flag tells
-        whether these are all. Raises ReservationsUnavailable also where the shard is not complete.
+        Raises ReservationsUnavailable also where the shard is not complete.
         """
-
-        def read(edge_ms: int | str, skip: int) -> _Page:
-            with self._client.pipeline(transaction=True) as pipeline:
-                pipeline.exists(keys.epoch)
-                if backwards:
-                    pipeline.zrevrangebyscore(window, edge_ms, from_ms, skip, _PAGE, True)
-                else:
-                    pipeline.zrangebyscore(window, edge_ms, f"({until_ms}", skip, _PAGE, True)
-                complete, page = pipeline.execute()
-            if not complete:
-                raise closed()
-            return cast("_Page", page)
-
         found: list[Member] = []
         with translated(ReservationsUnavailable):
-            for page in _paged(read, f"({until_ms}" if backwards else from_ms):
+            for complete, page in self._pages(window, from_ms, f"({until_ms}"):
+                if not complete:
+                    raise closed()
                 found += page
-                if len(found) > at_most:
-                    break
-        some = found[:at_most]
-        return some[::-1] if backwards else some, len(found) <= at_most
+        return found
 
-    def counts(
-        self, keys: ShardKeys, window: str, stretches: Sequence[tuple[int, int]]
-    ) -> list[int]:
+    def counts(self, window: bytes, stretches: Sequence[tuple[int, int]]) -> list[int]:
         """Return how many members a window has in each stretch, from a time until before another.
 
         Raises ReservationsUnavailable also where the shard is not complete.
         """
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
-            pipeline.exists(keys.epoch)
+            pipeline.exists(epoch_of(tag_of(window)))
             for from_ms, until_ms in stretches:
                 pipeline.zcount(window, from_ms, f"({until_ms}")
             complete, *found = pipeline.execute()
         if not complete:
             raise closed()
         return found
-
-    def is_there(self, window: str) -> bool:
-        """Tell whether a window has a member at all."""
-        with translated(ReservationsUnavailable):
-            return bool(self._client.exists(window))
 
     def look(self, members: Sequence[tuple[bytes, bytes]]) -> list[Seen]:
         """Return what Redis says of these members, each given as window and member."""
@@ -155,16 +110,16 @@ class Contents:
             for tag, numbers in by_shard.items()
             for start in range(0, len(numbers), _MOST_AT_ONCE)
         ]
+        calls: list[Call] = []
+        for tag, numbers in batches:
+            windows: dict[bytes, int] = {}
+            words: list[int | bytes] = []
+            for number in numbers:
+                window, member = members[number]
+                words += (windows.setdefault(window, len(windows) + 1), member)
+            calls.append(([pending_of(tag), *windows], words))
         with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            for tag, numbers in batches:
-                windows: dict[bytes, int] = {}
-                words: list[int | bytes] = []
-                for number in numbers:
-                    window, member = members[number]
-                    words += (windows.setdefault(window, len(windows) + 1), member)
-                self._look(keys=[pending_of(tag), *windows], args=words, client=pipeline)
-            replies = pipeline.execute()
+            replies = replies_of(self._client, self._look, calls)
         seen = [Seen(None, None)] * len(members)
         for (_, numbers), reply in zip(batches, replies, strict=True):
             for number, *each in zip(numbers, reply[::2], reply[1::2], strict=True):
@@ -183,9 +138,7 @@ class Contents:
         """
         names: list[bytes] = []
         with translated(ReservationsUnavailable):
-            found = self._client.scan_iter(
-                match=all_of(self._fence.namespace), count=_NAMES_AT_ONCE
-            )
+            found = self._client.scan_iter(match=all_of(self.fence.namespace), count=_NAMES_AT_ONCE)
             for name in found:
                 if scope_of(name) is not None:
                     names.append(name)
@@ -212,27 +165,28 @@ class Contents:
         ]
         for window, members in first.items():
             if len(members) == _FIRST_PAGE:
-                for page in self._whole(window):
+                for _, page in self._pages(window, "-inf", "+inf"):
                     yield [Held(window, *each) for each in page]
 
-    def _whole(self, window: bytes) -> Iterator[list[Member]]:
-        def read(edge_ms: int | str, skip: int) -> _Page:
-            found = self._client.zrangebyscore(window, edge_ms, "+inf", skip, _PAGE, True)
-            return cast("_Page", found)
+    def _pages(
+        self, window: bytes, edge_ms: int | str, until_ms: str
+    ) -> Iterator[tuple[bool, list[Member]]]:
+        """Yield members by time, and whether the shard is complete.
 
-        return _paged(read, "-inf")
-
-
-def _paged(read: Callable[[int | str, int], _Page], edge_ms: int | str) -> Iterator[list[Member]]:
-    """Yield pages by score. Those at the time of the last one are skipped by their number."""
-    skip = 0
-    while True:
-        page = [(member, int(score)) for member, score in read(edge_ms, skip)]
-        if page:
-            yield page
-        if len(page) < _PAGE:
-            return
-        last_ms = page[-1][1]
-        ties = sum(at_ms == last_ms for _, at_ms in page)
-        skip = ties + (skip if edge_ms == last_ms else 0)
-        edge_ms = last_ms
+        Those at the time of the last one of a page are skipped by their number.
+        """
+        skip = 0
+        while True:
+            names: list[bytes | str] = [epoch_of(tag_of(window)), window]
+            words = [edge_ms, until_ms, skip, _PAGE]
+            [(complete, found)] = replies_of(self._client, self._page, [(names, words)])
+            page = [
+                (member, int(score)) for member, score in zip(found[::2], found[1::2], strict=True)
+            ]
+            yield bool(complete), page
+            if len(page) < _PAGE:
+                return
+            last_ms = page[-1][1]
+            ties = sum(at_ms == last_ms for _, at_ms in page)
+            skip = ties + (skip if edge_ms == last_ms else 0)
+            edge_ms = last_ms

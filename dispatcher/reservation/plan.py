@@ -15,7 +15,7 @@ import redis
 from dispatcher.errors import DispatcherError, ReservationsUnavailable
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PlanKeys, ShardKeys, digest_of
-from dispatcher.redis.scripts import source
+from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.booking import Request
 from dispatcher.reservation.bulk import Booked, Bulk
 from dispatcher.reservation.shards import CLOSED
@@ -78,9 +78,9 @@ class Copies(AbstractContextManager["Copies"]):
         self._keys = tuple(PlanKeys(each.namespace, each.shard, plan) for each in keys)
         self._windows = Windows(client, rules, keys=self._keys, under_way=under_way)
         self._bulk = Bulk(self._windows)
-        self._copy = client.register_script(source("reservation/copy_window"))
+        self._copy = script("reservation/copy_window")
         self._touched: set[PlanKeys] = set()
-        self._twins: list[str] = []
+        self._duplicates: list[str] = []
         self._has_answered = False
         self._renewed = clock.monotonic()
 
@@ -95,7 +95,7 @@ class Copies(AbstractContextManager["Copies"]):
         copies = self._needed(requests)
         with translated(ReservationsUnavailable):
             self._copy_windows(copies)
-            self._copy_twins(requests)
+            self._copy_duplicates(requests)
         found = self._bulk.reserve(requests)
         with translated(ReservationsUnavailable):
             self._renew(copies)
@@ -142,7 +142,7 @@ class Copies(AbstractContextManager["Copies"]):
                     self._client.unlink(*names)
                 for keys in self._touched:
                     self._client.unlink(keys.copies, keys.pending)
-                for name in (self._answered, *self._twins):
+                for name in (self._answered, *self._duplicates):
                     self._client.unlink(name)
         except ReservationsUnavailable as error:
             log.warning("the copies of a plan end in ten minutes: %s", error)
@@ -167,28 +167,32 @@ class Copies(AbstractContextManager["Copies"]):
 
     def _copy_windows(self, copies: Sequence[_Copy]) -> None:
         """Copy the windows that were not yet: all that are small at once, large ones in steps."""
-        pipeline = self._client.pipeline(transaction=False)
-        for each in copies:
-            self._copy_some(each, _FIRST_STEP, pipeline)
+        states = self._copy_some(copies, _FIRST_STEP)
         self._touched.update(each.keys for each in copies)
-        for copy, state in zip(copies, pipeline.execute(), strict=True):
-            while _is_more(state):
-                state = self._copy_some(copy, _STEP, self._client)  # noqa: PLW2901 - goes on
+        left = list(copies)
+        while left := [copy for copy, state in zip(left, states, strict=True) if _is_more(state)]:
+            states = self._copy_some(left, _STEP)
 
-    def _copy_some(self, copy: _Copy, most: int, client: redis.Redis) -> Any:
-        names = [copy.window, copy.name, copy.keys.copies, copy.real.epoch]
-        words = [most, LIFE_MS, int(copy.keys in self._touched)]
-        return self._copy(keys=names, args=words, client=client)
+    def _copy_some(self, copies: Sequence[_Copy], most: int) -> list[bytes]:
+        """Copy some members more of each window."""
+        calls: list[Call] = [
+            (
+                [each.window, each.name, each.keys.copies, each.real.epoch],
+                [most, LIFE_MS, int(each.keys in self._touched)],
+            )
+            for each in copies
+        ]
+        return replies_of(self._client, self._copy, calls)
 
-    def _copy_twins(self, requests: Iterable[Request]) -> None:
+    def _copy_duplicates(self, requests: Iterable[Request]) -> None:
         """Copy what is known of submits under way with the same idempotency keys."""
         pipeline = self._client.pipeline(transaction=False)
         for request in requests:
             if request.submit is not None:
                 first = self._windows.legs(request.terms)[0].keys
-                twins = self._real[first.shard].twins(request.submit.key)
-                self._twins.append(first.twins(request.submit.key))
-                pipeline.copy(twins, self._twins[-1])
+                duplicates = self._real[first.shard].duplicates(request.submit.key)
+                self._duplicates.append(first.duplicates(request.submit.key))
+                pipeline.copy(duplicates, self._duplicates[-1])
         pipeline.execute()
 
     def _renew(self, copies: Iterable[_Copy]) -> None:
@@ -199,10 +203,10 @@ class Copies(AbstractContextManager["Copies"]):
         for keys in self._touched:
             pipeline.unlink(keys.pending)
             pipeline.pexpire(keys.copies, LIFE_MS)
-        for name in self._twins:
+        for name in self._duplicates:
             pipeline.unlink(name)
         pipeline.execute()
-        self._twins.clear()
+        self._duplicates.clear()
         if self._clock.monotonic() - self._renewed > _RENEW_SECONDS:
             self._renewed = self._clock.monotonic()
             self._client.pexpire(self._answered, LIFE_MS)

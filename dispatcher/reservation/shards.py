@@ -6,7 +6,6 @@ the time is held, so that all others count it, and judged in bounded steps (``lu
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -17,7 +16,7 @@ import redis
 
 from dispatcher.errors import IdempotencyConflict, ReservationsUnavailable
 from dispatcher.redis.errors import translated
-from dispatcher.redis.scripts import Call, replies_of, source
+from dispatcher.redis.scripts import Call, Script, replies_of, script
 from dispatcher.reservation.arguments import ENDLESS, Arguments
 from dispatcher.reservation.booking import (
     Blocked,
@@ -40,6 +39,7 @@ RETRY_AFTER = timedelta(seconds=1)
 _MOST_AT_ONCE = 250
 """Most messages that one script books; it then runs for a few milliseconds at most."""
 _MOST_CALLS = 10_000
+_CLOSED_REPLY = [b"closed"]
 _ID_BYTES = 16
 
 Answer = int | Reservation | Blocked | IdempotencyConflict
@@ -58,14 +58,13 @@ class Shards:
         self._rules = rules
         self._arguments = Arguments(rules, under_way_ms)
         self._under_way_ms = under_way_ms
-        self._reserve = client.register_script(source("reservation/reserve"))
-        self._next_slot = client.register_script(source("reservation/next_slot"))
-        self._check = client.register_script(source("reservation/check"))
-        self._hold = client.register_script(source("reservation/hold"))
-        self._drop = client.register_script(source("reservation/drop"))
-        self._move = client.register_script(source("reservation/move"))
-        self._take = client.register_script(source("reservation/take"))
-        self._release = client.register_script(source("reservation/release"))
+        self._reserve = script("reservation/reserve")
+        self._next_slot = script("reservation/next_slot")
+        self._check = script("reservation/check")
+        self._hold = script("reservation/hold")
+        self._move = script("reservation/move")
+        self._take = script("reservation/take")
+        self._release = script("reservation/release")
 
     def book(self, asked: Sequence[LegRequest], *, pending_ahead_ms: int = 0) -> list[Answer]:
         """Reserve legs, those of each shard one after the other, each seeing those before it.
@@ -73,28 +72,28 @@ class Shards:
         All shards are asked in one round trip, as long as each judgement ends in one call.
         """
         answers: dict[int, Answer] = {}
-        waiting: dict[int, list[int]] = defaultdict(list)
+        waiting: dict[int, list[int]] = {}
         for number, request in enumerate(asked):
-            waiting[request.leg.keys.shard].append(number)
+            waiting.setdefault(request.leg.keys.shard, []).append(number)
         while waiting:
-            batches = [numbers[:_MOST_AT_ONCE] for numbers in waiting.values()]
             calls = [
                 self._arguments.reserve(
-                    [asked[number] for number in batch], pending_ahead_ms=pending_ahead_ms
+                    [asked[number] for number in numbers[:_MOST_AT_ONCE]],
+                    pending_ahead_ms=pending_ahead_ms,
                 )
-                for batch in batches
+                for numbers in waiting.values()
             ]
-            for batch, replies in zip(batches, self._run(self._reserve, calls), strict=True):
+            for shard, replies in zip([*waiting], self._run(self._reserve, calls), strict=True):
+                numbers = waiting[shard]
                 # A list ends early behind a search that goes on: nothing may overtake it.
-                for number, reply in zip(batch, replies, strict=False):
+                for number, reply in zip(numbers, replies, strict=False):
                     answers[number] = (
                         reply
                         if isinstance(reply, int)
                         else self._searched(asked[number], reply, pending_ahead_ms)
                     )
-                shard = asked[batch[0]].leg.keys.shard
-                del waiting[shard][: len(replies)]
-                if not waiting[shard]:
+                del numbers[: len(replies)]
+                if not numbers:
                     del waiting[shard]
         return [answers[number] for number in range(len(asked))]
 
@@ -156,8 +155,8 @@ class Shards:
 
     def drop(self, holds: Sequence[tuple[Leg, bytes]]) -> None:
         """Give up holds."""
-        calls: list[Call] = [([leg.keys.pending, *leg.windows], [hold]) for leg, hold in holds]
-        self._run(self._drop, calls)
+        calls: list[Call] = [([leg.keys.pending, *leg.windows], [hold, ""]) for leg, hold in holds]
+        self._run(self._release, calls)
 
     def release(self, leg: Leg, message_id: UUID, submit: Submit | None) -> bool:
         """Release a reservation; return whether it is free: a duplicate submit may rely on it."""
@@ -169,7 +168,7 @@ class Shards:
         for leg, message_id, submit in booked:
             names = [leg.keys.pending]
             if submit is not None:
-                names.append(leg.keys.twins(submit.key))
+                names.append(leg.keys.duplicates(submit.key))
             token = submit.token if submit else ""
             calls.append(([*names, *leg.windows], [message_id.bytes, token]))
         return [freed == 1 for freed in self._run(self._release, calls)]
@@ -256,14 +255,14 @@ class Shards:
         conflicting = tuple(UUID(bytes=each) for each in members if len(each) == _ID_BYTES)
         return Blocked(until_ms, scope, self._rules.quota(scope, number), conflicting, is_slot)
 
-    def _run_once(self, script: Any, call: Call) -> Any:
+    def _run_once(self, script: Script, call: Call) -> Any:
         return self._run(script, [call])[0]
 
-    def _run(self, script: Any, calls: Sequence[Call]) -> list[Any]:
+    def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Return the replies of a script to these calls, which are sent together."""
         with translated(ReservationsUnavailable):
             replies = replies_of(self._client, script, calls)
-        if any(each in ([b"closed"], [[b"closed"]]) for each in replies):
+        if _CLOSED_REPLY in replies or [_CLOSED_REPLY] in replies:
             raise closed()
         return replies
 

@@ -5,9 +5,10 @@ The client has no fence: that refuses a server which evicts, and takes back epoc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +16,7 @@ import redis
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.file_modes import open_to_others
-from dispatcher.redis.clock import now_ms
+from dispatcher.redis.client import Cluster, masters_of, now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import PermitKeys, ShardKeys
 from dispatcher.reservation.fence import Fence, Part, server_of
@@ -27,6 +28,8 @@ from dispatcher.times.send_time import from_ms
 class RedisFacts:
     """What a server says of itself. None stands for what it does not tell."""
 
+    name: str
+    """Its host and port where it is one of a cluster, else empty."""
     version: str
     """Of Redis; of Valkey, the one of Redis that it is like."""
     valkey: str
@@ -50,10 +53,14 @@ class RedisFacts:
 
 
 class ClusterFacts(NamedTuple):
-    """What a node says of its cluster: whether it serves, and how many nodes share its slots."""
+    """What a node says of its cluster: whether it serves, and how many nodes share its slots.
+
+    ``all_nodes_asked`` says that ``redis_url`` is that of a cluster, so that all nodes are asked.
+    """
 
     serves: bool
     nodes: int
+    all_nodes_asked: bool
 
 
 class Readiness(NamedTuple):
@@ -65,7 +72,7 @@ class Readiness(NamedTuple):
 
 
 class ForeignFacts(NamedTuple):
-    """How many keys under the names of windows are of another type, and how many are set aside."""
+    """How many keys under the names of windows are none of ours, and how many are set aside."""
 
     there: int
     set_aside: int
@@ -79,49 +86,58 @@ class RedisSurvey:
         self._fence = fence
         self._foreign_keys = ForeignKeys(client, fence)
 
-    def now(self) -> datetime:
-        """Return the present by the clock that decides about permits."""
-        with translated(ReservationsUnavailable):
-            return from_ms(now_ms(self._client))
+    def clocks(self) -> list[Callable[[], datetime]]:
+        """Return what tells the present by each clock that decides about permits."""
 
-    def server(self) -> RedisFacts:
-        """Return what the server says of itself."""
+        def now(server: redis.Redis) -> datetime:
+            with translated(ReservationsUnavailable):
+                return from_ms(now_ms(server))
+
         with translated(ReservationsUnavailable):
-            info = self._client.info()
-            in_cluster = bool(info.get("cluster_enabled"))
-            return RedisFacts(
-                version=str(info.get("redis_version", "")),
-                valkey=str(info.get("valkey_version", "")),
-                is_private=self._is_private(),
-                run_id=str(info.get("run_id", "")),
-                database=int(self._client.connection_pool.connection_kwargs.get("db") or 0),
-                policy=str(info.get("maxmemory_policy", "unknown")),
-                is_replica=info.get("role") == "slave",
-                failed_writes=_failed_writes(info),
-                has_log=bool(info.get("aof_enabled")),
-                has_snapshots=self._has_snapshots(),
-                replicas=int(info.get("connected_slaves", 0)),
-                waits_for_replicas="min_slaves_good_slaves" in info,
-                used_bytes=int(info.get("used_memory", 0)),
-                most_bytes=int(info.get("maxmemory", 0)),
-                cluster=self._cluster() if in_cluster else None,
-            )
+            return [partial(now, server) for server in masters_of(self._client).values()]
+
+    def servers(self) -> list[RedisFacts]:
+        """Return what each server says of itself."""
+        with translated(ReservationsUnavailable):
+            return [self._facts(*each) for each in masters_of(self._client).items()]
+
+    def _facts(self, name: str, server: redis.Redis) -> RedisFacts:
+        info = server.info()
+        in_cluster = bool(info.get("cluster_enabled"))
+        options = server.connection_pool.connection_kwargs
+        return RedisFacts(
+            name=name,
+            version=str(info.get("redis_version", "")),
+            valkey=str(info.get("valkey_version", "")),
+            is_private=_is_private(options.get("path")),
+            run_id=str(info.get("run_id", "")),
+            database=int(options.get("db") or 0),
+            policy=str(info.get("maxmemory_policy", "unknown")),
+            is_replica=info.get("role") == "slave",
+            failed_writes=_failed_writes(info),
+            has_log=bool(info.get("aof_enabled")),
+            has_snapshots=_has_snapshots(server),
+            replicas=int(info.get("connected_slaves", 0)),
+            waits_for_replicas="min_slaves_good_slaves" in info,
+            used_bytes=int(info.get("used_memory", 0)),
+            most_bytes=int(info.get("maxmemory", 0)),
+            cluster=self._cluster(server) if in_cluster else None,
+        )
 
     def readiness(self) -> Readiness:
         """Tell which parts are complete for these settings, as the fence would judge them."""
         with translated(ReservationsUnavailable):
-            info = self._client.info()
+            holders = self._fence.holders(self._client, self._fence.parts, identify=server_of)
             pipeline = self._client.pipeline(transaction=False)
             for part in self._fence.parts:
                 pipeline.hgetall(part.epoch)
                 pipeline.exists(part.rebuild)
             replies = pipeline.execute()
-        server = server_of({name: str(value) for name, value in info.items()})
         complete: list[str] = []
         being_rebuilt: list[str] = []
         closed: list[str] = []
         for part, epoch, marked in zip(self._fence.parts, replies[::2], replies[1::2], strict=True):
-            if self._is_complete(part, epoch, server):
+            if self._is_complete(part, epoch, holders[part]):
                 complete.append(_name(part))
             else:
                 (being_rebuilt if marked else closed).append(_name(part))
@@ -139,8 +155,7 @@ class RedisSurvey:
     def foreign(self) -> ForeignFacts:
         """Return how many keys under the names of windows are none of ours."""
         with translated(ReservationsUnavailable):
-            there, kept = sum(1 for _ in self._foreign_keys.names()), self._foreign_keys.kept()
-            return ForeignFacts(there, kept)
+            return ForeignFacts(self._foreign_keys.there(), self._foreign_keys.kept())
 
     def _is_complete(self, part: Part, epoch: Mapping[bytes, bytes], server: str) -> bool:
         shards, *reaches = self._fence.layout(part)
@@ -149,22 +164,26 @@ class RedisSurvey:
         pairs = zip(reaches[::2], reaches[1::2], strict=True)
         return all(int(epoch.get(f"reach:{name}".encode(), 0)) >= int(ms) for name, ms in pairs)
 
-    def _is_private(self) -> bool:
-        path = self._client.connection_pool.connection_kwargs.get("path")
-        return path is not None and not open_to_others(Path(path))
-
-    def _has_snapshots(self) -> bool | None:
-        try:
-            found = cast("dict[str, str]", self._client.config_get("save"))
-        except redis.ResponseError:  # hosted servers do not let everybody ask
-            return None
-        return bool(found.get("save"))
-
-    def _cluster(self) -> ClusterFacts:
-        client: Any = self._client  # its types leave this one out
-        answer = client.execute_command("CLUSTER INFO")
+    def _cluster(self, server: Any) -> ClusterFacts:
+        answer = server.execute_command("CLUSTER INFO")
         found = answer if isinstance(answer, dict) else _fields(answer)
-        return ClusterFacts(found.get("cluster_state") == "ok", int(found.get("cluster_size") or 0))
+        return ClusterFacts(
+            serves=found.get("cluster_state") == "ok",
+            nodes=int(found.get("cluster_size") or 0),
+            all_nodes_asked=isinstance(self._client, Cluster),
+        )
+
+
+def _is_private(path: str | None) -> bool:
+    return path is not None and not open_to_others(Path(path))
+
+
+def _has_snapshots(server: redis.Redis) -> bool | None:
+    try:
+        found = cast("dict[str, str]", server.config_get("save"))
+    except redis.ResponseError:  # hosted servers do not let everybody ask
+        return None
+    return bool(found.get("save"))
 
 
 def _failed_writes(info: Mapping[str, Any]) -> tuple[str, ...]:
@@ -178,4 +197,4 @@ def _fields(answer: bytes | str) -> dict[str, str]:
 
 
 def _name(part: ShardKeys | PermitKeys) -> str:
-    return f"shard {part.shard}" if isinstance(part, ShardKeys) else "permits"
+    return f"{'shard' if isinstance(part, ShardKeys) else 'permit shard'} {part.shard}"

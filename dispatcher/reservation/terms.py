@@ -13,12 +13,38 @@ from dispatcher.times.quiet_hours import Hours, Interval
 from dispatcher.times.zones import DAY_MS
 
 AnyQuota = Quota | CalendarQuota
-Block = tuple[int, ...]
 
 _NO_END = 99_999_999_999_999  # 14 digits: what the scripts count up to
 _FIRST_PERIODS, _MOST_PERIODS = 4, 512
 _FIRST_DAYS, _MOST_DAYS = 3, 64
-_NO_BLACKOUTS: Block = (1, _NO_END)
+
+
+class RuleSet(NamedTuple):
+    """What one scope is judged by: N and W of each quota, N and bounds of each calendar quota.
+
+    ``longest`` is the longest length in ms, ``least`` the least N.
+    """
+
+    longest: int
+    least: int
+    rolling: tuple[tuple[int, int], ...]
+    calendars: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class Blackouts(NamedTuple):
+    """From when until when no time fits: ``edges`` in turn, in ms, sorted.
+
+    ``covered`` is up to when they and the bounds of the rule sets are known.
+    """
+
+    covered: int
+    edges: tuple[int, ...] = ()
+
+
+_NO_BLACKOUTS = Blackouts(_NO_END)
+
+Judged = tuple[tuple[RuleSet, ...], Blackouts]
+"""The rule sets of some scopes, and the blackouts."""
 
 
 class Terms(NamedTuple):
@@ -38,17 +64,18 @@ class Terms(NamedTuple):
 
 
 class Rules:
-    """The quotas of every kind of scope, written as the judge table of ``lua/rule.lua``."""
+    """The quotas of every kind of scope, as ``lua/rule.lua`` reads them."""
 
     def __init__(self, quotas: Mapping[str, Sequence[AnyQuota]]) -> None:
         self._rolling: dict[str, tuple[Quota, ...]] = {}
         self._calendars: dict[str, tuple[CalendarQuota, ...]] = {}
-        self._fixed: dict[str, Block] = {}
+        self._fixed: dict[str, RuleSet] = {}
+        self._unchanging: dict[tuple[str, ...], Judged | None] = {}
         for kind, given in quotas.items():
             self._rolling[kind] = tuple(each for each in given if isinstance(each, Quota))
             self._calendars[kind] = tuple(each for each in given if isinstance(each, CalendarQuota))
             if not self._calendars[kind]:
-                self._fixed[kind] = self._block(kind, ())
+                self._fixed[kind] = self._rule_set(kind, ())
 
     @property
     def kinds(self) -> Iterable[str]:
@@ -61,13 +88,17 @@ class Rules:
         ordered += self._calendars[scope.kind]
         return ordered[index - 1]
 
-    def never_change(self, kinds: Iterable[str]) -> bool:
-        """Whether the quotas of these kinds are all rolling, so that no table depends on a time."""
-        return all(kind in self._fixed for kind in kinds)
+    def unchanging(self, kinds: tuple[str, ...]) -> Judged | None:
+        """Return what :meth:`table` returns at any time for scopes of these kinds.
 
-    def table(
-        self, terms: Terms, scopes: Sequence[Scope], at_ms: int, *, step: int = 0
-    ) -> tuple[Sequence[Block], Block]:
+        None where it depends on the time: where a quota is not rolling. Without quiet hours.
+        """
+        if kinds not in self._unchanging:
+            fixed = tuple(self._fixed[kind] for kind in kinds if kind in self._fixed)
+            self._unchanging[kinds] = (fixed, _NO_BLACKOUTS) if len(fixed) == len(kinds) else None
+        return self._unchanging[kinds]
+
+    def table(self, terms: Terms, scopes: Sequence[Scope], at_ms: int, *, step: int = 0) -> Judged:
         """Return the rule sets of ``scopes``, and the blackouts, for a search from ``at_ms`` on.
 
         What they cover grows with ``step``: how often the search has gone on. Raises OverflowError
@@ -80,10 +111,10 @@ class Rules:
             quiet = _spans(terms.quiet, terms.zone, start, cover)
         days_end = cover
         many = min(_FIRST_PERIODS << 2 * step, _MOST_PERIODS)
-        blocks = []
+        sets = []
         for scope in scopes:
-            block = self._fixed.get(scope.kind)
-            if block is None:
+            found = self._fixed.get(scope.kind)
+            if found is None:
                 bounds = []
                 for each in self._calendars[scope.kind]:
                     zone = each.zone or terms.zone
@@ -94,39 +125,27 @@ class Rules:
                         edges, until = _open_periods(each, zone, (at_ms, days_end), many, quiet)
                         bounds.append(edges)
                         cover = min(cover, until)
-                block = self._block(scope.kind, bounds)
-            blocks.append(block)
+                found = self._rule_set(scope.kind, bounds)
+            sets.append(found)
         if quiet is None:
-            return blocks, _NO_BLACKOUTS if cover == _NO_END else (1, cover)
+            return tuple(sets), Blackouts(cover)
         edges = tuple(edge for span in quiet if span[0] < cover for edge in span)
-        return blocks, (1 + len(edges), cover, *edges)
+        return tuple(sets), Blackouts(cover, edges)
 
-    def _block(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> Block:
+    def _rule_set(self, kind: str, bounds: Sequence[tuple[int, ...]]) -> RuleSet:
         rolling, calendars = self._rolling[kind], self._calendars[kind]
         counts = [each.count for each in rolling] + [each.count for each in calendars]
-        words = [longest_ms((*rolling, *calendars)), min(counts), len(rolling)]
-        for quota in rolling:
-            words += (quota.count, quota.length_ms)
-        words.append(len(calendars))
-        for calendar, edges in zip(calendars, bounds, strict=True):
-            words += (calendar.count, len(edges), *edges)
-        return (len(words), *words)
+        return RuleSet(
+            longest_ms((*rolling, *calendars)),
+            min(counts),
+            tuple((each.count, each.length_ms) for each in rolling),
+            tuple((each.count, edges) for each, edges in zip(calendars, bounds, strict=True)),
+        )
 
 
 def longest_ms(quotas: Iterable[AnyQuota]) -> int:
     """Return how far apart in ms two times can be and still be counted together."""
     return max(each.length_ms if isinstance(each, Quota) else each.longest_ms for each in quotas)
-
-
-def joined(blocks: Sequence[Block], blackouts: Sequence[Block]) -> list[int]:
-    """Return a judge table: numbered rule sets, then numbered lists of blackouts."""
-    words = [len(blocks)]
-    for block in blocks:
-        words += block
-    words.append(len(blackouts))
-    for each in blackouts:
-        words += each
-    return words
 
 
 @lru_cache(maxsize=1 << 12)

@@ -1,9 +1,15 @@
-"""The timeline of one message's scopes: what is reserved in a stretch of time, and what is free."""
+"""The timeline of one message's scopes: what is reserved in a stretch of time, and what is free.
+
+It reads the rule of ``lua/rule.lua`` over a whole stretch. The scripts judge single times and tell
+when a blocked stretch ends, not when the next one begins or how full a quota is;
+``test_timeline.py`` compares both. Here times are sorted whole milliseconds since 1970, and
+intervals are pairs (from, until), ``until`` not belonging to them.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -14,16 +20,7 @@ from uuid import UUID
 from dispatcher.errors import InvalidValue
 from dispatcher.quota import CalendarQuota, Quota
 from dispatcher.reservation.contents import Contents
-from dispatcher.reservation.occupancy import (
-    Filled,
-    blocked_by_periods,
-    blocked_by_runs,
-    cut,
-    filled_periods,
-    filled_steps,
-    united,
-)
-from dispatcher.reservation.terms import AnyQuota, Terms, longest_ms
+from dispatcher.reservation.terms import AnyQuota, Terms
 from dispatcher.reservation.windows import Windows
 from dispatcher.scope import Scope
 from dispatcher.times import zones
@@ -39,6 +36,7 @@ _MOST_CELLS = 600
 _MOST_STEPS = 54
 _MOST_SLOTS = 5
 _ID_BYTES = 16
+_EVER = (0, 10**15)
 _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
     *(("minute", many) for many in (1, 2, 5, 10, 15, 30)),
     *(("hour", many) for many in (1, 2, 3, 4, 6, 12)),
@@ -46,7 +44,8 @@ _STEPS: tuple[tuple[CalendarUnit, int], ...] = (
     ("week", 1),
 )  # fmt: skip
 
-
+Filled = tuple[int, int, int]
+"""From, until, and how many times are counted together there."""
 Count = Callable[[Sequence[Interval]], list[Filled]]
 
 
@@ -131,17 +130,17 @@ class Timeline:
     @cached_property
     def blocked(self) -> tuple[Span, ...]:
         """Where some quota refuses a new message."""
-        return _united(span for each in self._quotas for span in each.blocked)
+        return _united_spans(span for each in self._quotas for span in each.blocked)
 
     @cached_property
     def refused(self) -> tuple[Span, ...]:
         """Where a new message is refused, by a quota or because of quiet hours."""
-        return _united((*self.blocked, *self.quiet))
+        return _united_spans((*self.blocked, *self.quiet))
 
     @cached_property
     def unknown(self) -> tuple[Span, ...]:
         """Where some quota may refuse a new message, and the window was too long to be read."""
-        return _united(span for each in self._quotas for span in each.unknown)
+        return _united_spans(span for each in self._quotas for span in each.unknown)
 
     @property
     def complete(self) -> bool:
@@ -180,7 +179,7 @@ class Timelines:
             start=start,
             end=end,
             zone=terms.zone,
-            windows=self._windows_of(terms, edges),
+            windows=self.windows(terms, start, end),
             quiet=_spans(quiet),
             steps=_spans(pairwise(edges)),
             slots=(),
@@ -189,58 +188,48 @@ class Timelines:
 
     def windows(self, terms: Terms, start: datetime, end: datetime) -> tuple[WindowTimeline, ...]:
         """Return what is booked of each scope in that time, without quiet hours and slots."""
-        return self._windows_of(terms, _edges(to_ms(start), to_ms(end), terms.zone))
-
-    def _windows_of(self, terms: Terms, edges: Sequence[int]) -> tuple[WindowTimeline, ...]:
+        edges = _edges(to_ms(start), to_ms(end), terms.zone)
         return tuple(self._window(scope, terms.zone, edges) for scope in terms.scopes)
 
     def _window(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
         start, end = edges[0], edges[-1]
         quotas = self._quotas[scope.kind]
         earliest, latest = _reach(quotas, zone, start, end)
-        keys, name = self._contents.window_of(scope)
-        exists = self._contents.is_there(name.decode())
-        before, all_before = self._contents.members(
-            keys, name.decode(), earliest, start, at_most=MOST_READ, backwards=True
-        )
-        after, all_after = self._contents.members(
-            keys, name.decode(), start, latest, at_most=MOST_READ
-        )
-        if not (all_before and all_after):
-            return self._counted(scope, zone, edges)
-        times = [at_ms for _, at_ms in (*before, *after)]
+        _, window = self._contents.fence.window_of(scope)
+
+        def count(stretches: Sequence[Interval]) -> list[Filled]:
+            many = self._contents.counts(window, stretches)
+            return [(*each, found) for each, found in zip(stretches, many, strict=True)]
+
+        *near, ever = count([(earliest, start), (start, latest), _EVER])
+        exists = ever[2] > 0
+        if any(many > MOST_READ for _, _, many in near):
+            cells = _cells(edges)
+            return WindowTimeline(
+                scope=str(scope),
+                booked=(),
+                quotas=tuple(
+                    _counted_periods(each, count, zone, cells)
+                    if isinstance(each, CalendarQuota)
+                    else _counted_spans(each, count, cells, edges)
+                    for each in quotas
+                ),
+                complete=False,
+                counts=_fills(count(cells)),
+                exists=exists,
+            )
+        members = self._contents.members(window, earliest, latest)
+        times = [at_ms for _, at_ms in members]
         return WindowTimeline(
             scope=str(scope),
             booked=tuple(
                 Booked(UUID(bytes=member[:_ID_BYTES]), from_ms(at_ms), len(member) > _ID_BYTES)
-                for member, at_ms in after
-                if at_ms < end and len(member) >= _ID_BYTES
+                for member, at_ms in members
+                if start <= at_ms < end and len(member) >= _ID_BYTES
             ),
             quotas=tuple(_quota(each, times, zone, edges) for each in quotas),
             complete=True,
             exists=exists,
-        )
-
-    def _counted(self, scope: Scope, zone: str, edges: Sequence[int]) -> WindowTimeline:
-        """Count what is too much to read."""
-        keys, name = self._contents.window_of(scope)
-
-        def count(stretches: Sequence[Interval]) -> list[Filled]:
-            many = self._contents.counts(keys, name.decode(), stretches)
-            return [(*each, found) for each, found in zip(stretches, many, strict=True)]
-
-        cells = _cells(edges)
-        return WindowTimeline(
-            scope=str(scope),
-            booked=(),
-            quotas=tuple(
-                _counted_periods(each, count, zone, cells)
-                if isinstance(each, CalendarQuota)
-                else _counted_spans(each, count, cells, edges)
-                for each in self._quotas[scope.kind]
-            ),
-            complete=False,
-            counts=_fills(count(cells)),
         )
 
     def _slots(self, terms: Terms, timeline: Timeline, now: datetime) -> tuple[datetime, ...]:
@@ -258,14 +247,52 @@ class Timelines:
 
 def _quota(quota: AnyQuota, times: Sequence[int], zone: str, edges: Sequence[int]) -> QuotaTimeline:
     if isinstance(quota, CalendarQuota):
-        fills = filled_periods(times, quota, zone)
-        blocked = blocked_by_periods(fills, quota)
+        fills = list(_filled_periods(times, quota, zone))
+        blocked = _blocked_by_periods(fills, quota)
     else:
-        fills = filled_steps(times, quota, edges)
-        blocked = blocked_by_runs(times, quota)
+        fills = list(_filled_steps(times, quota, edges))
+        blocked = _blocked_by_runs(times, quota)
     start, end = edges[0], edges[-1]
     shown = [each for each in fills if each[0] < end and each[1] > start]
-    return QuotaTimeline(quota, _fills(shown), _spans(cut(blocked, start, end)))
+    return QuotaTimeline(quota, _fills(shown), _spans(_cut(blocked, start, end)))
+
+
+def _blocked_by_runs(times: Sequence[int], quota: Quota) -> list[Interval]:
+    """Return where a quota refuses a new time: around each of its tight runs."""
+    return _united(
+        (last - quota.length_ms + 1, first + quota.length_ms)
+        for first, last in zip(times, times[quota.count - 1 :], strict=False)
+        if last - first < quota.length_ms
+    )
+
+
+def _blocked_by_periods(periods: Iterable[Filled], quota: CalendarQuota) -> list[Interval]:
+    """Return the periods in which a calendar quota refuses a new time."""
+    return _united((start, end) for start, end, count in periods if count >= quota.count)
+
+
+def _filled_steps(times: Sequence[int], quota: Quota, edges: Sequence[int]) -> Iterator[Filled]:
+    """Yield for each step the most times within a span of the quota's length that ends in it.
+
+    As with the quota itself, a span holds times that lie less than its length apart.
+    """
+
+    def ending_at(instant: int) -> int:
+        return bisect_right(times, instant) - bisect_right(times, instant - quota.length_ms)
+
+    for start, end in pairwise(edges):
+        inside = times[bisect_left(times, start) : bisect_left(times, end)]
+        yield start, end, max(map(ending_at, (start, *inside)))
+
+
+def _filled_periods(times: Sequence[int], quota: CalendarQuota, zone: str) -> Iterator[Filled]:
+    """Yield the calendar periods that hold some of the times, and how many each holds."""
+    index = 0
+    while index < len(times):
+        start, end = quota.bounds(times[index], quota.zone or zone, 1)
+        after = bisect_left(times, end)
+        yield start, end, after - index
+        index = after
 
 
 def _counted_periods(
@@ -276,8 +303,8 @@ def _counted_periods(
     fills = count([(start, end) for start, end in periods])
     start, end = cells[0][0], cells[-1][1]
     unknown = _between([each[:2] for each in fills], start, end)
-    blocked = blocked_by_periods(fills, quota)
-    return QuotaTimeline(quota, _fills(fills), _spans(cut(blocked, start, end)), _spans(unknown))
+    blocked = _blocked_by_periods(fills, quota)
+    return QuotaTimeline(quota, _fills(fills), _spans(_cut(blocked, start, end)), _spans(unknown))
 
 
 def _counted_spans(
@@ -296,7 +323,7 @@ def _counted_spans(
     ]
     ending = count([(each - length, each) for each in sorted(set(ends))])
     near = count([(each[0] - length + 1, each[1] + length - 1) for each in cells])
-    blocked = united(each[:2] for each in ending if each[2] >= quota.count)
+    blocked = _united(each[:2] for each in ending if each[2] >= quota.count)
     free = [cell for cell, each in zip(cells, near, strict=True) if each[2] < quota.count]
     fills = [
         (first, last, max((each[2] for each in ending if first < each[1] <= last), default=0))
@@ -305,8 +332,8 @@ def _counted_spans(
     return QuotaTimeline(
         quota,
         _fills(fills),
-        _spans(cut(blocked, start, end)),
-        _spans(_between(united([*blocked, *free]), start, end)),
+        _spans(_cut(blocked, start, end)),
+        _spans(_between(_united([*blocked, *free]), start, end)),
     )
 
 
@@ -324,20 +351,20 @@ def _between(known: Sequence[Interval], start: int, end: int) -> list[Interval]:
     """Return what lies between sorted stretches, and before and behind them."""
     edges = [start, *(edge for each in known for edge in each), end]
     pairs = zip(edges[::2], edges[1::2], strict=True)
-    return cut([(first, last) for first, last in pairs if first < last], start, end)
+    return _cut([(first, last) for first, last in pairs if first < last], start, end)
 
 
 def _reach(quotas: Sequence[AnyQuota], zone: str, start: int, end: int) -> tuple[int, int]:
     """Return from when until when booked times decide about times from start to end, in ms."""
-    rolling = [each for each in quotas if isinstance(each, Quota)]
-    earliest = start - (longest_ms(rolling) if rolling else 0)
-    latest = end + (longest_ms(rolling) if rolling else 0)
-    for each in quotas:
-        if isinstance(each, CalendarQuota):
-            within = each.zone or zone
-            earliest = min(earliest, each.bounds(start, within, 1)[0])
-            latest = max(latest, each.bounds(end - 1, within, 1)[1])
-    return earliest, latest
+    rolling = max((each.length_ms for each in quotas if isinstance(each, Quota)), default=0)
+    periods = [
+        each.bounds(at, each.zone or zone, 1)
+        for each in quotas
+        if isinstance(each, CalendarQuota)
+        for at in (start, end - 1)
+    ]
+    earliest = min([start - rolling, *(begins for begins, _ in periods)])
+    return earliest, max([end + rolling, *(ends for _, ends in periods)])
 
 
 def _edges(start: int, end: int, zone: str) -> list[int]:
@@ -358,6 +385,26 @@ def _edges(start: int, end: int, zone: str) -> list[int]:
     return [*edges, end]
 
 
+def _united(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return intervals that cover the same instants, sorted, neither overlapping nor touching."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _cut(intervals: Iterable[Interval], start: int, end: int) -> list[Interval]:
+    """Return what of the intervals lies from ``start`` until before ``end``."""
+    return [
+        (max(first, start), min(last, end))
+        for first, last in intervals
+        if max(first, start) < min(last, end)
+    ]
+
+
 def _fills(filled: Iterable[Filled]) -> tuple[Fill, ...]:
     return tuple(Fill(from_ms(start), from_ms(end), count) for start, end, count in filled)
 
@@ -366,5 +413,5 @@ def _spans(intervals: Iterable[Interval]) -> tuple[Span, ...]:
     return tuple(Span(from_ms(start), from_ms(end)) for start, end in intervals)
 
 
-def _united(spans: Iterable[Span]) -> tuple[Span, ...]:
-    return _spans(united((to_ms(each.begins_at), to_ms(each.ends_at)) for each in spans))
+def _united_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    return _spans(_united((to_ms(each.begins_at), to_ms(each.ends_at)) for each in spans))

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import redis
 
 from dispatcher.errors import ReservationsUnavailable
-from dispatcher.redis.clock import now_ms
+from dispatcher.redis.client import by_server, masters_of, now_ms
 from dispatcher.redis.errors import EvictingServer, translated
 from dispatcher.redis.keys import (
     PermitKeys,
@@ -24,13 +24,13 @@ from dispatcher.redis.keys import (
     all_of,
     epoch_of,
     kind_of,
-    shard_of,
     start_of,
     tag_of,
 )
-from dispatcher.redis.scripts import Call, replies_of, source
+from dispatcher.redis.scripts import Call, replies_of, script
 from dispatcher.reservation.fence import Fence, Part
 from dispatcher.reservation.foreign_keys import ForeignKeys
+from dispatcher.reservation.plan import LIFE_MS
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -44,8 +44,10 @@ _MOST_DELETED = 1_000
 _MOST_SCANNED = 5_000
 """How many keys are looked at in one step, which takes Redis a few milliseconds at most."""
 _FOR_EVER = -1
-_PLAN_LIFE_MS = 600_000
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+_Step = tuple[Part, Sequence[bytes | str], Sequence[Any]]
 
 
 class Reserved(NamedTuple):
@@ -54,13 +56,6 @@ class Reserved(NamedTuple):
     message_id: UUID
     scopes: tuple[Scope, ...]
     send_at: datetime
-
-
-class Stored(NamedTuple):
-    """When a message is to be sent, as the store says, and the token of its last move."""
-
-    send_at: datetime
-    token: int = 0
 
 
 class Unconfirmed(NamedTuple):
@@ -84,11 +79,24 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A rebuild under way. The marker lets one process at a time fill these parts."""
+    """A rebuild under way: its parts, each with the identity of the server that holds it.
 
-    marker: str
-    server: str
-    parts: tuple[Part, ...]
+    A part's marker lets one process at a time fill it. ``failure`` is the error of a server whose
+    parts could not be checked or marked; they stay as they are.
+    """
+
+    token: str
+    holders: Mapping[Part, str]
+    failure: ReservationsUnavailable | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts being rebuilt."""
+        return tuple(self.holders)
+
+    def marker(self, part: Part) -> str:
+        """Return the marker of a part, which ends where another server process has the part."""
+        return f"{self.holders[part]}:{self.token}"
 
     @property
     def shards(self) -> tuple[ShardKeys, ...]:
@@ -98,20 +106,28 @@ class Rebuild:
     @property
     def of_windows(self) -> Rebuild:
         """The rebuild of the windows alone."""
-        return replace(self, parts=self.shards)
+        return self._only(ShardKeys)
+
+    @property
+    def permit_markers(self) -> dict[PermitKeys, str]:
+        """The shards of the permit logs among the parts, each with its marker."""
+        return {part: self.marker(part) for part in self.parts if isinstance(part, PermitKeys)}
 
     @property
     def of_permits(self) -> Rebuild:
         """The rebuild of the permit logs alone."""
-        logs = tuple(part for part in self.parts if isinstance(part, PermitKeys))
-        return replace(self, parts=logs)
+        return self._only(PermitKeys)
+
+    def _only(self, kind: type[Part]) -> Rebuild:
+        holders = {part: server for part, server in self.holders.items() if isinstance(part, kind)}
+        return replace(self, holders=holders)
 
 
 class Upkeep:
     """Looks after the windows as a whole. Every call raises ReservationsUnavailable like Windows.
 
     A rebuild is ``begin`` for what is closed, or ``close`` for what is open; then ``wipe``,
-    ``restore`` and ``hold`` as often as needed, ``open``. Each step is guarded by the marker, so
+    ``restore`` as often as needed, ``open``. Each step is guarded by the marker, so
     that a rebuilder that was overtaken fills and opens nothing more. A marker that is not kept
     alive ends after ``marker_life``: then another process may begin. ``under_way`` is that of
     Windows.
@@ -128,20 +144,14 @@ class Upkeep:
         self._client = client
         self._fence = fence
         self._foreign_keys = ForeignKeys(client, fence)
-        self._shard_by_start = {keys.contents.encode(): keys for keys in fence.keys}
         self._under_way_ms = under_way // _MILLISECOND
         self._marker_life_ms = marker_life // _MILLISECOND
         self._keep_ms = max(fence.reaches_ms.values()) + KEEP_MS
-        self._tidy_cursor = 0
-        self._begin = client.register_script(source("reservation/begin_rebuild"))
-        self._close = client.register_script(source("reservation/close"))
-        self._wipe = client.register_script(source("reservation/wipe"))
-        self._restore = client.register_script(source("reservation/restore"))
-        self._open = client.register_script(source("reservation/open"))
-        self._mark_checked = client.register_script(source("reservation/mark_checked"))
-        self._orphan = client.register_script(source("reservation/release_orphan"))
-        self._confirm = client.register_script(source("reservation/confirm"))
-        self._tidy = client.register_script(source("reservation/tidy"))
+        self._tidy_cursors: dict[str, int] = {}
+        self._rebuild = script("reservation/rebuild")
+        self._mark_checked = script("reservation/mark_checked")
+        self._confirm = script("reservation/confirm")
+        self._tidy = script("reservation/tidy")
 
     @property
     def memory(self) -> timedelta:
@@ -153,34 +163,63 @@ class Upkeep:
     def begin(self) -> Rebuild | None:
         """Check every part; return the rebuild of those that are closed and not being rebuilt.
 
-        On a server that evicts, every part is closed and ReservationsUnavailable raised.
+        A server that cannot be reached, takes no writes or evicts keeps no other one from being
+        rebuilt; where none is to be rebuilt, its error is raised. The parts on a server that
+        evicts are closed.
         """
+        rebuild = Rebuild(uuid4().hex, {})
         with translated(ReservationsUnavailable):
-            server, closed = self._checked()
-            return self._begun(self._begin, server, closed) if closed else None
+            by_server = self._fence.parts_by_server(self._client)
+        for parts in by_server:
+            try:
+                with translated(ReservationsUnavailable):
+                    begun = self._begun("begin", rebuild, self._checked(parts))
+            except ReservationsUnavailable as error:
+                rebuild = replace(rebuild, failure=rebuild.failure or error)
+            else:
+                rebuild = replace(rebuild, holders={**rebuild.holders, **begun})
+        if rebuild.parts:
+            return rebuild
+        if rebuild.failure is not None:
+            raise rebuild.failure
+        return None
 
     def close(self, shards: Collection[int]) -> Rebuild | None:
         """Close these shards, and return the rebuild of those that are not being rebuilt."""
         wanted = [keys for keys in self._fence.keys if keys.shard in shards]
         with translated(ReservationsUnavailable):
-            server, _ = self._checked()
-            return self._begun(self._close, server, wanted)
+            self._checked(self._fence.parts)
+            rebuild = Rebuild(uuid4().hex, {})
+            begun = self._begun("close", rebuild, self._fence.holders(self._client, wanted))
+        return replace(rebuild, holders=begun) if begun else None
 
-    def _checked(self) -> tuple[str, list[Part]]:
+    def _checked(self, parts: Sequence[Part]) -> dict[Part, str]:
         try:
-            return self._fence.incomplete(self._client)
+            return self._fence.incomplete(self._client, parts)
         except EvictingServer:
-            self._fence.close(self._client)
+            self._fence.close(self._client, parts)
             raise
 
-    def _begun(self, script: Any, server: str, parts: Sequence[Part]) -> Rebuild | None:
-        marker = f"{server}:{uuid4().hex}"
-        words = [marker, self._marker_life_ms]
-        replies = replies_of(
-            self._client, script, [([part.epoch, part.rebuild], words) for part in parts]
+    def _begun(self, step: str, rebuild: Rebuild, holders: Mapping[Part, str]) -> dict[Part, str]:
+        """Mark parts; return those that no other process rebuilds."""
+        marked = replace(rebuild, holders=holders)
+        replies = self._run(step, marked, [(part, (), ()) for part in holders])
+        return {part: holders[part]
+                for part, begun in zip(holders, replies, strict=True) if begun}  # fmt: skip
+
+    def _run(self, step: str, rebuild: Rebuild, calls: Iterable[_Step]) -> list[int]:
+        """Take a step of a rebuild in parts, each with further keys and words."""
+        return replies_of(
+            self._client,
+            self._rebuild,
+            [
+                (
+                    [part.rebuild, part.epoch, *names],
+                    [step, rebuild.marker(part), self._marker_life_ms, *words],
+                )
+                for part, names, words in calls
+            ],
         )
-        ours = tuple(part for part, begun in zip(parts, replies, strict=True) if begun)
-        return Rebuild(marker, server, ours) if ours else None
 
     def wipe(self, rebuild: Rebuild) -> None:
         """Delete what is left of the parts being rebuilt, and what belongs to no part."""
@@ -188,14 +227,10 @@ class Upkeep:
         known = {part.tag for part in self._fence.parts}
         with translated(ReservationsUnavailable):
             self._delete(rebuild, {keys: [keys.pending] for keys in rebuild.shards})
-            cursor = -1
-            while cursor:
-                cursor, names = self._client.scan(
-                    max(0, cursor), match=all_of(self._fence.namespace), count=_MOST_SCANNED
-                )
+            for names in self._scanned(rebuild):
                 ours: dict[Part, list[bytes | str]] = defaultdict(list)
                 of_no_part: dict[str, list[bytes]] = defaultdict(list)
-                for name in cast("list[bytes]", names):
+                for name in names:
                     tag = tag_of(name)
                     if tag not in known:
                         of_no_part[tag].append(name)
@@ -204,17 +239,23 @@ class Upkeep:
                 self._delete(rebuild, ours)
                 self._delete_of_no_part(of_no_part)
 
+    def _scanned(self, rebuild: Rebuild) -> Iterator[list[bytes]]:
+        """Yield the names of the namespace's keys on the servers of a rebuild, some at a time."""
+        for server in by_server(self._client, [part.epoch for part in rebuild.parts]):
+            cursor = -1
+            while cursor:
+                cursor, names = server.scan(
+                    max(0, cursor), match=all_of(self._fence.namespace), count=_MOST_SCANNED
+                )
+                yield cast("list[bytes]", names)
+
     def _delete(self, rebuild: Rebuild, found: Mapping[Part, Sequence[bytes | str]]) -> None:
-        words = [rebuild.marker, self._marker_life_ms]
-        replies_of(
-            self._client,
-            self._wipe,
-            [
-                ([part.rebuild, *names[start : start + _MOST_DELETED]], words)
-                for part, names in found.items()
-                for start in range(0, len(names), _MOST_DELETED)
-            ],
-        )
+        some = [
+            (part, names[start : start + _MOST_DELETED], ())
+            for part, names in found.items()
+            for start in range(0, len(names), _MOST_DELETED)
+        ]
+        self._run("wipe", rebuild, some)
 
     def _delete_of_no_part(self, found: Mapping[str, Sequence[bytes]]) -> None:
         """Delete what another number of shards left behind.
@@ -228,43 +269,35 @@ class Upkeep:
                 pipeline.unlink(*names)
                 pipeline.execute()
 
-    def hold(self, rebuild: Rebuild) -> None:
-        """Keep the marker alive while other work goes on; once a second is often enough."""
-        self.restore(rebuild, ())
-
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
         """Put the rows that belong to these shards back into their windows, in one round trip.
 
-        Keeps the marker alive in all parts.
+        Keeps the marker alive in all parts, also without rows; once a second is often enough.
         """
-        start = [rebuild.marker, self._marker_life_ms]
-        calls: list[Call] = [
+        calls: list[_Step] = [
             (
-                [keys.rebuild, keys.pending, *(self._window(keys, scope) for scope in entries)],
-                [*start, *(b"".join(each) for each in entries.values())],
+                keys,
+                [keys.pending, *(keys.window(scope.name, scope.kind) for scope in entries)],
+                [b"".join(each) for each in entries.values()],
             )
             for keys, entries in self._restored(rebuild, rows)
         ]
-        told = {names[0] for names, _ in calls}
-        calls += [([part.rebuild], start) for part in rebuild.parts if part.rebuild not in told]
+        told = {keys for keys, _, _ in calls}
+        calls += [(part, (), ()) for part in rebuild.parts if part not in told]
         with translated(ReservationsUnavailable):
-            replies_of(self._client, self._restore, calls)
+            self._run("restore", rebuild, calls)
 
     def _restored(
         self, rebuild: Rebuild, rows: Sequence[Reserved]
     ) -> Iterator[tuple[ShardKeys, dict[Scope, list[bytes]]]]:
         """Yield what one script restores: a shard, and the entries of each of its windows."""
         ours = {keys.shard: keys for keys in rebuild.shards}
-        shards = len(self._fence.keys)
-        shard_in: dict[str, int] = {}
         waiting: dict[int, dict[Scope, list[bytes]]] = defaultdict(dict)
         counts: dict[int, int] = defaultdict(int)
         for message_id, scopes, send_at in rows:
             entry = b"%015d%b" % (to_ms(send_at), message_id.bytes)
             for scope in scopes:
-                shard = shard_in.get(scope.home)
-                if shard is None:
-                    shard = shard_in[scope.home] = shard_of(scope.home, shards)
+                shard = self._fence.keys_of(scope).shard
                 if shard not in ours:
                     continue
                 waiting[shard].setdefault(scope, []).append(entry)
@@ -277,17 +310,12 @@ class Upkeep:
 
     def open(self, rebuild: Rebuild) -> int:
         """Declare the parts complete; return how many were still this rebuild's to declare."""
-        facts = [rebuild.marker, rebuild.server]
+        calls = [
+            (part, (), (server, *self._fence.layout(part)))
+            for part, server in rebuild.holders.items()
+        ]
         with translated(ReservationsUnavailable):
-            replies = replies_of(
-                self._client,
-                self._open,
-                [
-                    ([part.epoch, part.rebuild], [*facts, *self._fence.layout(part)])
-                    for part in rebuild.parts
-                ],
-            )
-            return sum(replies)
+            return sum(self._run("open", rebuild, calls))
 
     def unchecked(self, *, older_than: timedelta) -> dict[ShardKeys, datetime]:
         """Return the shards opened longer ago than that whose stragglers were not looked for.
@@ -329,7 +357,7 @@ class Upkeep:
     # Reservations
 
     def unconfirmed(
-        self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
+        self, *, older_than: timedelta, limit: int, skip: Mapping[ShardKeys, int] | None = None
     ) -> list[Unconfirmed]:
         """Return reservations that have waited for the store longer than ``older_than``.
 
@@ -342,14 +370,14 @@ class Upkeep:
             pipeline = self._client.pipeline(transaction=False)
             for keys in self._fence.keys:
                 pipeline.zrangebyscore(
-                    keys.pending, "-inf", before, start=skip.get(keys, 0), num=at_most
+                    keys.pending, "-inf", before, start=skip.get(keys, 0), num=limit
                 )
             replies = pipeline.execute()
         found = [
             (entry, entry.find(b"{", 16), keys)
             for keys, entries in zip(self._fence.keys, replies, strict=True)
             for entry in entries
-        ][:at_most]
+        ][:limit]
         if any(start < 0 for _, start, _ in found):
             raise ReservationsUnavailable("what is pending has an entry that is none of ours")
         return [
@@ -357,31 +385,31 @@ class Upkeep:
             for entry, start, keys in found
         ]
 
-    def confirm(self, found: Sequence[Unconfirmed], stored: Mapping[UUID, Stored]) -> int:
+    def confirm(
+        self, found: Sequence[Unconfirmed], stored: Mapping[UUID, tuple[datetime, int]]
+    ) -> int:
         """Let the windows agree with the store; return how many reservations had to be corrected.
 
-        ``stored`` has those messages that need a reservation; those of all others are released.
+        ``stored`` has the send time of those messages that need a reservation, and the token of
+        their last move; the reservations of all others are released.
         A hold ends: the store was told before it was read to take no time that this hold is for.
         """
+        calls: list[Call] = []
+        for each in found:
+            send_at, token = stored.get(each.message_id, (None, 0))
+            calls.append((
+                [each.window, each.keys.pending, each.keys.moved(each.message_id)],
+                [each.member, each.message_id.bytes, to_ms(send_at) if send_at else "",
+                 each.before_ms, token, self._under_way_ms],
+            ))  # fmt: skip
         with translated(ReservationsUnavailable):
-            pipeline = self._client.pipeline(transaction=False)
-            known = [each for each in found if each.message_id in stored]
-            for each in known:
-                send_at, token = stored[each.message_id]
-                words: list[bytes | int] = [each.member, each.message_id.bytes]
-                words += [to_ms(send_at), each.before_ms, token, self._under_way_ms]
-                moved = each.keys.moved(each.message_id)
-                names: list[bytes | str] = [each.window, each.keys.pending, moved]
-                self._confirm(keys=names, args=words, client=pipeline)
-            for each in found:
-                if each.message_id not in stored:
-                    names, words = [each.window, each.keys.pending], [each.member, each.before_ms]
-                    self._orphan(keys=names, args=words, client=pipeline)
-            for window, keys in {(each.window, each.keys) for each in found}:
-                self._tidy_window(window, keys, pipeline)
-            return sum(pipeline.execute()[: len(known)])
+            corrected: int = sum(replies_of(self._client, self._confirm, calls))
+            self._tidied({(each.window, each.keys) for each in found})
+        return corrected
 
-    def places(self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]) -> list[Unconfirmed]:
+    def await_confirmation(
+        self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]
+    ) -> list[Unconfirmed]:
         """Let the reservations of some messages be confirmed in all their windows; return them.
 
         ``rows`` are those of whose holds some are among ``found``: where a hold is left in one
@@ -391,13 +419,11 @@ class Upkeep:
         added = []
         with translated(ReservationsUnavailable):
             pipeline = self._client.pipeline(transaction=False)
-            for message_id, scope in [
-                (row.message_id, each) for row in rows for each in row.scopes
-            ]:
-                keys, member = self._keys(scope), message_id.bytes
-                window = self._window(keys, scope).encode()
-                pipeline.zadd(keys.pending, {member + window: before_ms}, nx=True)
-                added.append(Unconfirmed(message_id, member, window, keys, before_ms))
+            for message_id, scopes, _ in rows:
+                for scope in scopes:
+                    (keys, window), member = self._fence.window_of(scope), message_id.bytes
+                    pipeline.zadd(keys.pending, {member + window: before_ms}, nx=True)
+                    added.append(Unconfirmed(message_id, member, window, keys, before_ms))
             pipeline.execute()
         return added
 
@@ -407,7 +433,8 @@ class Upkeep:
             pipeline = self._client.pipeline(transaction=False)
             for row in rows:
                 for scope in row.scopes:
-                    pipeline.zrem(self._window(self._keys(scope), scope), row.message_id.bytes)
+                    _, window = self._fence.window_of(scope)
+                    pipeline.zrem(window, row.message_id.bytes)
             pipeline.execute()
 
     def put_back(self, rows: Sequence[Reserved]) -> int:
@@ -419,47 +446,42 @@ class Upkeep:
         with translated(ReservationsUnavailable):
             now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
-            for row, scope in [(each, scope) for each in rows for scope in each.scopes]:
-                keys = self._keys(scope)
-                window, member = self._window(keys, scope), row.message_id.bytes
-                pipeline.zadd(window, {member: to_ms(row.send_at)}, nx=True)
-                pipeline.zadd(keys.pending, {member + window.encode(): now}, nx=True)
+            for message_id, scopes, send_at in rows:
+                for scope in scopes:
+                    (keys, window), member = self._fence.window_of(scope), message_id.bytes
+                    pipeline.zadd(window, {member: to_ms(send_at)}, nx=True)
+                    pipeline.zadd(keys.pending, {member + window: now}, nx=True)
             return sum(pipeline.execute()[::2])
 
     def tidy(self, *, keys_at_once: int) -> int:
         """Delete what no quota counts any more in the windows among the next so many keys.
 
-        Goes on where the last call ended. Foreign keys among them are set aside. Return how many
-        members were deleted.
+        Of each server. Goes on where the last call ended. Foreign keys among them are set aside.
+        Return how many members were deleted.
         """
         with translated(ReservationsUnavailable):
-            self._tidy_cursor, names = self._client.scan(
-                self._tidy_cursor, match=all_of(self._fence.namespace), count=keys_at_once
-            )
-            found = [
-                (name, self._shard_by_start.get(start_of(name)))
-                for name in cast("list[bytes]", names)
-            ]
+            found = []
+            for server, client in masters_of(self._client).items():
+                self._tidy_cursors[server], names = client.scan(
+                    self._tidy_cursors.get(server, 0),
+                    match=all_of(self._fence.namespace),
+                    count=keys_at_once,
+                )
+                found += [(name, self._fence.shard_of(name)) for name in cast("list[bytes]", names)]
             windows = [(name, keys) for name, keys in found if keys is not None]
             self._foreign_keys.set_aside(windows)
-            pipeline = self._client.pipeline(transaction=False)
-            for each in windows:
-                self._tidy_window(*each, pipeline)
-            deleted: int = sum(pipeline.execute())
+            deleted = self._tidied(windows)
             for name, keys in found:
                 # What a killed plan left behind gets a life that ends.
                 is_of_plan = keys is None and b"}:plan:" in name
                 if is_of_plan and self._client.pttl(name) == _FOR_EVER:
-                    self._client.pexpire(name, _PLAN_LIFE_MS)
+                    self._client.pexpire(name, LIFE_MS)
         return deleted
 
-    def _tidy_window(self, window: bytes, keys: ShardKeys, pipeline: Any) -> None:
-        words: list[int | str] = [KEEP_MS, f"reach:{kind_of(window)}", _MOST_DELETED]
-        self._tidy(keys=[window, keys.epoch], args=words, client=pipeline)
-
-    def _keys(self, scope: Scope) -> ShardKeys:
-        return self._fence.keys[shard_of(scope.home, len(self._fence.keys))]
-
-    @staticmethod
-    def _window(keys: ShardKeys, scope: Scope) -> str:
-        return keys.window(scope.name, scope.kind)
+    def _tidied(self, windows: Iterable[tuple[bytes, ShardKeys]]) -> int:
+        """Delete what no quota counts any more in these windows; return how many members."""
+        calls: list[Call] = [
+            ([window, keys.epoch], [KEEP_MS, f"reach:{kind_of(window)}", _MOST_DELETED])
+            for window, keys in windows
+        ]
+        return sum(replies_of(self._client, self._tidy, calls))

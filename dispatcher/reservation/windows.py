@@ -15,15 +15,14 @@ from uuid import UUID
 import redis
 
 from dispatcher.errors import (
+    DuplicateUnderWay,
     IdempotencyConflict,
-    NoPlace,
     QuietHours,
     QuotaExceeded,
     ReservationsUnavailable,
-    TwinUnderWay,
+    SlotRefused,
 )
 from dispatcher.faults import fault
-from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation.arguments import ENDLESS
 from dispatcher.reservation.booking import (
@@ -33,6 +32,7 @@ from dispatcher.reservation.booking import (
     Leg,
     LegRequest,
     Moving,
+    Rebooked,
     Request,
     Reservation,
     Submit,
@@ -126,7 +126,9 @@ class Windows:
         """
         request = _request(message_id, terms, send_at, latest, submit)
         reservation = self.book(request, pending_ahead=pending_ahead, is_stored=is_stored)
-        return Booking(reservation.message_id, terms, from_ms(reservation.at_ms), submit)
+        if isinstance(reservation, Rebooked):
+            request, reservation = reservation
+        return Booking(reservation.message_id, terms, from_ms(reservation.at_ms), request.submit)
 
     def book(
         self,
@@ -134,23 +136,27 @@ class Windows:
         *,
         pending_ahead: timedelta = timedelta(0),
         is_stored: bool = False,
-    ) -> Reservation:
+    ) -> Reservation | Rebooked:
         """Return where a request is booked. Raises like :meth:`reserve`.
 
-        The id is a duplicate's where that booked first. A request without an idempotency key whose
-        reservation was released on its way has another id then: a copy of a release that arrives
-        late must not take what is booked after it.
+        The id is a duplicate's where that booked first. Where something was released on its way,
+        the request was renewed.
         """
         ahead_ms = pending_ahead // _MILLISECOND
         wish = _Wish(request, pending_ahead_ms=ahead_ms, is_stored=is_stored)
         try:
-            return self._in_all(wish)
-        except (NoPlace, IdempotencyConflict, TwinUnderWay):
+            found = self._in_all(wish)
+        except (SlotRefused, IdempotencyConflict, DuplicateUnderWay):
             raise
         except BaseException:
-            if wish.request.message_id != request.message_id:  # the caller withdraws its own id
-                self.try_to_release(wish.request.message_id, request.terms)
+            message_id, _, _, _, submit = wish.request
+            if message_id != request.message_id:  # the caller withdraws the request that it knows
+                try:
+                    self.withdraw(Booking(message_id, request.terms, from_ms(0), submit))
+                except ReservationsUnavailable as error:
+                    _log_left_to_reconcile(error)
             raise
+        return found if wish.request is request else Rebooked(wish.request, found)
 
     def next_slot(self, terms: Terms, after: datetime) -> datetime:
         """Return the first time at or after ``after`` that fits. Books nothing."""
@@ -165,13 +171,6 @@ class Windows:
         for leg in self.legs(terms):
             self.shards.release(leg, message_id, submit)
             submit = None
-
-    def try_to_release(self, message_id: UUID, terms: Terms) -> None:
-        """Release a reservation now, or leave that to reconcile."""
-        try:
-            self.release(message_id, terms)
-        except ReservationsUnavailable as error:
-            _log_left_to_reconcile(error)
 
     def withdraw(self, booking: Booking) -> bool:
         """Release what a submit booked that stored nothing; return whether its time is free.
@@ -204,11 +203,11 @@ class Windows:
         request = _request(message_id, terms, send_at, latest)
         wish = _Wish(request, new_hold(message_id), beside.hold if beside else b"")
         [found] = self._held([wish])
-        if isinstance(found, NoPlace):
+        if isinstance(found, SlotRefused):
             raise found
         return found
 
-    def move_many(self, requests: Sequence[Request]) -> list[Moving | NoPlace]:
+    def move_many(self, requests: Sequence[Request]) -> list[Moving | SlotRefused]:
         """Hold another time for each of these messages, or return why it has none.
 
         As if :meth:`move` was called for each, in order. Those with one leg go together in one
@@ -262,7 +261,7 @@ class Windows:
 
     def refusal(
         self, terms: Terms, asked_ms: int, blocked: Blocked, mover: UUID | None = None
-    ) -> NoPlace:
+    ) -> SlotRefused:
         """Return the error that says why a time does not fit, and the next slot.
 
         The reservations of ``mover`` count as free.
@@ -286,7 +285,7 @@ class Windows:
             next_slot=from_ms(slot_ms),
         )
 
-    def _held(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
+    def _held(self, wishes: Sequence[_Wish]) -> list[Moving | SlotRefused]:
         try:
             return self._held_or_refused(wishes)
         except ReservationsUnavailable:
@@ -299,7 +298,7 @@ class Windows:
                 _log_left_to_reconcile(error)
             raise
 
-    def _held_or_refused(self, wishes: Sequence[_Wish]) -> list[Moving | NoPlace]:
+    def _held_or_refused(self, wishes: Sequence[_Wish]) -> list[Moving | SlotRefused]:
         near: dict[int, LegRequest] = {}
         far: set[Scope] = set()
         for number, wish in enumerate(wishes):
@@ -321,16 +320,16 @@ class Windows:
                 found[number] = self._held_alone(wish)
         return [found[number] for number in range(len(wishes))]
 
-    def _judged(self, wish: _Wish, answer: Reservation | Blocked) -> Moving | NoPlace:
+    def _judged(self, wish: _Wish, answer: Reservation | Blocked) -> Moving | SlotRefused:
         message_id, terms, asked_ms, *_ = wish.request
         if isinstance(answer, Blocked):
             return self.refusal(terms, asked_ms, answer, message_id)
         return wish.moving(answer)
 
-    def _held_alone(self, wish: _Wish) -> Moving | NoPlace:
+    def _held_alone(self, wish: _Wish) -> Moving | SlotRefused:
         try:
             return wish.moving(self._in_all(wish))
-        except NoPlace as refused:
+        except SlotRefused as refused:
             return refused
 
     def _in_all(self, wish: _Wish) -> Reservation:
@@ -385,7 +384,7 @@ class Windows:
                 self._undo(wish, reservation)
                 if reservation.message_id != wish.request.message_id:
                     # The first shard has the duplicate's new time, this one its old one.
-                    raise TwinUnderWay
+                    raise DuplicateUnderWay
                 # Our own earlier booking: the first shard has lost it, this one has not.
                 raise ReservationsUnavailable("its reservations in two shards disagree; try again")
         return None
@@ -403,7 +402,7 @@ class Windows:
         return Reservation(reservation.message_id, found) if isinstance(found, int) else found
 
     def _undo(self, wish: _Wish, reservation: Reservation) -> None:
-        """Release what the legs have. Raises TwinUnderWay where a duplicate submit relies on it."""
+        """Release what the legs have. Raises DuplicateUnderWay where another submit needs it."""
         request = wish.request
         if wish.hold:
             held = wish.moving(reservation)
@@ -413,9 +412,8 @@ class Windows:
             at = from_ms(reservation.at_ms)
             booking = Booking(reservation.message_id, request.terms, at, request.submit)
             if not self.withdraw(booking):
-                raise TwinUnderWay
-            if request.submit is None:
-                wish.request = request._replace(message_id=new_id())
+                raise DuplicateUnderWay
+            wish.request = request.renewed()
 
     def _next_slot(self, legs: Sequence[Leg], start_ms: int, mover: UUID | None = None) -> int:
         for _ in range(_MOST_ROUNDS):

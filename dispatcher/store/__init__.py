@@ -1,43 +1,40 @@
 """Messages and attempts in SQL.
 
 ``database`` runs statements on an engine of ``engines``, the only package that knows differences
-between databases. ``schema`` describes the tables that the migrations build, ``rows`` turns
-messages into rows and back.
+between databases. ``schema`` describes the tables that the migrations build, and turns messages
+into rows and back.
 
-For submission there are ``messages`` and ``bulk``, and ``outbox`` in a transaction of the caller's;
+For submission there are ``messages``, and ``outbox`` in a transaction of the caller's;
 ``suppressions`` are the recipients who have opted out. For delivery: ``claims``, which write by
-``changes``. For periodic maintenance: ``maintenance``, ``orphans``, ``catch_up``, ``notifications``
-and ``reservations``. For operators: ``decisions``, ``listing``, ``figures``, ``survey`` and
-``migrate``.
+``changes``. For periodic maintenance: ``maintenance``, ``reservations`` and ``notifications``. For
+operators: ``decisions``, ``listing``, ``survey`` and ``migrate``.
 """
 
-from dispatcher.store.bulk import BulkMessages
-from dispatcher.store.catch_up import Overdue, overdue
 from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
-from dispatcher.store.engines.base import Durability
-from dispatcher.store.figures import Busy, Counts, Figures, Load, Of, OverdueFigure
-from dispatcher.store.listing import Listing
-from dispatcher.store.maintenance import Due, Rescued, StoreUpkeep, Unbegun
-from dispatcher.store.messages import Messages, NewTime
+from dispatcher.store.engines.base import Backlog, Durability, Housekeeping, Slot
+from dispatcher.store.listing import Busy, Counts, Figures, Listing, Load, Of, OverdueFigure
+from dispatcher.store.maintenance import Due, Overdue, Rescued, StoreUpkeep, Unbegun, overdue
+from dispatcher.store.messages import BulkMessages, GivenUp, Messages, NewTime
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
-from dispatcher.store.orphans import GivenUp, Settled
 from dispatcher.store.outbox import Joinable, JoinedMessages, JoinedTransaction
 from dispatcher.store.reservations import (
     ReservationRow,
     ReservationState,
     ReservationStates,
     ReservedTime,
+    Settled,
 )
-from dispatcher.store.rows import Addition, Movable
+from dispatcher.store.schema import Addition, Movable
 from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
 
 __all__ = [
     "REASON",
     "Addition",
+    "Backlog",
     "BulkMessages",
     "Busy",
     "Claim",
@@ -51,6 +48,7 @@ __all__ = [
     "Figures",
     "GivenUp",
     "HeldMessages",
+    "Housekeeping",
     "Joinable",
     "JoinedMessages",
     "JoinedTransaction",
@@ -72,6 +70,7 @@ __all__ = [
     "Result",
     "SchemaStanding",
     "Settled",
+    "Slot",
     "Standstill",
     "StoreSurvey",
     "StoreUpkeep",

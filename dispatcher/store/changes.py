@@ -6,8 +6,8 @@ once; elsewhere the statement is run for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -17,10 +17,10 @@ from sqlalchemy import (
     Delete,
     Float,
     Integer,
+    Row,
     Select,
     Text,
     Update,
-    and_,
     bindparam,
     case,
     delete,
@@ -40,29 +40,32 @@ from dispatcher.store.engines.types import Instant, Length, database_now, id_typ
 
 GivenRow = dict[str, Any]
 Given = Callable[[str], ColumnElement[Any]]
+Make = Callable[[Given], Update | Delete]
 
 _TYPES: dict[str, TypeEngine[Any]] = {
     "id": id_type(), "token": Integer(), "wait": Float(), "enqueue": Float(), "error": Text(),
     "outcome": Text(), "receipt": Text(), "send_at": Instant(), "next_attempt_at": Instant(),
     "enqueue_at": Instant(), "expires_at": Instant(), "asked_at": Instant(), "until": Instant(),
-    "expire_after": Length(), "zone": Text(), "max_attempts": Integer(),
+    "expire_after": Length(), "zone": Text(), "max_attempts": Integer(), "key": Text(),
 }  # fmt: skip
 _NO_CLAIM: dict[str, Any] = {"claimed_by": None, "claim_expires_at": None}
 _NOW = database_now()
 
 
 class Change:
-    """A guarded statement; ``names`` are the values of each row, ``id`` and ``token`` first."""
+    """A guarded statement; ``make`` makes it of the values of a row, for which it asks by name."""
 
-    def __init__(
-        self, backend: StoreEngine, make: Callable[[Given], Update | Delete], *names: str
-    ) -> None:
-        self._names = ("id", "token", *names)
+    def __init__(self, backend: StoreEngine, make: Make) -> None:
         self.make = make
-        self._one = make(lambda name: bindparam(f"given_{name}", type_=_TYPES[name]))
-        self._many = None
-        if backend.takes_arrays:
-            self._many = make(_given_as_arrays(backend, self._names))
+        names: dict[str, None] = {}
+
+        def given(name: str) -> ColumnElement[Any]:
+            names[name] = None
+            return bindparam(f"given_{name}", type_=_TYPES[name])
+
+        self._one = make(given)
+        self._many = make(_given_as_arrays(backend, names)) if backend.takes_arrays else None
+        self._names = tuple(names)
 
     def run(self, connection: Connection, rows: Sequence[GivenRow]) -> None:
         """Change these rows, as far as their tokens are still current.
@@ -78,270 +81,196 @@ class Change:
             given = [{f"given_{name}": value for name, value in one.items()} for one in ones]
             connection.execute(self._one, given)
 
+    def run_and_read(
+        self, database: Database, rows: Sequence[GivenRow], query: Select[Any]
+    ) -> Sequence[Row[Any]]:
+        """Change these rows, several in one transaction; then return what the query reads."""
+
+        def work(connection: Connection) -> Sequence[Row[Any]]:
+            self.run(connection, rows)
+            return connection.execute(query).all()
+
+        return database.transact(work) if len(rows) > 1 else database.run(work)
+
 
 def arrays(rows: Sequence[GivenRow]) -> dict[str, list[Any]]:
     """Return rows as the arrays that a statement for many is given; at least one row."""
     return {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
 
 
-def _given_as_arrays(backend: StoreEngine, names: Sequence[str]) -> Given:
+def _given_as_arrays(backend: StoreEngine, names: Iterable[str]) -> Given:
     table = backend.rows_from({name: _TYPES[name] for name in names})
     return lambda name: table.c[name]
 
 
+def change(make: Callable[[Changes, Given], Update | Delete]) -> cached_property[Change]:
+    """Turn a method that makes a statement into its :class:`Change`, made when it is first used."""
+    return cached_property(lambda changes: Change(changes.backend, partial(make, changes)))
+
+
 class Changes:
-    """The guarded statements, by the names of one database's tables."""
+    """The guarded statements of claims, by the names of one database's tables."""
 
     def __init__(self, database: Database) -> None:
-        self._backend = database.backend
+        self.backend = database.backend
         self._tables = tables = database.tables
+        self._messages, self._attempts = tables.messages, tables.attempts
         # Its outcome is not known yet: it is being sent, or held.
         self._open = tables.has_status(Status.SENDING, Status.HELD)
 
-    @cached_property
-    def sent(self) -> Change:
-        """The provider accepted it, by this claim or an earlier one.
+    @change
+    def sent(self, given: Given) -> Update:
+        """End it as sent: the provider accepted it, by this claim or an earlier one.
 
         Also when its claim has run out, whatever its status since: it was sent, even if a later
         attempt has failed or is under way. Run ``overtaken`` for that one before.
         """
-        messages = self._tables.messages
-        return self._change(
-            lambda given: self._sent(
-                messages.c.id == given("id"), messages.c.claim_token >= given("token")
-            )
-        )
+        messages = self._messages
+        return self._sent(messages.c.id == given("id"), messages.c.claim_token >= given("token"))
 
-    @cached_property
-    def overtaken(self) -> Change:
-        """An earlier attempt has ended the message while this one is under way.
+    @change
+    def overtaken(self, given: Given) -> Update:
+        """End an attempt under way whose message an earlier attempt has ended.
 
         Its worker may still record its outcome. Until then its permit counts at the end of its
         claim, as after a rescue.
         """
-        messages, attempts = self._tables.messages, self._tables.attempts
-        return self._change(
-            lambda given: (
-                update(attempts)
-                .where(*self._attempt(given), attempts.c.finished_at.is_(None))
-                .values(
-                    outcome=Outcome.UNKNOWN.value,
-                    finished_at=select(messages.c.claim_expires_at)
-                    .where(messages.c.id == attempts.c.message_id)
-                    .scalar_subquery(),
-                )
-            )
+        messages, attempts = self._messages, self._attempts
+        claim_end = select(messages.c.claim_expires_at).where(
+            messages.c.id == attempts.c.message_id
+        )
+        return (
+            update(attempts)
+            .where(*self._attempt(given), attempts.c.finished_at.is_(None))
+            .values(outcome=Outcome.UNKNOWN.value, finished_at=claim_end.scalar_subquery())
         )
 
-    @cached_property
-    def failed(self) -> Change:
-        """It fails: no further attempt."""
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), self._open)
-                .values(
-                    status=Status.FAILED.value,
-                    finished_at=_NOW,
-                    last_error=given("error"),
-                    **_NO_CLAIM,
-                )
-            ),
-            "error",
+    @change
+    def failed(self, given: Given) -> Update:
+        """End it as failed: no further attempt."""
+        return self._end_claim(
+            given, status=Status.FAILED.value, finished_at=_NOW, last_error=given("error")
         )
 
-    @cached_property
-    def again(self) -> Change:
-        """It is retried after a wait, in seconds from now."""
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), self._open)
-                .values(
-                    status=Status.SCHEDULED.value,
-                    next_attempt_at=later(_NOW, given("wait")),
-                    enqueue_at=later(_NOW, given("enqueue")),
-                    last_error=given("error"),
-                    **_NO_CLAIM,
-                )
-            ),
-            "wait",
-            "enqueue",
-            "error",
+    @change
+    def again(self, given: Given) -> Update:
+        """Retry it after a wait, in seconds from now."""
+        return self._end_claim(
+            given,
+            status=Status.SCHEDULED.value,
+            next_attempt_at=later(_NOW, given("wait")),
+            enqueue_at=later(_NOW, given("enqueue")),
+            last_error=given("error"),
         )
 
-    @cached_property
-    def held(self) -> Change:
-        """The outcome of its attempt is unknown: it is held for the decision of an operator."""
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), self._open)
-                .values(
-                    status=Status.HELD.value,
-                    next_attempt_at=_NOW,
-                    last_error=given("error"),
-                    **_NO_CLAIM,
-                )
-            ),
-            "error",
+    @change
+    def held(self, given: Given) -> Update:
+        """Hold it for the decision of an operator: the outcome of its attempt is unknown."""
+        return self._end_claim(
+            given, status=Status.HELD.value, next_attempt_at=_NOW, last_error=given("error")
         )
 
-    @cached_property
-    def expired(self) -> Change:
-        """It expires: its next attempt would come after its expiry."""
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(
-                    *self._ours(given),
-                    self._tables.has_status(Status.SCHEDULED),
-                    messages.c.expires_at <= messages.c.next_attempt_at,
-                )
-                .values(status=Status.EXPIRED.value, finished_at=_NOW)
-            )
+    @change
+    def expired(self, given: Given) -> Update:
+        """Expire it: its next attempt would come after its expiry."""
+        messages = self._messages
+        too_late = messages.c.expires_at <= messages.c.next_attempt_at
+        return (
+            update(messages)
+            .where(*self._ours(given), self._tables.is_scheduled, too_late)
+            .values(status=Status.EXPIRED.value, finished_at=_NOW)
         )
 
-    @cached_property
-    def snoozed(self) -> Change:
-        """It was not sent: no attempt counts, and it is not due earlier than before.
+    @change
+    def snoozed(self, given: Given) -> Update:
+        """Put it back unsent: no attempt counts, and it is not due earlier than before.
 
         Where maintenance would enqueue it only after it is due, the caller enqueues it.
         """
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), self._open)
-                .values(
-                    status=Status.SCHEDULED.value,
-                    attempt_count=messages.c.attempt_count - 1,
-                    next_attempt_at=_not_before(messages.c.next_attempt_at, given("wait")),
-                    enqueue_at=later(_NOW, given("enqueue")),
-                    enqueued_at=case(
-                        (given("enqueue") > given("wait"), _NOW), else_=messages.c.enqueued_at
-                    ),
-                    **_NO_CLAIM,
-                )
-            ),
-            "wait",
-            "enqueue",
+        row = self._messages.c
+        due_at = later(_NOW, given("wait"))
+        is_enqueued = given("enqueue") > given("wait")
+        return self._end_claim(
+            given,
+            status=Status.SCHEDULED.value,
+            attempt_count=row.attempt_count - 1,
+            next_attempt_at=case((row.next_attempt_at > due_at, row.next_attempt_at), else_=due_at),
+            enqueue_at=later(_NOW, given("enqueue")),
+            enqueued_at=case((is_enqueued, _NOW), else_=row.enqueued_at),
         )
 
-    @cached_property
-    def not_begun(self) -> Change:
-        """Its worker died before it began to send it: due as it was, and no attempt counts."""
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), self._open)
-                .values(
-                    status=Status.SCHEDULED.value,
-                    attempt_count=messages.c.attempt_count - 1,
-                    enqueue_at=_NOW,
-                    last_error=given("error"),
-                    **_NO_CLAIM,
-                )
-            ),
-            "error",
+    @change
+    def not_begun(self, given: Given) -> Update:
+        """Put it back, due as it was, without an attempt: its worker died before its send began."""
+        return self._end_claim(
+            given,
+            status=Status.SCHEDULED.value,
+            attempt_count=self._messages.c.attempt_count - 1,
+            enqueue_at=_NOW,
+            last_error=given("error"),
         )
 
-    @cached_property
-    def undone_attempt(self) -> Change:
-        """Its claim's attempt did not happen; also where its message was held for it."""
-        messages, attempts = self._tables.messages, self._tables.attempts
-        was_held = (
-            select(literal(1))
-            .where(
-                messages.c.id == attempts.c.message_id,
-                messages.c.claim_token == attempts.c.token,
-                # put back before, or in the same statement
-                self._tables.has_status(Status.SCHEDULED, Status.HELD),
-                messages.c.on_unknown == "hold",
-                attempts.c.outcome == Outcome.UNKNOWN.value,
-            )
-            .exists()
+    @change
+    def undone_attempt(self, given: Given) -> Delete:
+        """Delete its claim's attempt: it did not happen, also where its message was held for it."""
+        messages, attempts = self._messages, self._attempts
+        was_held = exists().where(
+            messages.c.id == attempts.c.message_id,
+            messages.c.claim_token == attempts.c.token,
+            # Put back before, or in the same statement; that one sees it as it was when it began,
+            # also where it then waited for the rescue that holds the message.
+            self._tables.has_status(Status.SCHEDULED, Status.HELD, Status.SENDING),
+            messages.c.on_unknown == "hold",
+            attempts.c.outcome == Outcome.UNKNOWN.value,
         )
-        return self._change(
-            lambda given: delete(attempts).where(
-                *self._attempt(given), or_(attempts.c.finished_at.is_(None), was_held)
-            )
+        is_open = attempts.c.finished_at.is_(None)
+        return delete(attempts).where(*self._attempt(given), or_(is_open, was_held))
+
+    @change
+    def uncounted(self, given: Given) -> Update:
+        """Count no overtaken attempt that was not sent: an earlier one was."""
+        messages, attempts = self._messages, self._attempts
+        is_overtaken = exists().where(
+            attempts.c.message_id == messages.c.id,
+            attempts.c.token == messages.c.claim_token,
+            attempts.c.outcome == Outcome.UNKNOWN.value,
+        )
+        return (
+            update(messages)
+            .where(*self._ours(given), self._tables.has_status(Status.SENT), is_overtaken)
+            .values(attempt_count=messages.c.attempt_count - 1)
         )
 
-    @cached_property
-    def uncounted(self) -> Change:
-        """It was sent by an earlier attempt, and the overtaken one was not sent."""
-        messages, attempts = self._tables.messages, self._tables.attempts
-        is_overtaken = and_(
-            self._tables.has_status(Status.SENT),
-            select(literal(1))
-            .where(
-                attempts.c.message_id == messages.c.id,
-                attempts.c.token == messages.c.claim_token,
-                attempts.c.outcome == Outcome.UNKNOWN.value,
-            )
-            .exists(),
-        )
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), is_overtaken)
-                .values(attempt_count=messages.c.attempt_count - 1)
+    @change
+    def undone_overtaken(self, given: Given) -> Delete:
+        """Delete the attempt that was ``uncounted``."""
+        attempts = self._attempts
+        is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
+        return delete(attempts).where(*self._attempt(given), is_unknown)
+
+    @change
+    def outcome(self, given: Given) -> Update:
+        """Record the outcome of an attempt."""
+        attempts = self._attempts
+        is_unknown = attempts.c.outcome == Outcome.UNKNOWN.value
+        return (
+            update(attempts)
+            .where(*self._attempt(given), or_(attempts.c.finished_at.is_(None), is_unknown))
+            .values(
+                finished_at=_NOW,
+                outcome=given("outcome"),
+                error=given("error"),
+                receipt=given("receipt"),
             )
         )
 
-    @cached_property
-    def undone_overtaken(self) -> Change:
-        """The attempt that was ``uncounted`` did not happen."""
-        attempts = self._tables.attempts
-        return self._change(
-            lambda given: delete(attempts).where(
-                *self._attempt(given), attempts.c.outcome == Outcome.UNKNOWN.value
-            )
-        )
-
-    @cached_property
-    def outcome(self) -> Change:
-        """The outcome of an attempt."""
-        attempts = self._tables.attempts
-        return self._change(
-            lambda given: (
-                update(attempts)
-                .where(
-                    *self._attempt(given),
-                    or_(
-                        attempts.c.finished_at.is_(None),
-                        attempts.c.outcome == Outcome.UNKNOWN.value,
-                    ),
-                )
-                .values(
-                    finished_at=_NOW,
-                    outcome=given("outcome"),
-                    error=given("error"),
-                    receipt=given("receipt"),
-                )
-            ),
-            "outcome",
-            "error",
-            "receipt",
-        )
-
-    @cached_property
-    def renewed(self) -> Change:
-        """Its send takes long: its claim ends later, in seconds from now."""
-        messages = self._tables.messages
-        return self._change(
-            lambda given: (
-                update(messages)
-                .where(*self._ours(given), self._tables.has_status(Status.SENDING))
-                .values(claim_expires_at=later(_NOW, given("wait")))
-            ),
-            "wait",
+    @change
+    def renewed(self, given: Given) -> Update:
+        """Let its claim end later, in seconds from now: its send takes long."""
+        return (
+            update(self._messages)
+            .where(*self._ours(given), self._tables.has_status(Status.SENDING))
+            .values(claim_expires_at=later(_NOW, given("wait")))
         )
 
     def sent_at_once(self) -> Select[Any]:
@@ -349,16 +278,16 @@ class Changes:
 
         Only for claims that are the last ones, and open; it returns the ids of the other messages.
         """
-        given = _given_as_arrays(self._backend, ("id", "token", "receipt"))
+        given = _given_as_arrays(self.backend, ("id", "token", "receipt"))
         fixed: dict[str, ColumnElement[Any]] = {
             "outcome": literal(Outcome.SENT.value), "error": null()
         }  # fmt: skip
-        done = self._sent(*self._ours(given)).returning(self._tables.messages.c.id).cte("done")
+        done = self._sent(*self._ours(given)).returning(self._messages.c.id).cte("done")
         outcome = cast(
             "Update",
             self.outcome.make(lambda name: fixed[name] if name in fixed else given(name)),
         )
-        recorded = outcome.where(self._tables.attempts.c.message_id.in_(select(done.c.id)))
+        recorded = outcome.where(self._attempts.c.message_id.in_(select(done.c.id)))
         return _others(given, done).add_cte(recorded.cte("told"))
 
     def snoozed_at_once(self) -> Select[Any]:
@@ -366,20 +295,17 @@ class Changes:
 
         It returns the ids of the messages to which ``snoozed`` does not apply.
         """
-        given = _given_as_arrays(self._backend, ("id", "token", "wait", "enqueue"))
+        given = _given_as_arrays(self.backend, ("id", "token", "wait", "enqueue"))
         snoozed = cast("Update", self.snoozed.make(given))
-        done = snoozed.returning(self._tables.messages.c.id).cte("done")
+        done = snoozed.returning(self._messages.c.id).cte("done")
         return _others(given, done).add_cte(self.undone_attempt.make(given).cte("undone"))
 
-    def _change(self, make: Callable[[Given], Update | Delete], *names: str) -> Change:
-        return Change(self._backend, make, *names)
-
     def _ours(self, given: Given) -> tuple[ColumnElement[bool], ...]:
-        messages = self._tables.messages
+        messages = self._messages
         return messages.c.id == given("id"), messages.c.claim_token == given("token")
 
     def _attempt(self, given: Given) -> tuple[ColumnElement[bool], ...]:
-        attempts = self._tables.attempts
+        attempts = self._attempts
         return attempts.c.message_id == given("id"), attempts.c.token == given("token")
 
     def _sent(self, *these: ColumnElement[bool]) -> Update:
@@ -388,9 +314,10 @@ class Changes:
         values = {"status": Status.SENT.value, "finished_at": _NOW, "last_error": None}
         return update(tables.messages).where(*these, ends).values(**values, **_NO_CLAIM)
 
-
-def _not_before(due_at: ColumnElement[Any], wait: ColumnElement[Any]) -> ColumnElement[Any]:
-    return case((due_at > later(_NOW, wait), due_at), else_=later(_NOW, wait))
+    def _end_claim(self, given: Given, **values: Any) -> Update:
+        """End a claim whose outcome is not known yet."""
+        these = (*self._ours(given), self._open)
+        return update(self._messages).where(*these).values(**values, **_NO_CLAIM)
 
 
 def _others(given: Given, done: CTE) -> Select[Any]:

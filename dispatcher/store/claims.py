@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,7 +13,6 @@ from sqlalchemy import (
     ARRAY,
     ColumnElement,
     Connection,
-    Executable,
     Float,
     Select,
     Update,
@@ -33,13 +31,9 @@ from sqlalchemy import (
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import Changes, GivenRow, arrays
 from dispatcher.store.database import Database
-from dispatcher.store.engines import Unanswered
 from dispatcher.store.engines.types import database_now, id_type, later
-from dispatcher.store.rows import to_message
-from dispatcher.store.schema import Tables
+from dispatcher.store.schema import Tables, to_message
 from dispatcher.store.suppressions import REASON
-
-log = logging.getLogger(__name__)
 
 _NO_WAIT = timedelta(0)
 _NOW = database_now()
@@ -122,11 +116,10 @@ class Claims:
         self._ttl = ttl
         wanted = ~tables.is_suppressed
         self._takes = wanted if leaves is None else and_(wanted, ~leaves)
-        self._claim_at_once = self._sent_at_once = self._snoozed_at_once = _Direct(database, None)
-        if database.backend.takes_arrays:
-            self._claim_at_once = _Direct(database, claim_at_once(tables, self._takes))
-            self._sent_at_once = _Direct(database, self._changes.sent_at_once())
-            self._snoozed_at_once = _Direct(database, self._changes.snoozed_at_once())
+        direct = partial(database.backend.direct, database.engine)
+        self._claim_at_once = direct(lambda: claim_at_once(tables, self._takes))
+        self._sent_at_once = direct(self._changes.sent_at_once)
+        self._snoozed_at_once = direct(self._changes.snoozed_at_once)
 
     def claim(
         self,
@@ -163,18 +156,11 @@ class Claims:
 
     def renew(self, claims: Sequence[Claim]) -> set[UUID]:
         """Extend claims to their whole length from now on; return those that are still current."""
-        tables = self._tables
-        messages = tables.messages
         rows = [_key(each) | {"wait": self._ttl.total_seconds()} for each in claims]
-        tokens = {each.message.id: each.token for each in claims}
-        query = select(messages.c.id, messages.c.claim_token).where(
-            self._database.one_of(messages.c.id, list(tokens)),
-            tables.has_status(Status.SENDING),
-        )
-
-        change = partial(self._changes.renewed.run, rows=rows)
-        held = self._database.change(change, query, together=True)
-        return {row.id for row in held if row.claim_token == tokens[row.id]}
+        tokens = _tokens(rows)
+        query = self._last_claims(tokens, Status.SENDING)
+        held = self._changes.renewed.run_and_read(self._database, rows, query)
+        return {row.id for row in held if row.token == tokens[row.id]}
 
     def unclaimed(self, message_ids: Sequence[UUID]) -> Unclaimed:
         """Read messages that could not be claimed.
@@ -185,14 +171,13 @@ class Claims:
         messages = tables.messages
         now = database_now()
         is_late = and_(messages.c.next_attempt_at <= now, messages.c.expires_at <= now)
-        these = (messages.c.id.in_(message_ids), tables.has_status(Status.SCHEDULED))
         read = select(
             messages.c.id,
             messages.c.next_attempt_at,
             now.label("now"),
             is_late.label("is_late"),
             tables.is_suppressed.label("is_suppressed"),
-        ).where(*these)
+        ).where(messages.c.id.in_(message_ids), tables.is_scheduled)
         rows = self._database.read(read)
         unwanted = [row.id for row in rows if row.is_suppressed]
         late = [row.id for row in rows if row.is_late and not row.is_suppressed]
@@ -212,22 +197,13 @@ class Claims:
         self, message_ids: Sequence[UUID], reason: ColumnElement[bool], **values: str
     ) -> dict[UUID, str]:
         """End those of scheduled messages to which ``reason`` applies; return their channels."""
-        tables = self._tables
-        messages = tables.messages
         if not message_ids:
             return {}
-        these = (
-            select(messages.c.id)
-            .where(messages.c.id.in_(message_ids), tables.has_status(Status.SCHEDULED), reason)
-            .order_by(messages.c.id)
-            .with_for_update()
-        )
-        end = (
-            update(messages)
-            .where(tables.has_status(Status.SCHEDULED), reason)
-            .values(finished_at=database_now(), **values)
-        )
-        rows = self._database.update_returning(these, end, messages.c.id, messages.c.channel)
+        messages, guard = self._tables.messages, and_(self._tables.is_scheduled, reason)
+        these = select(messages.c.id).where(messages.c.id.in_(message_ids), guard)
+        locked = these.order_by(messages.c.id).with_for_update()
+        end = update(messages).where(guard).values(finished_at=database_now(), **values)
+        rows = self._database.update_returning(locked, end, messages.c.id, messages.c.channel)
         return dict(tuple(row) for row in rows)
 
     def enqueue_when_due(self, message_ids: Sequence[UUID]) -> None:
@@ -235,18 +211,11 @@ class Claims:
 
         Their task came far too early, perhaps for the time before a reschedule.
         """
-        tables = self._tables
-        messages = tables.messages
-        statement = (
-            update(messages)
-            .where(
-                messages.c.id.in_(message_ids),
-                tables.has_status(Status.SCHEDULED),
-                messages.c.enqueue_at > messages.c.next_attempt_at,
-            )
-            .values(enqueue_at=messages.c.next_attempt_at)
-        )
-        self._database.execute(statement)
+        messages = self._tables.messages
+        these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
+        is_later = messages.c.enqueue_at > messages.c.next_attempt_at
+        change = update(messages).where(*these, is_later)
+        self._database.execute(change.values(enqueue_at=messages.c.next_attempt_at))
 
     def record(
         self, results: Sequence[Result], failures: Sequence[Failure], *, enqueue_in: timedelta
@@ -267,35 +236,21 @@ class Claims:
         ended = [each for each in failures if each.wait is None and not each.is_held]
 
         def work(connection: Connection) -> set[UUID]:
-            succeeded = [_key(each.claim) for each in results]
-            last = self._last_claims(connection, succeeded, Status.SENDING)
-            tokens = {each.claim.message.id: each.claim.token for each in results}
+            tokens = _tokens(sent)
+            last = self._locked(connection, tokens, Status.SENDING)
             self._changes.overtaken.run(
                 connection, [row for row in last if row["token"] > tokens[row["id"]]]
             )
-            self._changes.sent.run(connection, succeeded)
-            self._changes.failed.run(
-                connection, [_key(each.claim) | {"error": each.error} for each in ended]
-            )
-            self._changes.held.run(
-                connection, [_key(each.claim) | {"error": each.error} for each in held]
-            )
-            rows = [
-                _key(each.claim) | _waits(each.wait, enqueue_in) | {"error": each.error}
-                for each in again
-            ]
+            self._changes.sent.run(connection, sent)
+            self._changes.failed.run(connection, [_failed(each) for each in ended])
+            self._changes.held.run(connection, [_failed(each) for each in held])
+            rows = [_failed(each) | _waits(each.wait, enqueue_in) for each in again]
             self._changes.again.run(connection, rows)
-            expired = self._without_time(connection, again)
-            self._changes.expired.run(connection, [_key(each.claim) for each in again])
-            outcomes = [
-                _key(each.claim)
-                | {"outcome": Outcome.SENT.value, "error": None, "receipt": each.receipt}
-                for each in results
-            ] + [
-                _key(each.claim)
-                | {"outcome": each.outcome.value, "error": each.error, "receipt": None}
-                for each in failures
-            ]
+            dated = [_key(each.claim) for each in again if each.claim.expires_in is not None]
+            expired = self._without_time(connection, _tokens(dated)) if dated else set()
+            self._changes.expired.run(connection, rows)
+            success = {"outcome": Outcome.SENT.value, "error": None}
+            outcomes = [each | success for each in sent] + [_failed(each) for each in failures]
             self._changes.outcome.run(connection, outcomes)
             return expired
 
@@ -308,17 +263,16 @@ class Claims:
 
         Maintenance enqueues them ``enqueue_in`` after that, unless the caller does.
         """
-        given = list(snoozed)
-        rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in given]
+        rows = [_key(claim) | _waits(wait, enqueue_in) for claim, wait in snoozed]
         if not rows or self._snoozed_at_once(arrays(rows)) == []:
             return
 
         def work(connection: Connection) -> None:
             self._changes.snoozed.run(connection, rows)
-            self._changes.undone_attempt.run(connection, [_key(claim) for claim, _ in given])
-            last = self._last_claims(connection, rows, Status.SENT)
-            ours = {row["id"]: row["token"] for row in rows}
-            overtaken = [row for row in last if row["token"] == ours[row["id"]]]
+            self._changes.undone_attempt.run(connection, rows)
+            tokens = _tokens(rows)
+            last = self._locked(connection, tokens, Status.SENT)
+            overtaken = [row for row in last if row["token"] == tokens[row["id"]]]
             self._changes.uncounted.run(connection, overtaken)
             self._changes.undone_overtaken.run(connection, overtaken)
 
@@ -351,40 +305,28 @@ class Claims:
         )
         return connection.execute(read).all()
 
-    def _without_time(self, connection: Connection, again: Sequence[Failure]) -> set[UUID]:
-        """Return those that the change ``expired`` will end."""
-        tables = self._tables
-        messages = tables.messages
-        claims = [each.claim for each in again if each.claim.expires_in is not None]
-        if not claims:
-            return set()
-        tokens = {each.message.id: each.token for each in claims}
-        query = select(messages.c.id, messages.c.claim_token).where(
-            self._database.one_of(messages.c.id, list(tokens)),
-            tables.has_status(Status.SCHEDULED),
-            messages.c.expires_at <= messages.c.next_attempt_at,
-        )
-        rows = connection.execute(query)
-        return {row.id for row in rows if row.claim_token == tokens[row.id]}
+    def _last_claims(self, message_ids: Iterable[UUID], status: Status) -> Select[Any]:
+        """Return the query of the last claims of those of the messages that have this status."""
+        messages = self._tables.messages
+        these = self._database.one_of(messages.c.id, list(message_ids))
+        query = select(messages.c.id, messages.c.claim_token.label("token"))
+        return query.where(these, self._tables.has_status(status))
 
-    def _last_claims(
-        self, connection: Connection, rows: Sequence[GivenRow], status: Status
+    def _locked(
+        self, connection: Connection, message_ids: Collection[UUID], status: Status
     ) -> list[GivenRow]:
         """Lock those of the messages that have this status; return their last claims."""
-        tables = self._tables
-        messages = tables.messages
-        if not rows:
+        if not message_ids:
             return []
-        query = (
-            select(messages.c.id, messages.c.claim_token)
-            .where(
-                self._database.one_of(messages.c.id, [row["id"] for row in rows]),
-                tables.has_status(status),
-            )
-            .order_by(messages.c.id)
-            .with_for_update()
-        )
-        return [{"id": row.id, "token": row.claim_token} for row in connection.execute(query)]
+        query = self._last_claims(message_ids, status).order_by(self._tables.messages.c.id)
+        return [row._asdict() for row in connection.execute(query.with_for_update())]
+
+    def _without_time(self, connection: Connection, tokens: Mapping[UUID, int]) -> set[UUID]:
+        """Return those that the change ``expired`` will end."""
+        row = self._tables.messages.c
+        query = self._last_claims(tokens, Status.SCHEDULED)
+        rows = connection.execute(query.where(row.expires_at <= row.next_attempt_at))
+        return {row.id for row in rows if row.token == tokens[row.id]}
 
 
 def _seconds_until(instant: datetime | None, now: datetime) -> float | None:
@@ -395,33 +337,18 @@ def _key(claim: Claim) -> GivenRow:
     return {"id": claim.message.id, "token": claim.token}
 
 
+def _failed(failure: Failure) -> GivenRow:
+    details = {"outcome": failure.outcome.value, "error": failure.error, "receipt": None}
+    return _key(failure.claim) | details
+
+
+def _tokens(rows: Sequence[GivenRow]) -> dict[UUID, int]:
+    return {row["id"]: row["token"] for row in rows}
+
+
 def _waits(wait: timedelta | None, enqueue_in: timedelta) -> GivenRow:
     seconds = wait.total_seconds() if wait else 0.0
     return {"wait": seconds, "enqueue": max(0.0, seconds + enqueue_in.total_seconds())}
-
-
-class _Direct:
-    """A statement for many rows that goes past SQLAlchemy, if the database has a way to do so."""
-
-    def __init__(self, database: Database, statement: Executable | None) -> None:
-        self._run = None
-        if statement is not None:
-            self._run = database.backend.direct(database.engine, statement)
-
-    def __call__(self, values: Mapping[str, Any]) -> list[Any] | None:
-        """Return the rows; None where the caller must run it through SQLAlchemy.
-
-        It may then have been done, or not. Raises StoreUnavailable where the server waited for too
-        long.
-        """
-        if self._run is None:
-            return None
-        try:
-            return self._run(values)
-        except Unanswered as fault:
-            if not fault.perhaps_done:
-                log.warning("statement sent past SQLAlchemy failed: running it through SQLAlchemy")
-            return None
 
 
 def claim_at_once(tables: Tables, takes: ColumnElement[bool]) -> Select[Any]:
@@ -456,7 +383,7 @@ def _wanted(
         select(messages.c.id)
         .where(
             these,
-            tables.has_status(Status.SCHEDULED),
+            tables.is_scheduled,
             messages.c.next_attempt_at <= later(_NOW, ahead),
             or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),
         )
@@ -469,7 +396,7 @@ def _take(tables: Tables, mark: Any, ttl: ColumnElement[float] | float) -> Updat
     messages = tables.messages
     return (
         update(messages)
-        .where(tables.has_status(Status.SCHEDULED))
+        .where(tables.is_scheduled)
         .values(
             status=Status.SENDING.value,
             claim_token=messages.c.claim_token + 1,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -21,17 +23,22 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from dispatcher.errors import StoreUnavailable
-from dispatcher.message import dump_json, load_json
+from dispatcher.message import dump_json
 from dispatcher.settings import TABLE_PREFIX, Settings
 from dispatcher.store.engines import engine_of
-from dispatcher.store.engines.errors import cause, unavailable, worth_another_try
+from dispatcher.store.engines.errors import (
+    cause,
+    refused_by_driver,
+    unavailable,
+    worth_another_try,
+)
 from dispatcher.store.schema import tables_named
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _TRIES = 3
+_VALUES_AT_ONCE = 5_000
 
 
 class Database:
@@ -58,7 +65,7 @@ class Database:
             max_overflow=27,
             pool_timeout=2,
             json_serializer=dump_json,
-            json_deserializer=load_json,
+            json_deserializer=json.loads,
             hide_parameters=True,
             connect_args=self.backend.connect_args(),
         )
@@ -93,53 +100,53 @@ class Database:
                 if not tries_left or not worth_another_try(error):
                     raise unavailable(error, self.url) from cause(error)
             except (UnicodeError, OverflowError) as error:
-                reason = f"the driver refused a value ({type(error).__name__})"
-                raise StoreUnavailable(reason, refused=True) from None
+                raise refused_by_driver(error) from None
 
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one transaction."""
+        return self.run(lambda connection: self.transact_on(connection, partial(work, connection)))
 
-        def in_transaction(connection: Connection) -> T:
-            connection.exec_driver_sql(self.backend.begin)
-            try:
-                result = work(connection)
-                connection.exec_driver_sql("COMMIT")
-            except BaseException:
-                _undo(connection)
-                raise
-            return result
-
-        return self.run(in_transaction)
+    def transact_on(self, connection: Connection, work: Callable[[], T]) -> T:
+        """Run ``work`` in one transaction of this connection. Raises SQLAlchemyError."""
+        connection.exec_driver_sql(self.backend.begin)
+        try:
+            result = work()
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            _undo(connection)
+            raise
+        return result
 
     def read(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
         """Return the rows of a query."""
         return self.run(lambda connection: connection.execute(query).all())
 
+    def read_of(
+        self, query: Select[*tuple[Any, ...]], column: Column[Any], values: Sequence[Any]
+    ) -> list[Row[Any]]:
+        """Return the rows of a query whose ``column`` is one of ``values``, however many."""
+        rows: list[Row[Any]] = []
+        for start in range(0, len(values), _VALUES_AT_ONCE):
+            these = self.one_of(column, values[start : start + _VALUES_AT_ONCE])
+            rows += self.read(query.where(these))
+        return rows
+
     def execute(self, statement: Executable) -> None:
         """Run a statement without a result."""
         self.run(lambda connection: connection.execute(statement))
 
-    def change(
-        self,
-        change: Executable | Callable[[Connection], object],
-        query: Select[*tuple[Any, ...]],
-        *,
-        together: bool = False,
-    ) -> Sequence[Row[Any]]:
+    def change(self, change: Executable, query: Select[*tuple[Any, ...]]) -> Sequence[Row[Any]]:
         """Run a guarded change, then return what the query reads.
 
         The change may have been run before, so that its row count means nothing: its effect is read
-        from the rows. With ``together`` both are one transaction.
+        from the rows.
         """
 
         def work(connection: Connection) -> Sequence[Row[Any]]:
-            if isinstance(change, Executable):
-                connection.execute(change)
-            else:
-                change(connection)
+            connection.execute(change)
             return connection.execute(query).all()
 
-        return self.transact(work) if together else self.run(work)
+        return self.run(work)
 
     def update_returning(
         self,

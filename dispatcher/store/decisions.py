@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Row, Select, case, exists, or_, select, update
+from sqlalchemy import Row, Select, Update, case, exists, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.store.changes import Change
+from dispatcher.store.changes import Change, Given
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.messages import changed
-from dispatcher.store.rows import to_message
+from dispatcher.store.schema import to_message
 
 DROPPED = "dropped: the outcome of its last try is unknown, it may have been sent"
 _MOST_ATTEMPTS = 32_767
@@ -28,24 +27,14 @@ class HeldMessages:
         self._tables = database.tables
         self._is_held = self._tables.messages.c.status == Status.HELD.value
 
-    def find(self, *, at_most: int) -> list[Message]:
+    def find(self, *, limit: int) -> list[Message]:
         """Return the held messages, oldest first."""
         tables = self._tables
         messages = tables.messages
         # A held message has no claim, so MariaDB reads the ids, in order, in the index of
         # claims; asked for whole rows, it would rather read all messages from the oldest on.
-        first = (
-            select(messages.c.id)
-            .where(self._is_held, messages.c.claim_expires_at.is_(None))
-            .order_by(messages.c.id)
-            .limit(at_most)
-            .subquery()
-        )
-        query = (
-            select(*tables.message_columns)
-            .join(first, first.c.id == messages.c.id)
-            .order_by(messages.c.id)
-        )
+        first = select(messages.c.id).where(self._is_held, messages.c.claim_expires_at.is_(None))
+        query = tables.found_by(first.order_by(messages.c.id).limit(limit)).order_by(messages.c.id)
         return [to_message(row) for row in self._database.read(query)]
 
     def release(self, message_id: UUID) -> Message:
@@ -58,31 +47,27 @@ class HeldMessages:
         now = database_now()
         too_late = messages.c.expires_at <= now
         used_up = messages.c.attempt_count >= messages.c.max_attempts
-        statement = (
-            update(messages)
-            .where(messages.c.id == message_id, self._is_held)
-            .values(
-                status=case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
-                finished_at=case((too_late, now), else_=None),
-                next_attempt_at=now,
-                enqueue_at=now,
-                max_attempts=case(
-                    (used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts
-                ),
-                told=tables.told_anew,
-            )
+        one_more = case((used_up, messages.c.attempt_count + 1), else_=messages.c.max_attempts)
+        return self._change(
+            message_id,
+            status=case((too_late, Status.EXPIRED.value), else_=Status.SCHEDULED.value),
+            finished_at=case((too_late, now), else_=None),
+            next_attempt_at=now,
+            enqueue_at=now,
+            max_attempts=one_more,
+            told=tables.told_anew,
         )
-        return changed(self._database, message_id, statement)
 
     def drop(self, message_id: UUID) -> Message:
         """End a held message as failed; return it as it now is. Raises MessageNotFound."""
-        messages = self._tables.messages
-        statement = (
-            update(messages)
-            .where(messages.c.id == message_id, self._is_held)
-            .values(status=Status.FAILED.value, finished_at=database_now(), last_error=DROPPED)
+        return self._change(
+            message_id, status=Status.FAILED.value, finished_at=database_now(), last_error=DROPPED
         )
-        return changed(self._database, message_id, statement)
+
+    def _change(self, message_id: UUID, **values: Any) -> Message:
+        messages = self._tables.messages
+        these = (messages.c.id == message_id, self._is_held)
+        return changed(self._database, message_id, update(messages).where(*these).values(**values))
 
 
 class Standstill(NamedTuple):
@@ -106,8 +91,7 @@ class FailedMessages:
 
     def look(self, message_ids: Sequence[UUID]) -> dict[UUID, Standstill]:
         """Return those of these messages that are stored."""
-        rows = self._database.read(self._standing(message_ids))
-        return {row.id: _standstill(row) for row in rows}
+        return _standing(self._database.read(self._query(message_ids)))
 
     def retry(self, wanted: Sequence[tuple[Standstill, int]]) -> dict[UUID, Standstill]:
         """Give failed messages so many more attempts, the first at once, in one transaction.
@@ -123,13 +107,10 @@ class FailedMessages:
             }
             for found, more in sorted(wanted, key=lambda each: each[0].message.id)
         ]
-        query = self._standing([row["id"] for row in rows])
+        query = self._query([row["id"] for row in rows])
+        return _standing(self._retried.run_and_read(self._database, rows, query))
 
-        change = partial(self._retried.run, rows=rows)
-        found = self._database.change(change, query, together=len(rows) > 1)
-        return {row.id: _standstill(row) for row in found}
-
-    def _standing(self, message_ids: Sequence[UUID]) -> Select[Any]:
+    def _query(self, message_ids: Sequence[UUID]) -> Select[Any]:
         tables = self._tables
         messages, attempts = tables.messages, tables.attempts
         unknown = exists().where(
@@ -142,30 +123,34 @@ class FailedMessages:
         return select(*columns).where(these, tables.is_message)
 
 
-def _standstill(row: Row[Any]) -> Standstill:
-    return Standstill(to_message(row), row.claim_token, bool(row.is_unknown))
+def _standing(rows: Sequence[Row[Any]]) -> dict[UUID, Standstill]:
+    return {
+        row.id: Standstill(to_message(row), row.claim_token, bool(row.is_unknown)) for row in rows
+    }
 
 
 def _retried(database: Database) -> Change:
     """Return the change that retries a failed message at once, if not past its expiry."""
     tables = database.tables
     messages, now = tables.messages, database_now()
-    return Change(
-        database.backend,
-        lambda given: update(messages)
-        .where(
-            messages.c.id == given("id"),
-            messages.c.claim_token == given("token"),
-            tables.has_status(Status.FAILED),
-            or_(messages.c.expires_at.is_(None), messages.c.expires_at > now),
+
+    def make(given: Given) -> Update:
+        return (
+            update(messages)
+            .where(
+                messages.c.id == given("id"),
+                messages.c.claim_token == given("token"),
+                tables.has_status(Status.FAILED),
+                or_(messages.c.expires_at.is_(None), messages.c.expires_at > now),
+            )
+            .values(
+                status=Status.SCHEDULED.value,
+                finished_at=None,
+                next_attempt_at=now,
+                enqueue_at=now,
+                max_attempts=given("max_attempts"),
+                told=tables.told_anew,
+            )
         )
-        .values(
-            status=Status.SCHEDULED.value,
-            finished_at=None,
-            next_attempt_at=now,
-            enqueue_at=now,
-            max_attempts=given("max_attempts"),
-            told=tables.told_anew,
-        ),
-        "max_attempts",
-    )  # fmt: skip
+
+    return Change(database.backend, make)

@@ -1,28 +1,77 @@
-"""Messages by the filters of operators, in pages, however many are stored."""
+"""Messages for operators, however many are stored: selected ones in pages, and numbers of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Table, and_, bindparam, func, select
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
-from dispatcher.scope import of_channel, of_scope_on
+from dispatcher.scope import NOBODY, of_channel, of_scope_on
 from dispatcher.selection import Page, Selection
 from dispatcher.store.database import Database
-from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.rows import to_attempt, to_message
-from dispatcher.store.schema import Tables
+from dispatcher.store.engines.types import database_now, later, minute_of
+from dispatcher.store.messages import attempts_of
+from dispatcher.store.schema import Tables, to_message
 from dispatcher.times.send_time import from_ms
 
 _EXAMINED = 5_000
 """How many messages one statement reads, where no index leads to the matches."""
 _COUNTED = 50_000
 _FEW = frozenset({Status.SENDING, Status.HELD})
+MOST_COUNTED = 1_000_000
+"""The most messages that one number is counted from, so that a count takes bounded time."""
+_MINUTES = 60
+_LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
+
+Of = Literal["scope", "recipient", "channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many messages of each channel have each status. Instants are the database's.
+
+    Messages that have ended count if they did so within ``since`` before ``now``. Not ``complete``:
+    there are more.
+    """
+
+    now: datetime
+    since: timedelta
+    by_channel: dict[str, dict[Status, int]]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueFigure:
+    """How many messages are overdue, the one that was due first, and how long ago it was."""
+
+    many: int
+    oldest: UUID | None
+    longest: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How many messages are due in each minute from ``start`` on. Not ``complete``: more are."""
+
+    start: datetime
+    minutes: tuple[int, ...]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """A scope, recipient or channel, how many of its messages are due, and when the first is."""
+
+    name: str
+    messages: int
+    next_at: datetime
 
 
 class Traced(NamedTuple):
@@ -53,8 +102,8 @@ class Listing:
     def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
         self._database = database
         self._tables = database.tables
-        self._late = late.total_seconds()
-        self._put_off = put_off.total_seconds()
+        self._late = late
+        self._put_off = put_off
 
     def pages(
         self,
@@ -71,9 +120,7 @@ class Listing:
         """
         tables = self._tables
         messages = tables.messages
-        where = self._conditions(wanted)
-        if before is not None:
-            where.append(messages.c.id < before)
+        where, bounds = self._conditions(wanted), self._bounds(wanted.made_after, before)
         found_by_index = _is_found_by_index(wanted)
         by: ColumnElement[UUID] = messages.c.id
         if found_by_index and wanted.status is not Status.HELD:
@@ -83,24 +130,13 @@ class Listing:
         cursor, end, is_last = start, None, found_by_index
         while True:
             if end is None and not is_last:
-                end = self._edge(
-                    cursor, before, wanted.made_after, oldest_first=oldest_first, many=_EXAMINED
-                )
+                end = self._edge(cursor, bounds, oldest_first=oldest_first, many=_EXAMINED)
                 is_last = end is None
             stretch = _between(cursor, end, by=messages.c.id, oldest_first=oldest_first)
-            first = (
-                select(messages.c.id)
-                .where(*where, *stretch)
-                .order_by(_order(by, oldest_first=oldest_first))
-                .limit(size)
-                .subquery()
-            )
-            query = (
-                select(*tables.message_columns)
-                .join(first, first.c.id == messages.c.id)
-                .order_by(_order(messages.c.id, oldest_first=oldest_first))
-            )
-            found = [to_message(row) for row in self._database.read(query)]
+            first = select(messages.c.id).where(*where, *bounds, *stretch).limit(size)
+            query = tables.found_by(first.order_by(_order(by, oldest_first=oldest_first)))
+            ordered = query.order_by(_order(messages.c.id, oldest_first=oldest_first))
+            found = [to_message(row) for row in self._database.read(ordered)]
             yield found
             if len(found) == size:
                 cursor = found[-1].id
@@ -109,25 +145,25 @@ class Listing:
             else:
                 cursor, end = end, None
 
-    def page(self, wanted: Selection, *, after: UUID | None, at_most: int) -> Page:
+    def page(self, wanted: Selection, *, after: UUID | None, limit: int) -> Page:
         """Return at most so many selected messages, newest first, from behind ``after`` on."""
         found: list[Message] = []
-        for some in self.pages(wanted, size=at_most + 1, after=after):
+        for some in self.pages(wanted, size=limit + 1, after=after):
             found += some
-            if len(found) > at_most:
-                return Page(messages=tuple(found[:at_most]), after=found[at_most - 1].id)
+            if len(found) > limit:
+                return Page(messages=tuple(found[:limit]), after=found[limit - 1].id)
         return Page(messages=tuple(found), after=None)
 
     def count(self, wanted: Selection) -> int:
         """Return how many messages are selected; concurrent changes may be missed."""
         messages = self._tables.messages
-        where = self._conditions(wanted)
+        where = self._conditions(wanted) + self._bounds(wanted.made_after, None)
         counted = select(func.count()).select_from(messages)
         if _is_found_by_index(wanted):
             return int(self._database.read(counted.where(*where))[0][0])
         total, cursor = 0, wanted.made_after
         while True:
-            end = self._edge(cursor, None, None, oldest_first=True, many=_COUNTED)
+            end = self._edge(cursor, (), oldest_first=True, many=_COUNTED)
             stretch = _between(cursor, end, by=messages.c.id, oldest_first=True)
             total += int(self._database.read(counted.where(*where, *stretch))[0][0])
             if end is None:
@@ -138,7 +174,6 @@ class Listing:
         """Return a message, its attempts and its claim. Raises MessageNotFound."""
         tables = self._tables
         messages = tables.messages
-        attempts = tables.attempts
         query = select(
             *tables.message_columns,
             messages.c.enqueue_at,
@@ -146,9 +181,6 @@ class Listing:
             messages.c.status_url,
             messages.c.told,
         ).where(messages.c.id == message_id, tables.is_message)
-        tried = (
-            select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
-        )
         rows = self._database.read(query)
         if not rows:
             raise MessageNotFound(message_id)
@@ -157,7 +189,7 @@ class Listing:
             to_message(row),
             row.enqueue_at,
             row.claim_expires_at,
-            [to_attempt(each) for each in self._database.read(tried)],
+            attempts_of(self._database, message_id),
             row.status_url,
             None if row.told is None else Status(row.told),
         )
@@ -165,8 +197,7 @@ class Listing:
     def _edge(
         self,
         cursor: UUID | None,
-        before: UUID | None,
-        made_after: UUID | None,
+        bounds: Sequence[ColumnElement[bool]],
         *,
         oldest_first: bool,
         many: int,
@@ -175,36 +206,39 @@ class Listing:
         messages = self._tables.messages
         query = (
             select(messages.c.id)
-            .where(*_between(cursor, None, by=messages.c.id, oldest_first=oldest_first))
+            .where(*_between(cursor, None, by=messages.c.id, oldest_first=oldest_first), *bounds)
             .order_by(_order(messages.c.id, oldest_first=oldest_first))
             .offset(many - 1)
             .limit(1)
         )
-        if before is not None:
-            query = query.where(messages.c.id < before)
-        if made_after is not None:
-            query = query.where(messages.c.id > made_after)
         rows = self._database.read(query)
         return rows[0].id if rows else None
 
+    def _bounds(self, made_after: UUID | None, before: UUID | None) -> list[ColumnElement[bool]]:
+        by = self._tables.messages.c.id
+        found = [] if before is None else [by < before]
+        return found if made_after is None else [*found, by > made_after]
+
     def _conditions(self, wanted: Selection) -> list[ColumnElement[bool]]:
         tables = self._tables
-        messages = tables.messages
+        messages, keys = tables.messages, tables.keys
         named = {
             messages.c.channel: wanted.channel,
             messages.c.recipient: wanted.recipient,
             messages.c.scope: wanted.scope,
-            messages.c.idempotency_key: wanted.idempotency_key,
         }
         where: list[ColumnElement[bool]] = [tables.is_message]
         where += [column == value for column, value in named.items() if value is not None]
         where += [_counts_against(messages, kind, name) for kind, name in wanted.scopes]
+        if wanted.idempotency_key is not None:
+            having = select(keys.c.message_id).where(
+                keys.c.idempotency_key == wanted.idempotency_key
+            )
+            where.append(messages.c.id.in_(having))
         if wanted.key_prefix is not None:
             # Not LIKE, which on SQLite takes capitals for small letters.
             key = func.substr(messages.c.idempotency_key, 1, len(wanted.key_prefix))
             where.append(key == wanted.key_prefix)
-        if wanted.made_after is not None:
-            where.append(messages.c.id > wanted.made_after)
         if wanted.from_at is not None:
             where.append(messages.c.send_at >= wanted.from_at)
         if wanted.until_at is not None:
@@ -223,6 +257,103 @@ class Listing:
         return where
 
 
+class Figures:
+    """Counts live messages, and those that ended lately, by their indexes.
+
+    ``late`` and ``put_off`` are those of :class:`Listing`. Every call raises StoreUnavailable.
+    """
+
+    def __init__(self, database: Database, *, late: timedelta, put_off: timedelta) -> None:
+        self._database = database
+        self._tables = database.tables
+        self._late = late
+        self._put_off = put_off
+
+    def counts(self, *, since: timedelta) -> Counts:
+        """Count messages by channel and status."""
+        tables = self._tables
+        messages = tables.messages
+        found: dict[str, Counter[Status]] = {}
+        complete = True
+        ended = messages.c.finished_at > later(database_now(), -since)
+        for where in (*(is_plainly(tables, each) for each in _LIVE), ended):
+            some = (
+                select(messages.c.channel, messages.c.status)
+                .where(where, tables.is_message)
+                .limit(MOST_COUNTED + 1)
+                .subquery()
+            )
+            query = select(some.c.channel, some.c.status, func.count()).group_by(
+                some.c.channel, some.c.status
+            )
+            rows = self._database.read(query)
+            complete = complete and sum(many for *_, many in rows) <= MOST_COUNTED
+            for channel, status, many in rows:
+                found.setdefault(channel, Counter())[Status(status)] += many
+        [(now,)] = self._database.read(select(database_now()))
+        by_channel = {name: dict(found[name]) for name in sorted(found)}
+        return Counts(now=now, since=since, by_channel=by_channel, complete=complete)
+
+    def overdue(self) -> OverdueFigure:
+        """Return how many messages are overdue, and the first of them."""
+        messages = self._tables.messages
+        where = (
+            is_plainly(self._tables, Status.SCHEDULED),
+            *overdue_since(self._tables, self._late, self._put_off),
+        )
+        counted = select(func.count(), func.min(messages.c.next_attempt_at), database_now())
+        [(many, first, now)] = self._database.read(counted.where(*where))
+        if not many:
+            return OverdueFigure(many=0, oldest=None, longest=timedelta(0))
+        oldest = select(messages.c.id).where(*where, messages.c.next_attempt_at <= first).limit(1)
+        rows = self._database.read(oldest)
+        return OverdueFigure(many=many, oldest=rows[0].id if rows else None, longest=now - first)
+
+    def load(self) -> Load:
+        """Count what is due in each minute of the next hour."""
+        messages = self._tables.messages
+        [(start,)] = self._database.read(select(minute_of(database_now())))
+        due = self._due(start, start + timedelta(minutes=_MINUTES), messages.c.next_attempt_at)
+        minute = minute_of(due.c.next_attempt_at)
+        counted: dict[datetime, int] = dict(
+            tuple(row) for row in self._database.read(select(minute, func.count()).group_by(minute))
+        )
+        at = (start + timedelta(minutes=number) for number in range(_MINUTES))
+        minutes = tuple(counted.get(each, 0) for each in at)
+        return Load(start=start, minutes=minutes, complete=sum(minutes) <= MOST_COUNTED)
+
+    def busiest(self, of: Of, *, within: timedelta, limit: int) -> tuple[list[Busy], bool]:
+        """Return those with most messages due ``within`` from now; whether all were counted."""
+        messages = self._tables.messages
+        [(now,)] = self._database.read(select(database_now()))
+        column = messages.c[of]
+        due = self._due(None, now + within, column, messages.c.next_attempt_at)
+        many = func.count().label("many")
+        query = (
+            select(due.c[of], many, func.min(due.c.next_attempt_at))
+            .where(due.c[of] != NOBODY)
+            .group_by(due.c[of])
+            .order_by(many.desc(), due.c[of])
+            .limit(limit)
+        )
+        rows = self._database.read(query)
+        [(total,)] = self._database.read(select(func.count()).select_from(due))
+        busy = [Busy(name=name, messages=count, next_at=at) for name, count, at in rows]
+        return busy, total <= MOST_COUNTED
+
+    def _due(self, start: datetime | None, end: datetime, *columns: Any) -> Any:
+        """Return the messages that are due from ``start`` until before ``end``, soonest first."""
+        messages = self._tables.messages
+        query = select(*columns).where(
+            is_plainly(self._tables, Status.SCHEDULED),
+            messages.c.next_attempt_at < end,
+            messages.c.enqueue_at < end + self._put_off,
+        )
+        if start is not None:
+            query = query.where(messages.c.next_attempt_at >= start)
+        return query.order_by(messages.c.enqueue_at).limit(MOST_COUNTED + 1).subquery()
+
+
 def is_plainly(tables: Tables, status: Status) -> ColumnElement[bool]:
     """Return the condition that a row has this status, written out, so that its index is found.
 
@@ -232,10 +363,10 @@ def is_plainly(tables: Tables, status: Status) -> ColumnElement[bool]:
     return messages.c.status == bindparam(None, status.value, literal_execute=True)
 
 
-def overdue_since(tables: Tables, late: float, put_off: float) -> list[ColumnElement[bool]]:
-    """Return the conditions that a scheduled message was due ``late`` seconds ago.
+def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[ColumnElement[bool]]:
+    """Return the conditions that a scheduled message was due ``late`` ago.
 
-    Maintenance enqueues it again at most ``put_off`` seconds from now: by this condition the index
+    Maintenance enqueues it again at most ``put_off`` from now: by this condition the index
     finds it.
     """
     messages = tables.messages

@@ -1,11 +1,13 @@
-"""Periodic maintenance in SQL: enqueue, rescue, reconcile, prune; all in bounded batches."""
+"""Periodic maintenance in SQL: enqueue, rescue, reconcile, prune, catch up; in bounded batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -13,6 +15,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Delete,
     Row,
     Select,
     and_,
@@ -22,6 +25,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    not_,
     or_,
     select,
     true,
@@ -30,25 +34,28 @@ from sqlalchemy import (
 )
 
 from dispatcher.faults import fault
-from dispatcher.message import Outcome, Status
-from dispatcher.store.changes import Changes
+from dispatcher.message import Message, Outcome, Status
+from dispatcher.store.changes import Change, Changes, Given, GivenRow
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.orphans import Settled, give_up
 from dispatcher.store.reservations import (
     PermitRow,
     ReservationRow,
     ReservedTime,
+    Settled,
+    give_up,
     reservation_columns,
     time_columns,
 )
-from dispatcher.store.schema import Tables
+from dispatcher.store.schema import Movable, Tables, to_movable
 from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")
 # Stored in last_error, and compared with it (_is_suspect): a row with another text is no suspect.
 UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its line"
 NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
+OVERDUE = "overdue: nobody took it in time"
+NO_SLOT = "overdue: no slot was left for it"
 
 
 class Due(NamedTuple):
@@ -100,11 +107,15 @@ class StoreUpkeep:
         self._database = database
         self._tables = database.tables
         self._changes = Changes(database)
+        self._freed = Change(database.backend, partial(_freed, database.tables))
         self._takes = true() if leaves is None else ~leaves
-        last_error = func.coalesce(database.tables.messages.c.last_error, "")
-        self._is_suspect = last_error.in_([UNKNOWN, NOT_BEGUN])
+        row, now = database.tables.messages.c, database_now()
+        self._is_suspect = func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
+        self._is_put_off = (
+            row.status == Status.SCHEDULED.value, row.send_at <= now, row.next_attempt_at > now
+        )  # fmt: skip
 
-    def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
+    def take_due(self, *, limit: int, grace: timedelta) -> list[Due]:
         """Return messages whose time to be enqueued has come, soonest first.
 
         Each is returned again ``grace`` after it is due if it is not claimed by then: its task was
@@ -112,21 +123,10 @@ class StoreUpkeep:
         """
         messages = self._tables.messages
         now = database_now()
-        wanted = (
-            select(messages.c.id)
-            .where(
-                messages.c.status == Status.SCHEDULED.value,
-                messages.c.enqueue_at <= now,
-                self._takes,
-            )
-            .order_by(messages.c.enqueue_at)
-            .limit(at_most)
-            .with_for_update(skip_locked=True)
-        )
+        is_due = (messages.c.status == Status.SCHEDULED.value, messages.c.enqueue_at <= now)
+        wanted = _first(self._tables, messages.c.enqueue_at, limit).where(*is_due, self._takes)
         due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
-        put_off = update(messages).values(
-            enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now
-        )
+        put_off = update(messages).values(enqueue_at=later(due_from, grace), enqueued_at=now)
         columns = (
             messages.c.id,
             messages.c.channel,
@@ -137,7 +137,7 @@ class StoreUpkeep:
         rows = self._database.update_returning(wanted, put_off, *columns)
         return sorted((Due._make(row) for row in rows), key=lambda due: due.next_attempt_at)
 
-    def rescue(self, *, at_most: int) -> list[Rescued]:
+    def rescue(self, *, limit: int) -> list[Rescued]:
         """End the claims that have run out; return their messages.
 
         The outcome of the attempt is unknown: its worker may have died anywhere between claim and
@@ -147,13 +147,8 @@ class StoreUpkeep:
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
         run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
-        chosen = (
-            select(messages.c.id, messages.c.channel, messages.c.attempt_count)
-            .where(*run_out)
-            .order_by(messages.c.claim_expires_at)
-            .limit(at_most)
-            .with_for_update(skip_locked=True)
-        )
+        found = _first(self._tables, messages.c.claim_expires_at, limit).where(*run_out)
+        chosen = found.add_columns(messages.c.channel, messages.c.attempt_count)
         hold = messages.c.on_unknown == "hold"
         used_up = messages.c.attempt_count >= messages.c.max_attempts
         too_late = messages.c.expires_at <= now
@@ -165,10 +160,7 @@ class StoreUpkeep:
             ids = [row.id for row in rows]
             connection.execute(
                 update(attempts)
-                .where(
-                    attempts.c.message_id.in_(ids),
-                    attempts.c.finished_at.is_(None),
-                )
+                .where(attempts.c.message_id.in_(ids), attempts.c.finished_at.is_(None))
                 .values(finished_at=now, outcome=Outcome.UNKNOWN.value)
             )
             fault("rescue.in_transaction")
@@ -192,42 +184,30 @@ class StoreUpkeep:
             )
             standing = select(messages.c.id, messages.c.status).where(messages.c.id.in_(ids))
             now_is = dict(tuple(row) for row in connection.execute(standing))
-            return sorted(Rescued(*row, Status(now_is[row.id])) for row in rows)
+            return sorted(
+                Rescued(row.id, row.channel, row.attempt_count, Status(now_is[row.id]))
+                for row in rows
+            )
 
         return self._database.transact(work)
 
     def unbegun(self, message_ids: Sequence[UUID], *, mark: UUID) -> list[Unbegun]:
         """Return those of these messages that the claim with this mark has; none was sent."""
-        messages = self._tables.messages
-        is_last = messages.c.attempt_count >= messages.c.max_attempts
+        row = self._tables.messages.c
+        columns = (row.id, row.claim_token, row.scope, row.channel, row.attempt_count)
+        fails = and_(self._is_suspect, row.attempt_count >= row.max_attempts)
         query = (
-            select(
-                messages.c.id,
-                messages.c.claim_token,
-                messages.c.scope,
-                messages.c.channel,
-                messages.c.attempt_count,
-                self._is_suspect.label("counts"),
-                and_(self._is_suspect, is_last).label("fails"),
-            )
+            select(*columns, self._is_suspect.label("counts"), fails.label("fails"))
             .where(
-                self._database.one_of(messages.c.id, message_ids),
-                messages.c.claimed_by == mark,
+                self._database.one_of(row.id, message_ids),
+                row.claimed_by == mark,
                 self._tables.has_status(Status.SENDING),
             )
-            .order_by(messages.c.id)
+            .order_by(row.id)
         )
         return [
-            Unbegun(
-                row.id,
-                row.claim_token,
-                row.scope,
-                row.channel,
-                row.attempt_count,
-                bool(row.counts),
-                Status.FAILED if row.fails else Status.SCHEDULED,
-            )
-            for row in self._database.read(query)
+            Unbegun._make((*found, bool(counts), Status.FAILED if fails else Status.SCHEDULED))
+            for *found, counts, fails in self._database.read(query)
         ]
 
     def put_back(self, unbegun: Sequence[Unbegun], *, wait: timedelta) -> None:
@@ -238,17 +218,13 @@ class StoreUpkeep:
         """
         pause = {"wait": wait.total_seconds(), "enqueue": wait.total_seconds()}
         values = {"error": NOT_BEGUN, "outcome": Outcome.TEMPORARY.value, "receipt": None} | pause
-        uncounted, again, failed = (
-            [
-                values | {"id": each.message_id, "token": each.token}
-                for each in unbegun
-                if (each.counts, each.status) == kind
-            ]
-            for kind in (
-                (False, Status.SCHEDULED), (True, Status.SCHEDULED), (True, Status.FAILED),
-            )
-        )  # fmt: skip
-
+        uncounted: list[GivenRow] = []
+        again: list[GivenRow] = []
+        failed: list[GivenRow] = []
+        for each in unbegun:
+            counted = failed if each.status is Status.FAILED else again
+            row = values | {"id": each.message_id, "token": each.token}
+            (counted if each.counts else uncounted).append(row)
         changes = self._changes
 
         def work(connection: Connection) -> None:
@@ -260,36 +236,42 @@ class StoreUpkeep:
 
         self._database.transact(work)
 
-    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
         """Delete messages that ended longer ago than that; return how many.
 
-        Not those whose last status is not reported to their status URL yet.
+        Not those whose reservation may not be released yet, nor those whose last status is not
+        reported to their status URL yet.
         """
         tables = self._tables
         messages = tables.messages
-        wanted = (
-            select(messages.c.id)
-            .where(
-                messages.c.finished_at <= later(database_now(), -older_than.total_seconds()),
-                ~and_(tables.holds_no_reservation, messages.c.reserved),
-                or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
-            )
-            .order_by(messages.c.finished_at)
-            .limit(at_most)
-            .with_for_update(skip_locked=True)
+        wanted = _first(tables, messages.c.finished_at, limit).where(
+            messages.c.finished_at <= later(database_now(), -older_than), tables.is_prunable
         )
-        deleted = self._database.update_returning(wanted, delete(messages), messages.c.id)
+        columns = (messages.c.id, messages.c.idempotency_key)
+        prune = partial(
+            self._database.backend.update_returning,
+            ids=messages.c.id, query=wanted, change=delete(messages), wanted=columns,
+        )  # fmt: skip
+
+        def work(connection: Connection) -> int:
+            rows = prune(connection)
+            keyed = [each for each in map(tuple, rows) if each[1] is not None]
+            freed: list[GivenRow] = [{"id": id_, "key": key} for id_, key in keyed]
+            self._freed.run(connection, sorted(freed, key=itemgetter("key")))
+            return len(rows)
+
+        deleted = self._database.transact(work)
         fault("prune.after_batch")
-        return len(deleted)
+        return deleted
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         """Return the send times of those of the messages that hold a reservation."""
-        rows = self._database.read(self._holding(time_columns(self._tables), message_ids))
+        rows = self._holding(time_columns(self._tables), message_ids)
         return {row.id: ReservedTime(row.send_at, row.move_token) for row in rows}
 
     def reservations_of(self, message_ids: Sequence[UUID]) -> list[ReservationRow]:
         """Return the reservations of those of the messages that hold one."""
-        rows = self._database.read(self._holding(reservation_columns(self._tables), message_ids))
+        rows = self._holding(reservation_columns(self._tables), message_ids)
         return [ReservationRow._make(row) for row in rows]
 
     def bar_moves(self, message_ids: Sequence[UUID]) -> set[UUID]:
@@ -311,7 +293,7 @@ class StoreUpkeep:
         """Prevent these messages from being stored from now on; return their state."""
         return give_up(self._database, message_ids)
 
-    def unreleased(self, *, at_most: int) -> list[ReservationRow]:
+    def unreleased(self, *, limit: int) -> list[ReservationRow]:
         """Return messages that ended, or were taken back, and may still have a reservation."""
         tables = self._tables
         messages = tables.messages
@@ -319,7 +301,7 @@ class StoreUpkeep:
             select(*reservation_columns(tables))
             .where(tables.holds_no_reservation, messages.c.reserved == true())
             .order_by(messages.c.id)
-            .limit(at_most)
+            .limit(limit)
         )
         return [ReservationRow._make(row) for row in self._database.read(query)]
 
@@ -327,8 +309,7 @@ class StoreUpkeep:
         """Note that the reservations of these messages are released."""
         messages = self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
-        statement = update(messages).where(these).values(reserved=false())
-        self._database.execute(statement)
+        self._database.execute(update(messages).where(these).values(reserved=false()))
 
     def reservations(
         self,
@@ -349,16 +330,14 @@ class StoreUpkeep:
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
-        pages = self._pages(query.order_by(by_id), (by_id,), batch, lambda row: (row.id,))
+        pages = self._pages(query, (by_id,), batch)
         return _ahead([ReservationRow._make(row) for row in page] for page in pages)
 
     def count_reservations(self, *, memory: timedelta) -> int:
         """Return how many reservations :meth:`reservations` would yield now."""
         messages = self._tables.messages
-        query = (
-            select(func.count()).select_from(messages).where(*_holding_since(self._tables, memory))
-        )
-        found: int = self._database.read(query)[0][0]
+        counted = select(func.count()).select_from(messages)
+        found: int = self._database.read(counted.where(*_holding_since(self._tables, memory)))[0][0]
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
@@ -378,15 +357,13 @@ class StoreUpkeep:
             now.label("now"),
         ).join(messages, messages.c.id == attempts.c.message_id)
         key: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
-        under_way = query.where(attempts.c.finished_at.is_(None)).order_by(*key)
-        recent = attempts.c.finished_at > later(now, -memory.total_seconds())
-        at = (attempts.c.finished_at, *key)
-        ended = query.where(recent).order_by(*at)
+        under_way = query.where(attempts.c.finished_at.is_(None))
+        ended = query.where(attempts.c.finished_at > later(now, -memory))
         rows = chain(
-            self._pages(under_way, key, batch, lambda row: (row.message_id, row.token)),
-            self._pages(ended, at, batch, lambda row: (row.end, row.message_id, row.token)),
+            self._pages(under_way, key, batch),
+            self._pages(ended, (attempts.c.finished_at, *key), batch),
         )
-        return _ahead([_taken(row) for row in page] for page in rows)
+        return _ahead([_permit(row) for row in page] for page in rows)
 
     def ages(self, these: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], timedelta | None]:
         """Return how long ago attempts ended, by message and token; None for one under way.
@@ -394,15 +371,12 @@ class StoreUpkeep:
         Without those whose claim was put back.
         """
         attempts = self._tables.attempts
-        query = select(
-            attempts.c.message_id,
-            attempts.c.token,
-            attempts.c.finished_at,
-            database_now().label("now"),
-        ).where(self._database.one_of(attempts.c.message_id, sorted({id_ for id_, _ in these})))
+        columns = (attempts.c.message_id, attempts.c.token, attempts.c.finished_at)
+        query = select(*columns, database_now().label("now"))
+        ids = sorted({id_ for id_, _ in these})
         return {
             (row.message_id, row.token): row.now - row.finished_at if row.finished_at else None
-            for row in self._database.read(query)
+            for row in self._database.read_of(query, attempts.c.message_id, ids)
         }
 
     def snoozed(self, *, batch: int) -> Iterator[list[UUID]]:
@@ -412,22 +386,12 @@ class StoreUpkeep:
         for a retry: their providers may have asked for that.
         """
         messages, attempts = self._tables.messages, self._tables.attempts
-        now = database_now()
         was_tried = exists().where(
             attempts.c.message_id == messages.c.id, attempts.c.token == messages.c.claim_token
         )
         key: tuple[Column[Any], ...] = (messages.c.enqueue_at, messages.c.id)
-        query = (
-            select(*key)
-            .where(
-                messages.c.status == Status.SCHEDULED.value,
-                messages.c.send_at <= now,
-                messages.c.next_attempt_at > now,
-                ~was_tried,
-            )
-            .order_by(*key)
-        )
-        for page in self._pages(query, key, batch, lambda row: (row.enqueue_at, row.id)):
+        query = select(*key).where(*self._is_put_off, ~was_tried)
+        for page in self._pages(query, key, batch):
             yield [row.id for row in page]
 
     def bring_forward(self, message_ids: Sequence[UUID]) -> set[UUID]:
@@ -437,17 +401,8 @@ class StoreUpkeep:
         """
         now, messages = database_now(), self._tables.messages
         these = self._database.one_of(messages.c.id, message_ids)
-        statement = (
-            update(messages)
-            .where(
-                these,
-                messages.c.status == Status.SCHEDULED.value,
-                messages.c.send_at <= now,
-                messages.c.next_attempt_at > now,
-            )
-            .values(next_attempt_at=now, enqueue_at=now)
-        )
-        self._database.execute(statement)
+        due = update(messages).where(these, *self._is_put_off)
+        self._database.execute(due.values(next_attempt_at=now, enqueue_at=now))
         come = select(messages.c.id).where(
             these,
             self._tables.has_status(Status.SCHEDULED, Status.SENDING),
@@ -456,33 +411,162 @@ class StoreUpkeep:
         return {row.id for row in self._database.read(come)}
 
     def _pages(
-        self,
-        query: Select[Any],
-        key: tuple[Column[Any], ...],
-        batch: int,
-        key_of: Callable[[Row[Any]], tuple[Any, ...]],
+        self, query: Select[Any], key: tuple[Column[Any], ...], batch: int
     ) -> Iterator[Sequence[Row[Any]]]:
-        page = query.limit(batch)
+        """Yield the rows of a query, which has the columns of ``key``, in the order of that."""
+        page = query = query.order_by(*key).limit(batch)
         while True:
             rows = self._database.read(page)
             if rows:
                 yield rows
             if len(rows) < batch:
                 return
-            first, *more = last = [
-                literal(value, column.type)
-                for column, value in zip(key, key_of(rows[-1]), strict=True)
-            ]
+            first, *more = last = [literal(getattr(rows[-1], each.name), each.type) for each in key]
             behind = [key[0] > first]
             if more:  # redundant: MariaDB does not seek in an index by a tuple
                 behind = [key[0] >= first, tuple_(*key) > tuple_(*last)]
-            page = query.where(*behind).limit(batch)
+            page = query.where(*behind)
 
     def _holding(
         self, columns: tuple[Column[Any], ...], message_ids: Sequence[UUID]
-    ) -> Select[Any]:
-        these = self._database.one_of(self._tables.messages.c.id, message_ids)
-        return select(*columns).where(these, ~self._tables.holds_no_reservation)
+    ) -> list[Row[Any]]:
+        query = select(*columns).where(~self._tables.holds_no_reservation)
+        return self._database.read_of(query, self._tables.messages.c.id, message_ids)
+
+
+class OverdueBatch(NamedTuple):
+    """Overdue messages in the order of their times, and the database's present instant."""
+
+    found: list[Movable]
+    now: datetime
+
+
+def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> ColumnElement[bool]:
+    """Return the condition that a message is overdue on one of ``channels``.
+
+    It has been due for longer than ``after`` and has no attempt. A snoozed message is due at the
+    time that the limiter gave.
+    """
+    messages = tables.messages
+    return and_(
+        messages.c.status == Status.SCHEDULED.value,
+        messages.c.next_attempt_at <= later(database_now(), -after),
+        messages.c.attempt_count == 0,
+        messages.c.channel.in_(sorted(channels)),
+    )
+
+
+class Overdue:
+    """The statements of ``catch_up``. Any number of sweeps may run side by side.
+
+    ``expire`` and ``reslot`` are the channels whose overdue messages expire, or are booked again.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        after: timedelta,
+        expire: Collection[str] = (),
+        reslot: Collection[str] = (),
+    ) -> None:
+        self._database = database
+        self._tables = database.tables
+        self._to_expire = overdue(self._tables, expire, after)
+        self._to_reslot = overdue(self._tables, reslot, after)
+
+    def expire(self, *, limit: int) -> dict[UUID, str]:
+        """Expire overdue messages of ``expire``, and those of ``reslot`` past their expiry.
+
+        Return the ids with their channels.
+        """
+        messages = self._tables.messages
+        now = database_now()
+        too_late = and_(self._to_reslot, messages.c.expires_at <= now)
+        ends = or_(self._to_expire, too_late)
+        first = _first(self._tables, messages.c.enqueue_at, limit)
+        wanted = first.where(ends, messages.c.enqueue_at <= now)
+        expired = {"status": Status.EXPIRED.value, "finished_at": now, "last_error": OVERDUE}
+        end = update(messages).where(ends).values(**expired)
+        rows = self._database.update_returning(wanted, end, messages.c.id, messages.c.channel)
+        return dict(tuple(row) for row in rows)
+
+    def take(self, *, limit: int, ttl: timedelta) -> OverdueBatch | None:
+        """Take overdue messages of ``reslot``, in the order of their send times.
+
+        No other sweep takes them until ``ttl`` is over. The batch ends before the first message
+        that another sweep has taken, to keep the order. None where no message is left.
+        """
+        tables = self._tables
+        messages = tables.messages
+        now = database_now()
+        free = and_(self._to_reslot, messages.c.enqueue_at <= now)
+        ordered = select(messages.c.id).order_by(messages.c.send_at, messages.c.id).limit(limit)
+        these = free
+        if self._database.backend.locks_what_it_sorts:
+            first = ordered.where(free)
+            ids = self._database.run(lambda connection: connection.scalars(first).all())
+            these = and_(free, messages.c.id.in_(ids))
+        wanted = ordered.where(these).with_for_update(skip_locked=True)
+        taken_until = later(now, ttl)
+        put_off = update(messages).values(enqueue_at=taken_until)
+        rows = self._database.update_returning(wanted, put_off, *tables.movable_columns)
+        if not rows:
+            return None
+        found = [to_movable(row) for row in rows]
+        found.sort(key=lambda each: (each.message.send_at, each.message.id))
+        # Two sweeps lock row by row, so that each may have some of the same span. Nothing is booked
+        # again before an earlier message that another sweep has, also one not yet put off.
+        others = select(func.min(messages.c.send_at)).where(
+            self._to_reslot,
+            messages.c.enqueue_at <= taken_until,
+            not_(self._database.one_of(messages.c.id, [each.message.id for each in found])),
+        )
+        first_other = self._database.run(lambda connection: connection.scalar(others))
+        if first_other is not None:
+            later_ones = [each for each in found if each.message.send_at > first_other]
+            if later_ones:
+                self.put_back([each.message for each in later_ones])
+                found = found[: -len(later_ones)]
+        if not found:
+            return None
+        return OverdueBatch(found, rows[0].read_at)
+
+    def put_back(self, taken: Sequence[Message]) -> None:
+        """Let the next sweep take messages that were not booked again."""
+        messages = self._tables.messages
+        these = messages.c.id.in_([each.id for each in taken])
+        again = update(messages).where(these, self._to_reslot)
+        self._database.execute(again.values(enqueue_at=database_now()))
+
+    def give_up(self, message: Message) -> bool:
+        """Expire a message without a slot, unless it was changed since it was taken.
+
+        Return whether it has expired for that reason.
+        """
+        messages = self._tables.messages
+        this = messages.c.id == message.id
+        statement = (
+            update(messages)
+            .where(this, messages.c.send_at == message.send_at, self._to_reslot)
+            .values(status=Status.EXPIRED.value, finished_at=database_now(), last_error=NO_SLOT)
+        )
+        ended = (messages.c.status == Status.EXPIRED.value, messages.c.last_error == NO_SLOT)
+        return bool(self._database.change(statement, select(messages.c.id).where(this, *ended)))
+
+
+def _freed(tables: Tables, given: Given) -> Delete:
+    """Return the statement that frees an idempotency key, if that message has it."""
+    row = tables.keys.c
+    return delete(tables.keys).where(
+        row.idempotency_key == given("key"), row.message_id == given("id")
+    )
+
+
+def _first(tables: Tables, order: Column[datetime], limit: int) -> Select[Any]:
+    """Return the query of the ids of messages that no other transaction has, in this order."""
+    query = select(tables.messages.c.id).order_by(order).limit(limit)
+    return query.with_for_update(skip_locked=True)
 
 
 def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
@@ -494,7 +578,7 @@ def _ahead(pages: Iterator[list[T]]) -> Iterator[list[T]]:
             yield page
 
 
-def _taken(row: Row[Any]) -> PermitRow:
+def _permit(row: Row[Any]) -> PermitRow:
     return PermitRow(
         row.message_id,
         row.token,
@@ -507,7 +591,7 @@ def _taken(row: Row[Any]) -> PermitRow:
 
 def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
     messages = tables.messages
-    earliest = later(database_now(), -memory.total_seconds())
+    earliest = later(database_now(), -memory)
     return (
         messages.c.reserved == true(),
         ~tables.holds_no_reservation,

@@ -1,21 +1,30 @@
-"""Messages by id and by idempotency key: add, read, change, cancel."""
+"""Messages by id and by idempotency key: add, read, change and cancel one, or many together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Delete,
+    Insert,
     Row,
     Select,
+    Table,
     Update,
+    and_,
     bindparam,
     case,
+    delete,
+    exists,
+    insert,
+    or_,
     select,
     update,
 )
@@ -24,27 +33,44 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import MessageNotFound, OutcomeUnknown, StoreUnavailable, Suppressed
 from dispatcher.message import Attempt, Body, Message, Status, dump_json
-from dispatcher.store.changes import Change
+from dispatcher.store.changes import Change, Given
 from dispatcher.store.database import Database
-from dispatcher.store.engines import Unanswered
-from dispatcher.store.engines.errors import cause, is_disconnect, unavailable, worth_another_try
+from dispatcher.store.engines import Prepared, Unanswered
+from dispatcher.store.engines.errors import (
+    cause,
+    translated,
+    unavailable,
+    worth_another_try,
+)
 from dispatcher.store.engines.types import database_now
-from dispatcher.store.orphans import GivenUp
-from dispatcher.store.rows import (
+from dispatcher.store.schema import (
+    AS_NAMED,
+    KEYED,
+    TAKEN_BACK,
+    VOID,
     WRITTEN,
     Addition,
     Movable,
-    movable_columns,
+    Tables,
     to_attempt,
+    to_keyed,
     to_message,
     to_movable,
-    to_row,
     to_values,
 )
-from dispatcher.store.schema import TAKEN_BACK, VOID, Tables
 from dispatcher.store.suppressions import is_suppressed
 
+log = logging.getLogger(__name__)
+
 _ADD_TRIES = 3
+_ROWS_AT_ONCE = 1_000
+
+
+class GivenUp(StoreUnavailable):
+    """The reservation was released before the message was stored: it cannot be stored any more."""
+
+    def __init__(self) -> None:
+        super().__init__("storing it took longer than its reservation lasted", refused=True)
 
 
 class NewTime(NamedTuple):
@@ -64,6 +90,46 @@ class NewTime(NamedTuple):
     asked_at: datetime | None
 
 
+class _NotInserted(Exception):
+    """The id of a message, or its idempotency key, is stored already, or it is not wanted."""
+
+
+class _New:
+    """The statements that store one new message.
+
+    ``names`` are those of their values: the columns of a message, then its fingerprint.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._given = {
+            name: bindparam(f"new_{name}", type_=tables.messages.c[name].type) for name in WRITTEN
+        }
+        self._fingerprint = bindparam("new_fingerprint", type_=tables.keys.c.fingerprint.type)
+        self.names = [each.key for each in (*self._given.values(), self._fingerprint)]
+        self._is_wanted = ~tables.suppressed(self._given["recipient"], self._given["channel"])
+
+    def message(self, insert_if_absent: Callable[[Table], Insert]) -> Insert:
+        """Return the statement that stores a message whose id is new, if it is wanted."""
+        row = select(*self._given.values()).where(self._is_wanted)
+        return insert_if_absent(self._tables.messages).from_select(WRITTEN, row)
+
+    def keyed(self, insert_if_absent: Callable[[Table], Insert]) -> Select[Any]:
+        """Return the statement that also stores its key; it returns a row if both are stored.
+
+        Nothing is stored where the key is. An id that another transaction stores meanwhile is an
+        error, so that no key is stored without its message.
+        """
+        messages, keys, given = self._tables.messages, self._tables.keys, self._given
+        is_new = ~exists().where(messages.c.id == given["id"])
+        values = (given["idempotency_key"], given["id"], self._fingerprint)
+        row = select(*values).where(self._is_wanted, is_new)
+        key = insert_if_absent(keys).from_select(KEYED, row).returning(keys.c.message_id)
+        of_key = select(*given.values()).select_from(key.cte("keyed"))
+        added = insert(messages).from_select(WRITTEN, of_key).returning(messages.c.id)
+        return select(added.cte("added").c.id)
+
+
 class Messages:
     """Messages by id and by idempotency key."""
 
@@ -71,14 +137,14 @@ class Messages:
         self._database = database
         self._tables = database.tables
         self._moved = moved(database)
-        messages = database.tables.messages
-        self._given = [f"new_{name}" for name in WRITTEN]
-        given = {name: bindparam(f"new_{name}", type_=messages.c[name].type) for name in WRITTEN}
-        wanted = ~database.tables.suppressed(given["recipient"], given["channel"])
-        row = select(*given.values()).where(wanted)
-        self._insert = database.backend.insert_if_absent(messages, WRITTEN, row)
-        self._insert_directly = database.backend.direct(
-            database.engine, self._insert.returning(messages.c.id)
+        self._movable = select(*self._tables.movable_columns).where(self._tables.is_message)
+        new = _New(database.tables)
+        insert_if_absent, engine = database.backend.insert_if_absent, database.engine
+        self._insert = Prepared(engine, new.message(insert_if_absent), new.names)
+        self._insert_key = Prepared(engine, insert_if_absent(database.tables.keys), KEYED)
+        self._insert_directly = database.backend.direct_insert(engine, self._insert)
+        self._insert_keyed_directly = database.backend.direct_insert(
+            engine, Prepared(engine, new.keyed(insert_if_absent), new.names)
         )
 
     def add(
@@ -93,36 +159,36 @@ class Messages:
         """Store ``message`` and return the stored message.
 
         ``body_json`` is its body, if already encoded; ``status_url`` receives status webhooks.
-        It returns another message where that has the idempotency key, and ``message`` itself where
-        this call stored it, or perhaps did. When the connection breaks,
-        the insert is run again, which does nothing if the first one was done; so the answer is
-        read back from state. Raises StoreUnavailable when nothing was stored, Suppressed when its
-        recipient has opted out, GivenUp when its reservation was released before, OutcomeUnknown
-        when it is not known whether it was stored.
+        The stored one is another where that has the idempotency key, and ``message`` itself where
+        this call stored it, or perhaps did: when the connection breaks, the INSERT is run again,
+        and the answer is read back from state. Raises StoreUnavailable when nothing was stored,
+        Suppressed when its recipient has opted out, GivenUp when its reservation was released
+        before, OutcomeUnknown when it is not known whether it was stored.
         """
         unknown = False
-        if self._insert_directly is not None:
-            text = dump_json(message.body) if body_json is None else body_json
-            values = to_values(Addition(message, enqueue_at, fingerprint, text, status_url))
+        text = dump_json(message.body) if body_json is None else body_json
+        addition = Addition(message, enqueue_at, fingerprint, text, status_url)
+        keyed = message.idempotency_key is not None
+        insert_directly = self._insert_keyed_directly if keyed else self._insert_directly
+        if insert_directly is not None:
             try:
-                if self._insert_directly(dict(zip(self._given, values, strict=True))):
+                if insert_directly((*to_values(addition), fingerprint)):
                     return message
             except Unanswered as fault:
                 unknown = fault.perhaps_done
-        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
         for tries_left in reversed(range(_ADD_TRIES - unknown)):
             asked = False
             try:
                 with self._database.engine.connect() as connection:
                     asked = True
-                    if self._is_new(connection, row):
+                    if self._is_inserted(connection, addition):
                         return message
                     stored = self._stored(connection, message)
                 if stored is not None:
                     # Perhaps the row is this call's own, whose answer was lost.
                     return message if unknown and stored.id == message.id else stored
             except (DBAPIError, PoolTimeout) as error:
-                broken = asked and isinstance(error, DBAPIError) and is_disconnect(error)
+                broken = asked and isinstance(error, DBAPIError) and error.connection_invalidated
                 unknown = unknown or broken
                 if tries_left and asked and worth_another_try(error):
                     continue
@@ -134,21 +200,18 @@ class Messages:
 
     def get(self, message_id: UUID) -> Message:
         """Return a message. Raises MessageNotFound."""
-        return _only(message_id, self._database.read(message_of(self._tables, message_id)))
+        this = self._tables.messages.c.id == message_id
+        return _only(message_id, self._database.read(self._tables.stored.where(this)))
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, and its fingerprint."""
-        for row in self._database.read(having_key(self._tables, [idempotency_key])):
+        for row in self._database.read(having_key(self._tables, idempotency_key)):
             return to_message(row), row.fingerprint
         return None
 
     def attempts(self, message_id: UUID) -> list[Attempt]:
         """Return the attempts of a message, first one first."""
-        attempts = self._tables.attempts
-        query = (
-            select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
-        )
-        return [to_attempt(row) for row in self._database.read(query)]
+        return attempts_of(self._database, message_id)
 
     def movable(self, message_id: UUID) -> Movable:
         """Return a message with the guard of its move. Raises MessageNotFound."""
@@ -159,15 +222,15 @@ class Messages:
 
     def movables(self, message_ids: Sequence[UUID]) -> dict[UUID, Movable]:
         """Return those of these messages that are stored, as :meth:`movable` does."""
-        rows = self._database.read(self._movables(message_ids))
-        return {row.id: to_movable(row) for row in rows}
+        query = self._movable.where(self._database.one_of(self._tables.messages.c.id, message_ids))
+        return {row.id: to_movable(row) for row in self._database.read(query)}
 
     def cancelled(self, message_ids: Sequence[UUID]) -> list[Message]:
         """Return those of these messages that are cancelled."""
         tables = self._tables
-        these = self._database.one_of(tables.messages.c.id, message_ids)
-        query = select(*tables.message_columns).where(these, tables.has_status(Status.CANCELLED))
-        return [to_message(row) for row in self._database.read(query)]
+        query = select(*tables.message_columns).where(tables.has_status(Status.CANCELLED))
+        rows = self._database.read_of(query, tables.messages.c.id, message_ids)
+        return [to_message(row) for row in rows]
 
     def cancel(self, message_id: UUID) -> Message:
         """Cancel a message if it is still scheduled; return it as it now is.
@@ -192,29 +255,18 @@ class Messages:
             }
             for each in sorted(moves, key=lambda each: each.found.message.id)
         ]
-        read = self._movables([row["id"] for row in rows])
-        change = partial(self._moved.run, rows=rows)
-        found = self._database.change(change, read, together=len(rows) > 1)
+        these = self._database.one_of(self._tables.messages.c.id, [row["id"] for row in rows])
+        found = self._moved.run_and_read(self._database, rows, self._movable.where(these))
         return {row.id: to_movable(row) for row in found}
-
-    def _movables(self, message_ids: Sequence[UUID]) -> Select[Any]:
-        tables = self._tables
-        these = self._database.one_of(tables.messages.c.id, message_ids)
-        return select(*movable_columns(tables)).where(these, tables.is_message)
 
     def update(self, message_id: UUID, *, body: Body) -> Message:
         """Give a message another body if it is still scheduled; return it as it now is.
 
         Raises MessageNotFound.
         """
-        tables = self._tables
-        messages = tables.messages
-        statement = (
-            update(messages)
-            .where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))
-            .values(body=body)
-        )
-        return changed(self._database, message_id, statement)
+        messages = self._tables.messages
+        these = (messages.c.id == message_id, self._tables.is_scheduled)
+        return changed(self._database, message_id, update(messages).where(*these).values(body=body))
 
     def take_back(self, message: Message) -> bool:
         """Take back a message that lost its reservation while it was stored.
@@ -224,72 +276,203 @@ class Messages:
         With a key a duplicate submit may have returned it, so it is cancelled, and the key is free
         for the next submit. Reconcile releases the reservation.
         """
-        tables = self._tables
-        messages = tables.messages
+        messages = self._tables.messages
         values: dict[str, Any] = {"status": Status.CANCELLED.value, "last_error": TAKEN_BACK}
         if message.idempotency_key is None:
             values = {
                 "status": VOID, "recipient": "", "body": {}, "trace": None, "status_url": None,
                 "told": None,
             }  # fmt: skip
-        statement = (
-            update(messages)
-            .where(messages.c.id == message.id, tables.has_status(Status.SCHEDULED))
-            .values(
-                **values, idempotency_key=None, fingerprint=None, finished_at=database_now()
-            )
-        )  # fmt: skip
-        query = select(messages.c.status).where(messages.c.id == message.id)
-        rows = self._database.change(statement, query)
-        return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
+        values |= {"idempotency_key": None, "finished_at": database_now()}
+        this = messages.c.id == message.id
+        statement = update(messages).where(this, self._tables.is_scheduled).values(**values)
+        query = select(messages.c.status, messages.c.idempotency_key).where(this)
+
+        key = message.idempotency_key
+
+        def work(connection: Connection) -> bool:
+            connection.execute(statement)
+            rows = connection.execute(query).all()
+            if key is not None and any(row.idempotency_key is None for row in rows):
+                connection.execute(_free_key(self._tables, key, message.id))
+            return all(row.status in {VOID, Status.CANCELLED.value} for row in rows)
+
+        return self._database.run(work) if key is None else self._database.transact(work)
 
     def enqueue_again(self, message_ids: Sequence[UUID]) -> None:
         """Let maintenance enqueue these at its next run, because their tasks are lost."""
-        tables = self._tables
-        messages = tables.messages
-        statement = (
-            update(messages)
-            .where(
-                messages.c.id.in_(message_ids), tables.has_status(Status.SCHEDULED)
-            )
-            .values(enqueue_at=database_now(), enqueued_at=None)
-        )  # fmt: skip
-        self._database.execute(statement)
+        messages = self._tables.messages
+        these = (messages.c.id.in_(message_ids), self._tables.is_scheduled)
+        again = update(messages).where(*these).values(enqueue_at=database_now(), enqueued_at=None)
+        self._database.execute(again)
 
-    def _is_new(self, connection: Connection, row: dict[str, Any]) -> bool:
-        new = {f"new_{name}": row[name] for name in WRITTEN}
-        return self._database.backend.is_inserted(connection, self._insert, new)
+    def _is_inserted(self, connection: Connection, addition: Addition) -> bool:
+        """Store a message and its key, both or none; return whether they were stored."""
+        is_inserted = self._database.backend.is_inserted
+        values = to_values(addition)
+        if addition.message.idempotency_key is None:
+            return is_inserted(connection, self._insert, values)
+
+        def work() -> None:
+            if not is_inserted(connection, self._insert_key, to_keyed(addition)):
+                raise _NotInserted
+            if not is_inserted(connection, self._insert, values):
+                raise _NotInserted
+
+        try:
+            self._database.transact_on(connection, work)
+        except _NotInserted:
+            return False
+        return True
 
     def _stored(self, connection: Connection, message: Message) -> Message | None:
-        tables = self._tables
-        messages = tables.messages
+        tables, key = self._tables, message.idempotency_key
         query = select(*tables.message_columns)
-        mine = connection.execute(query.where(messages.c.id == message.id)).one_or_none()
-        if mine is None and message.idempotency_key is not None:
-            key = messages.c.idempotency_key == message.idempotency_key
-            mine = connection.execute(query.where(key)).one_or_none()
-        if mine is not None and (mine.status == VOID or _lacks_key(mine, message)):
+        mine = connection.execute(query.where(tables.messages.c.id == message.id)).one_or_none()
+        if mine is None and key is not None:
+            mine = connection.execute(having_key(tables, key)).one_or_none()
+        if mine is None:
+            if is_suppressed(tables, connection, message.recipient, message.channel):
+                raise Suppressed(message.channel)
+            if key is not None:
+                free_key_without_message(tables, connection, key)
+            return None
+        lost_its_key = mine.idempotency_key is None and message.idempotency_key is not None
+        if mine.status == VOID or lost_its_key:
             raise GivenUp  # or taken back
-        if mine is None and is_suppressed(tables, connection, message.recipient, message.channel):
-            raise Suppressed(message.channel)
-        return to_message(mine) if mine is not None else None
+        return to_message(mine)
 
 
-def _lacks_key(row: Row[Any], message: Message) -> bool:
-    return row.idempotency_key is None and message.idempotency_key is not None
+class BulkMessages:
+    """Stores messages by the thousand: COPY on PostgreSQL, one transaction elsewhere."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables
+        engine, tables = database.engine, database.tables
+        self._insert_rows = Prepared(engine, insert(tables.messages), WRITTEN)
+        self._insert_keys = Prepared(engine, insert(tables.keys), KEYED)
+
+    def add(self, additions: Iterable[Addition]) -> bool | None:
+        """Store all of these messages or none; return whether they are stored.
+
+        False where the database refused, for instance because a key exists: nothing is stored. None
+        where the connection broke and they may be stored; then add them one by one.
+        """
+        every = list(additions)  # the work may be run again
+        try:
+            if self._database.backend.copies:
+                self._copy(every)
+            else:
+                self._insert(every)
+        except StoreUnavailable as error:
+            log.warning(
+                "batch of %d messages not stored together, storing each alone: %s",
+                len(every), error,
+            )  # fmt: skip
+            return False if error.refused else None
+        return True
+
+    def has(self, message_ids: Sequence[UUID]) -> bool:
+        """Return whether all of these messages are stored, and none was taken back.
+
+        Check all, also of messages that are added together: a duplicate submit that uses the
+        reservation of one may have stored that one alone, under the same id.
+        """
+        messages, error = self._tables.messages, self._tables.messages.c.last_error
+        stored = and_(self._tables.is_message, or_(error.is_(None), error != TAKEN_BACK))
+        query = select(messages.c.id).where(stored)
+        rows = self._database.read_of(query, messages.c.id, message_ids)
+        return {row.id for row in rows} == set(message_ids)
+
+    def with_keys(self, keys: Sequence[str]) -> dict[str, tuple[Message, str]]:
+        """Return the messages that have one of these idempotency keys, with their fingerprints."""
+        query = _with_fingerprint(self._tables)
+        rows = self._database.read_of(query, self._tables.keys.c.idempotency_key, keys)
+        return {row.idempotency_key: (to_message(row), row.fingerprint) for row in rows}
+
+    def these(self, message_ids: Sequence[UUID]) -> list[Message]:
+        """Return those of these messages that are stored."""
+        ids = self._tables.messages.c.id
+        rows = self._database.read_of(self._tables.stored, ids, message_ids)
+        return [to_message(row) for row in rows]
+
+    def cancel(
+        self, message_ids: Sequence[UUID], *, because: str | None = None
+    ) -> dict[UUID, Message]:
+        """Cancel those that are still scheduled; return all that are stored, as they now are.
+
+        ``because`` becomes their ``last_error``.
+        """
+        tables = self._tables
+        these = self._database.one_of(tables.messages.c.id, message_ids)
+        change = cancellation(tables, these, because=because)
+        rows = self._database.change(change, tables.stored.where(these))
+        return {row.id: to_message(row) for row in rows}
+
+    def _copy(self, additions: Sequence[Addition]) -> None:
+        database, copy = self._database, self._database.backend.copy
+        keyed = [to_keyed(each) for each in additions if each.message.idempotency_key is not None]
+
+        def work() -> None:
+            copy(connection, self._tables.messages, WRITTEN, map(to_values, additions))
+            if keyed:
+                copy(connection, self._tables.keys, KEYED, keyed)
+
+        with translated(), database.engine.connect() as connection:
+            if keyed:
+                database.transact_on(connection, work)
+            else:
+                work()
+
+    def _insert(self, additions: Sequence[Addition]) -> None:
+        def work(connection: Connection) -> None:
+            keyed = (each for each in additions if each.message.idempotency_key is not None)
+            for statement, rows in (
+                (self._insert_rows, map(to_values, additions)),
+                (self._insert_keys, map(to_keyed, keyed)),
+            ):
+                while some := list(islice(rows, _ROWS_AT_ONCE)):
+                    statement.run(connection, some)
+
+        self._database.transact(work)
 
 
-def message_of(tables: Tables, message_id: UUID) -> Select[Any]:
-    """Return the query of one message."""
-    these = tables.messages.c.id == message_id
-    return select(*tables.message_columns).where(these, tables.is_message)
+def attempts_of(database: Database, message_id: UUID) -> list[Attempt]:
+    """Return the attempts of a message, first one first."""
+    attempts = database.tables.attempts
+    query = select(attempts).where(attempts.c.message_id == message_id).order_by(attempts.c.token)
+    return [to_attempt(row) for row in database.read(query)]
 
 
-def having_key(tables: Tables, keys: Sequence[str]) -> Select[Any]:
-    """Return the query of the messages that have one of these keys, with their fingerprints."""
-    messages = tables.messages
-    query = select(*tables.message_columns, messages.c.fingerprint)
-    return query.where(messages.c.idempotency_key.in_(keys))
+def having_key(tables: Tables, key: str) -> Select[Any]:
+    """Return the query of the message that has an idempotency key, with its fingerprint."""
+    return _with_fingerprint(tables).where(tables.keys.c.idempotency_key == key)
+
+
+def _with_fingerprint(tables: Tables) -> Select[Any]:
+    messages, keys = tables.messages, tables.keys
+    query = select(*tables.message_columns, keys.c.fingerprint)
+    return query.select_from(keys).join(messages, messages.c.id == keys.c.message_id)
+
+
+def _free_key(tables: Tables, key: str, message_id: UUID) -> Delete:
+    """Return the statement that frees an idempotency key, if this message has it."""
+    row = tables.keys.c
+    return delete(tables.keys).where(row.idempotency_key == key, row.message_id == message_id)
+
+
+def free_key_without_message(tables: Tables, connection: Connection, key: str) -> None:
+    """Free an idempotency key whose message is deleted.
+
+    Both are stored in one transaction, and no id is stored again: a key that one statement sees
+    without its message will never have it again.
+    """
+    messages, keys = tables.messages, tables.keys
+    has_message = exists().where(messages.c.id == keys.c.message_id)
+    query = select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
+    for (message_id,) in connection.execute(query, execution_options=AS_NAMED).all():
+        connection.execute(_free_key(tables, key, message_id), execution_options=AS_NAMED)
 
 
 def cancellation(
@@ -301,11 +484,8 @@ def cancellation(
     """
     messages = tables.messages
     reason = {} if because is None else {"last_error": because}
-    return (
-        update(messages)
-        .where(these, tables.has_status(Status.SCHEDULED))
-        .values(status=Status.CANCELLED.value, finished_at=database_now(), **reason)
-    )
+    end = {"status": Status.CANCELLED.value, "finished_at": database_now()}
+    return update(messages).where(these, tables.is_scheduled).values(**end, **reason)
 
 
 def changed(database: Database, message_id: UUID, change: Update) -> Message:
@@ -313,8 +493,8 @@ def changed(database: Database, message_id: UUID, change: Update) -> Message:
 
     Raises MessageNotFound.
     """
-    rows = database.change(change, message_of(database.tables, message_id))
-    return _only(message_id, rows)
+    this = database.tables.messages.c.id == message_id
+    return _only(message_id, database.change(change, database.tables.stored.where(this)))
 
 
 def _only(message_id: UUID, rows: Sequence[Row[Any]]) -> Message:
@@ -330,29 +510,22 @@ def moved(database: Database) -> Change:
     """
     tables = database.tables
     messages = tables.messages
-    return Change(
-        database.backend,
-        lambda given: update(messages)
-        .where(
-            messages.c.id == given("id"),
-            messages.c.move_token == given("token"),
-            tables.has_status(Status.SCHEDULED),
-            given("until") >= database_now(),
+
+    def make(given: Given) -> Update:
+        is_enqueued = given("enqueue_at") > given("next_attempt_at")
+        return (
+            update(messages)
+            .where(
+                messages.c.id == given("id"),
+                messages.c.move_token == given("token"),
+                tables.is_scheduled,
+                given("until") >= database_now(),
+            )
+            .values(
+                **{name: given(name) for name in NewTime._fields[1:]},
+                move_token=messages.c.move_token + 1,
+                enqueued_at=case((is_enqueued, database_now()), else_=messages.c.enqueued_at),
+            )
         )
-        .values(
-            send_at=given("send_at"),
-            next_attempt_at=given("next_attempt_at"),
-            enqueue_at=given("enqueue_at"),
-            zone=given("zone"),
-            expires_at=given("expires_at"),
-            expire_after=given("expire_after"),
-            asked_at=given("asked_at"),
-            move_token=messages.c.move_token + 1,
-            enqueued_at=case(
-                (given("enqueue_at") > given("next_attempt_at"), database_now()),
-                else_=messages.c.enqueued_at,
-            ),
-        ),
-        "until", "send_at", "next_attempt_at", "enqueue_at", "zone", "expires_at", "expire_after",
-        "asked_at",
-    )  # fmt: skip
+
+    return Change(database.backend, make)

@@ -7,22 +7,15 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    Select,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from dispatcher.faults import fault
 from dispatcher.message import Body, Outcome, Status
 from dispatcher.scope import NOBODY
-from dispatcher.store.catch_up import NO_SLOT, OVERDUE
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import DROPPED
 from dispatcher.store.engines.types import database_now
+from dispatcher.store.maintenance import NO_SLOT, OVERDUE
 from dispatcher.store.suppressions import REASON
 from dispatcher.times.send_time import as_text
 
@@ -55,12 +48,7 @@ class Notifications:
     """
 
     def __init__(
-        self,
-        database: Database,
-        *,
-        channel: str,
-        max_attempts: int,
-        tells_errors: bool = False,
+        self, database: Database, *, channel: str, max_attempts: int, tells_errors: bool = False
     ) -> None:
         self._database = database
         self._tells_errors = tells_errors
@@ -75,7 +63,7 @@ class Notifications:
             max_attempts=max_attempts, claim_token=0, reserved=False, on_unknown="retry",
         )  # fmt: skip
 
-    def tell(self, *, at_most: int) -> list[UUID]:
+    def tell(self, *, limit: int) -> list[UUID]:
         """Add a status message for each of so many messages; return the ids of those added.
 
         The reported status is noted in the same transaction. A status message that exists already
@@ -86,7 +74,7 @@ class Notifications:
             select(*(messages.c[name] for name in _SHOWN), database_now().label("now"))
             .where(self._is_untold)
             .order_by(*self._order)
-            .limit(at_most)
+            .limit(limit)
             .with_for_update(skip_locked=True)
         )
 
@@ -95,11 +83,8 @@ class Notifications:
             if not rows:
                 return []
             made = {_id(row): row for row in rows}
-            there = set(
-                connection.scalars(
-                    select(messages.c.id).where(self._database.one_of(messages.c.id, list(made)))
-                )
-            )
+            known = self._database.one_of(messages.c.id, list(made))
+            there = set(connection.scalars(select(messages.c.id).where(known)))
             outcomes = self._outcomes(connection, [row.id for row in rows])
             new = [
                 {

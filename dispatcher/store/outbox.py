@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 from weakref import WeakSet, ref
 
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, delete, event, select
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
@@ -25,10 +26,9 @@ from dispatcher.message import Message
 from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
-from dispatcher.store.engines.errors import unavailable
-from dispatcher.store.messages import having_key
-from dispatcher.store.rows import to_message, to_row
-from dispatcher.store.schema import AS_NAMED, Tables
+from dispatcher.store.engines.errors import refused_by_driver, unavailable
+from dispatcher.store.messages import free_key_without_message, having_key
+from dispatcher.store.schema import AS_NAMED, KEYED, Tables, to_message, to_row
 from dispatcher.store.suppressions import is_suppressed
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ _ACCEPTED = "a Session or a Connection of SQLAlchemy"
 
 _IDS_AT_ONCE = 1_000
 _WATCHES = "dispatcher.watches"
-_listening = Lock()
 
 
 class Watch(Generic[T]):
@@ -60,19 +59,16 @@ class Watch(Generic[T]):
         self.joined: list[T] = []
         self.undone = False
         self.on_end = on_end
+        self.may_commit = False
+        """Whether COMMIT was sent, so that only an answer shows whether the database committed."""
         self._connection = ref(connection)
-        self._may_commit = False
-
-    def commit_is_sent(self) -> None:
-        """Note that from now on only an answer shows whether the database committed."""
-        self._may_commit = True
 
     def end(self, *, answered: bool) -> None:
         """Call ``on_end``; ``answered`` is False where the connection broke."""
         if self._connection() is None:
             return  # this is the garbage collector at work, in the midst of anything
         try:
-            self.on_end(self.joined, answered or not self._may_commit)
+            self.on_end(self.joined, answered or not self.may_commit)
         except Exception:
             count = len(self.joined)
             log.warning("could not confirm %d messages; maintenance will", count, exc_info=True)
@@ -93,11 +89,12 @@ class JoinedTransaction(Generic[T]):
         self._backend = backend
         self._connection = connection
         self._insert = backend.insert_if_absent(tables.messages)
+        self._insert_key = backend.insert_if_absent(tables.keys)
         self._was_asked = False
 
     def with_key(self, idempotency_key: str) -> tuple[Message, str] | None:
         """Return the message that has the key, as this transaction sees it, and its fingerprint."""
-        query = having_key(self._tables, [idempotency_key])
+        query = having_key(self._tables, idempotency_key)
         if self._backend.sees_a_snapshot and self._was_asked:
             # It may be younger than the snapshot; only a lock looks past that.
             query = query.with_for_update(read=True)
@@ -119,10 +116,20 @@ class JoinedTransaction(Generic[T]):
         Raises Suppressed where its recipient has opted out. That is a query of its own: on MariaDB
         an INSERT with a subquery would block opt-outs until the transaction ends.
         """
-        row = to_row(message, enqueue_at=enqueue_at, fingerprint=fingerprint, status_url=status_url)
+        row = to_row(message, enqueue_at=enqueue_at, status_url=status_url)
         with self._undone_alone():
             self._check_wanted(message.recipient, message.channel)
-            return self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED)
+            if not self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED):
+                return False
+            key = message.idempotency_key
+            if key is None or self._takes_key(key, message.id, fingerprint):
+                return True
+            # Not all databases undo both statements here: the first one is undone by hand.
+            this = self._tables.messages.c.id == message.id
+            self._connection.execute(
+                delete(self._tables.messages).where(this), execution_options=AS_NAMED
+            )
+            return False
 
     def check_wanted(self, recipient: str, channel: str) -> None:
         """Raise Suppressed where this transaction sees that a recipient has opted out."""
@@ -134,6 +141,16 @@ class JoinedTransaction(Generic[T]):
         with self._undone_alone():
             return _present(self._tables, self._connection, message_ids)
 
+    def _takes_key(self, key: str, message_id: UUID, fingerprint: str | None) -> bool:
+        row = dict(zip(KEYED, (key, message_id, fingerprint), strict=True))
+        insert = partial(
+            self._backend.is_inserted, self._connection, self._insert_key, row, AS_NAMED
+        )
+        if insert():
+            return True
+        free_key_without_message(self._tables, self._connection, key)
+        return insert()
+
     def _check_wanted(self, recipient: str, channel: str) -> None:
         if is_suppressed(self._tables, self._connection, recipient, channel):
             raise Suppressed(channel)
@@ -141,11 +158,7 @@ class JoinedTransaction(Generic[T]):
     @contextmanager
     def _undone_alone(self) -> Iterator[None]:
         try:
-            with (
-                nullcontext()
-                if self._backend.undoes_statements
-                else self._connection.begin_nested()
-            ):
+            with self._backend.undone_alone(self._connection):
                 yield
         except SQLAlchemyError as error:
             ended = self._backend.ended_by(error)
@@ -155,8 +168,7 @@ class JoinedTransaction(Generic[T]):
             # The caller's engine may put our values into its text.
             raise unavailable(ended or error) from None
         except (UnicodeError, OverflowError) as error:
-            reason = f"the driver refused a value ({type(error).__name__})"
-            raise StoreUnavailable(reason, refused=True) from None
+            raise refused_by_driver(error) from None
 
 
 class JoinedMessages:
@@ -223,14 +235,6 @@ def _watch(connection: Connection, on_end: Callable[[Sequence[T], bool], None]) 
     for each in watches:
         if each.on_end == on_end:
             return each
-    _listen(connection)
-    watch = Watch(connection, on_end)
-    watches.append(watch)
-    return watch
-
-
-def _listen(connection: Connection) -> None:
-    """Listen to a connection and to its pool; once for each, however often this is called."""
     for name, listener in (
         ("begin", _begins),
         ("begin_twophase", _begins),
@@ -238,11 +242,10 @@ def _listen(connection: Connection) -> None:
         ("prepare_twophase", _commits),
         ("rollback_savepoint", _undoes),
     ):
-        event.listen(connection, name, listener)
-    with _listening:
-        pool = connection.engine.pool
-        if not event.contains(pool, "checkin", _returns):
-            event.listen(pool, "checkin", _returns)
+        event.listen(connection, name, listener)  # once for each, however often this is called
+    watch = Watch(connection, on_end)
+    watches.append(watch)
+    return watch
 
 
 def _watches(connection: Connection) -> list[Watch[Any]]:
@@ -262,7 +265,7 @@ def _begins(connection: Connection, *_: object) -> None:
 
 def _commits(connection: Connection, *_: object) -> None:
     for watch in _watches(connection):
-        watch.commit_is_sent()
+        watch.may_commit = True
 
 
 def _undoes(connection: Connection, *_: object) -> None:
@@ -275,6 +278,12 @@ def _returns(driver: object, entry: ConnectionPoolEntry) -> None:
     watches: list[Watch[Any]] = entry.info.pop(_WATCHES, [])
     for watch in watches:
         watch.end(answered=driver is not None)
+
+
+# This listens to all pools of the process. The pool to which a connection goes back is not known
+# before, because an engine that is disposed of meanwhile gets another one. event.contains cannot
+# tell whether a pool has its listener: it takes a new pool for an earlier one at the same address.
+event.listen(Pool, "checkin", _returns)
 
 
 class _Identity:
@@ -297,13 +306,14 @@ class _Identity:
 
     def differs(self, connection: Connection) -> bool:
         """Return whether ``connection``, in a transaction, certainly is on another database."""
-        pool = connection.engine.pool
+        pool, backend = connection.engine.pool, self._database.backend
         with self._lock:
             if pool in self._same:
                 return False
         try:
             ours = self._location_of_store()
-            theirs = self._asked_alone(connection)
+            with backend.undone_alone(connection):
+                theirs = backend.location(connection)
             if not ours & theirs:
                 self._ours = None  # it may be on another server since a failover
                 ours = self._location_of_store()
@@ -322,12 +332,6 @@ class _Identity:
         if self._ours is None:
             self._ours = self._database.run(self._database.backend.location)
         return self._ours
-
-    def _asked_alone(self, connection: Connection) -> Location:
-        """Ask in a way that the caller can go on when the question fails."""
-        backend = self._database.backend
-        with nullcontext() if backend.undoes_statements else connection.begin_nested():
-            return backend.location(connection)
 
 
 def _connection_of(session: object) -> Connection:

@@ -1,20 +1,33 @@
-"""Reservations and permits as the rows tell them, to compare Redis with."""
+"""Reservations and permits as the rows tell them, to compare Redis with; and orphans.
+
+An orphan is a reservation whose message is not stored, and must not be once it is released. Its
+submit may be frozen between reservation and INSERT. So the id is taken first, by a void row: the
+primary key then refuses any late INSERT. Where an INSERT is under way the database waits for its
+end, and the message is found.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, and_, select, true
+from sqlalchemy import Column, Connection, and_, select, true
 
+from dispatcher.errors import StoreUnavailable
 from dispatcher.scope import Scope, counted
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now, later
-from dispatcher.store.schema import Tables
+from dispatcher.store.schema import VOID, VOID_VALUES, Tables
 
-_IDS_AT_ONCE = 5_000
+log = logging.getLogger(__name__)
+
+_MOST_FAILURES = 5
+"""After so many failures the others wait for the next sweep."""
 
 
 class ReservationRow(NamedTuple):
@@ -90,21 +103,75 @@ class ReservationStates:
         A message that was taken back (``VOID``) may still have its reservation, as one that ended.
         ``grace`` is how long after its end a message may still have its reservation.
         """
-        tables = self._tables
-        messages = tables.messages
-        recently = messages.c.finished_at > later(database_now(), -grace.total_seconds())
-        query = select(
-            *reservation_columns(tables),
-            (~tables.holds_no_reservation).label("holds"),
-            and_(tables.holds_no_reservation, messages.c.reserved == true(), recently).label(
-                "frees"
-            ),
-        )
-        found = {}
-        for start in range(0, len(message_ids), _IDS_AT_ONCE):
-            some = self._database.one_of(messages.c.id, message_ids[start : start + _IDS_AT_ONCE])
-            for row in self._database.read(query.where(some)):
-                found[row.id] = ReservationState(
-                    ReservationRow._make(row[:-2]), bool(row.holds), bool(row.frees)
-                )
-        return found
+        row, ended = self._tables.messages.c, self._tables.holds_no_reservation
+        frees = and_(ended, row.reserved == true(), row.finished_at > later(database_now(), -grace))
+        columns = reservation_columns(self._tables)
+        query = select(*columns, (~ended).label("holds"), frees.label("frees"))
+        return {
+            row.id: ReservationState(
+                ReservationRow._make(row[:-2]), bool(row.holds), bool(row.frees)
+            )
+            for row in self._database.read_of(query, self._tables.messages.c.id, message_ids)
+        }
+
+
+class Settled(NamedTuple):
+    """The state of messages after :func:`give_up`.
+
+    ``holding``: messages that hold a reservation. ``void``: messages that can never be stored.
+    ``under_way``: messages that another transaction may still be storing.
+    """
+
+    holding: dict[UUID, ReservedTime]
+    void: set[UUID]
+    under_way: set[UUID]
+
+
+def give_up(database: Database, message_ids: Sequence[UUID]) -> Settled:
+    """Prevent these from being stored from now on; return their state. Raises StoreUnavailable."""
+    tables = database.tables
+    messages = tables.messages
+    ordered = sorted(message_ids)  # in the same order everywhere, so that no two deadlock
+    try:
+        database.transact(lambda connection: _take(database, connection, ordered))
+    except StoreUnavailable as error:
+        log.warning(
+            "could not settle %d reservations together, settling each alone: %s",
+            len(ordered), error,
+        )  # fmt: skip
+        if not database.backend.has_one_writer:
+            _take_singly(database, ordered)
+    query = select(
+        *time_columns(tables), messages.c.status, tables.holds_no_reservation.label("ended")
+    ).where(database.one_of(messages.c.id, ordered))
+    rows = database.read(query)
+    void = {row.id for row in rows if row.status == VOID}
+    holding = {row.id: ReservedTime(row.send_at, row.move_token) for row in rows if not row.ended}
+    return Settled(holding, void, set(ordered) - {row.id for row in rows})
+
+
+def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
+    """Take the ids that can be taken, in random order, so that each has its turn in some sweep.
+
+    One transaction may be storing a thousand of them, and each of these waits for it.
+    """
+    failures = 0
+    for message_id in random.sample(message_ids, len(message_ids)):
+        try:
+            database.transact(partial(_take, database, message_ids=[message_id]))
+        except StoreUnavailable as error:
+            log.warning(
+                "could not settle the reservation of message %s; the next sweep will: %s",
+                message_id, error,
+            )  # fmt: skip
+            failures += 1
+            if failures == _MOST_FAILURES:
+                return
+
+
+def _take(database: Database, connection: Connection, message_ids: Sequence[UUID]) -> None:
+    backend = database.backend
+    insert = backend.insert_if_absent(database.tables.messages).values(VOID_VALUES)
+    with backend.impatient(connection):
+        for message_id in message_ids:
+            backend.is_inserted(connection, insert, {"id": message_id})

@@ -1,15 +1,19 @@
-"""The tables. The migrations build them; ``alembic check`` proves that both agree.
+"""The tables, and messages as their rows.
 
-They live beside those of an application, so their names come from the settings; only values that
-do not depend on a name are global.
+The migrations build the tables; ``alembic check`` proves that both agree. They live beside those of
+an application, so their names come from the settings; only values that do not depend on a name are
+global.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
+from uuid import UUID
 
 from sqlalchemy import (
     Boolean,
@@ -20,19 +24,38 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Row,
+    Select,
     SmallInteger,
     String,
     Table,
     Text,
-    UniqueConstraint,
+    and_,
     case,
     exists,
     literal_column,
     or_,
+    select,
 )
 
-from dispatcher.message import MAX_RECIPIENT, Message, OnUnknown, Outcome, Status
-from dispatcher.store.engines.types import Instant, Length, id_type, json_type, partial
+from dispatcher.message import (
+    MAX_RECIPIENT,
+    Attempt,
+    Message,
+    OnUnknown,
+    Outcome,
+    Status,
+    dump_json,
+)
+from dispatcher.store.engines.types import (
+    Instant,
+    Length,
+    database_now,
+    id_type,
+    json_type,
+    partial,
+    to_length_ms,
+)
 from dispatcher.times.zones import MAX_ZONE
 
 _NAMES = {
@@ -57,11 +80,11 @@ UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored.
 
-Either reconcile took the id before it released the reservation (``orphans.py``), or a submit took
-its message back (:meth:`Messages.take_back`): its scopes name the reservation to release.
+Either reconcile took the id before it released the reservation (``give_up``), or a submit took its
+message back (:meth:`Messages.take_back`): its scopes name the reservation to release.
 """
 
-TAKEN_BACK = "its submit was refused: its place was lost while it was stored"
+TAKEN_BACK = "its submit was refused: its reservation was lost while it was stored"
 """The ``last_error`` of a keyed message that its submit took back."""
 
 AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
@@ -72,6 +95,14 @@ Whatever schemas its engine translates, the tables are those of the settings.
 
 EVERY_CHANNEL = ""
 """Every channel, in a suppression: a primary key holds no NULL."""
+
+_NOW = database_now()
+VOID_VALUES: dict[str, Any] = {
+    "channel": "", "recipient": "", "scope": "", "body": {}, "status": VOID, "reserved": False,
+    "send_at": _NOW, "next_attempt_at": _NOW, "enqueue_at": _NOW, "created_at": _NOW,
+    "finished_at": _NOW, "attempt_count": 0, "max_attempts": 1, "claim_token": 0,
+}  # fmt: skip
+"""The values of a void row, but for its id."""
 
 
 class _Index(NamedTuple):
@@ -121,10 +152,18 @@ class Tables:
         self.metadata = MetaData(naming_convention=_NAMES, schema=schema)
         self.messages = messages = _messages(f"{prefix}messages", self.metadata)
         self.attempts = _attempts(f"{prefix}attempts", self.metadata, messages)
+        self.keys = _keys(f"{prefix}idempotency_keys", self.metadata)
         self.suppressions = _suppressions(f"{prefix}suppressions", self.metadata)
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
         """The columns of which a ``Message`` is made, in the order of its fields."""
+        self.movable_columns: tuple[ColumnElement[Any], ...] = (
+            *self.message_columns, messages.c.move_token, database_now().label("read_at")
+        )  # fmt: skip
+        """The columns of a ``Movable``."""
         self.is_message = messages.c.status != VOID
+        self.stored = select(*self.message_columns).where(self.is_message)
+        """The query of messages."""
+        self.is_scheduled = self.has_status(Status.SCHEDULED)
         self.is_untold: ColumnElement[bool] = literal_column(UNTOLD)
         """The condition of the index of the same name."""
         self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
@@ -132,6 +171,11 @@ class Tables:
         self.holds_no_reservation = messages.c.status.in_(
             [Status.CANCELLED.value, Status.EXPIRED.value, VOID]
         )
+        self.is_prunable = and_(
+            ~and_(self.holds_no_reservation, messages.c.reserved),
+            or_(messages.c.told.is_(None), messages.c.told == messages.c.status),
+        )
+        """Whether nothing that remains to be done needs the row of a message that has ended."""
         self.is_suppressed = self.suppressed(messages.c.recipient, messages.c.channel)
         """The condition that the recipient of a message has opted out."""
 
@@ -154,6 +198,14 @@ class Tables:
             .where(row.recipient == recipient, row.channel.in_([literal_column("''"), channel]))
             .correlate_except(self.suppressions)
         )
+
+    def found_by(self, ids: Select[tuple[UUID]]) -> Select[Any]:
+        """Return the query of the messages whose ids ``ids`` finds, which has a limit.
+
+        Ids are found in an index alone, so that whole rows are read for a page and no more.
+        """
+        first = ids.subquery()
+        return select(*self.message_columns).join(first, first.c.id == self.messages.c.id)
 
     def described(self, *, partial_indexes: bool) -> MetaData:
         """Return the tables as they are on databases with, or without, partial indexes."""
@@ -201,7 +253,6 @@ def _messages(name: str, metadata: MetaData) -> Table:
         Column("claim_expires_at", Instant),
         Column("reserved", Boolean, nullable=False),
         Column("idempotency_key", String(MAX_RECIPIENT)),
-        Column("fingerprint", String(64)),
         Column("created_at", Instant, nullable=False),
         Column("finished_at", Instant),
         Column("last_error", Text),
@@ -216,7 +267,6 @@ def _messages(name: str, metadata: MetaData) -> Table:
         Column("told", String(9)),
         Column("trace", String(55)),  # all that version 00 of a traceparent has
         Column("enqueued_at", Instant),
-        UniqueConstraint("idempotency_key"),
         CheckConstraint(_one_of("status", [*Status, VOID]), name="status_known"),
         CheckConstraint("attempt_count >= 0 AND max_attempts >= 1", name="attempts_counted"),
         CheckConstraint(
@@ -271,6 +321,16 @@ def _attempts(name: str, metadata: MetaData, messages: Table) -> Table:
     )
 
 
+def _keys(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("idempotency_key", String(MAX_RECIPIENT), primary_key=True),
+        Column("message_id", id_type(), nullable=False),
+        Column("fingerprint", String(64)),
+    )
+
+
 def _suppressions(name: str, metadata: MetaData) -> Table:
     return Table(
         name,
@@ -279,3 +339,101 @@ def _suppressions(name: str, metadata: MetaData) -> Table:
         Column("channel", String(63), primary_key=True),
         Column("created_at", Instant, nullable=False),
     )
+
+
+_LATER = ("finished_at", "last_error")
+_CONVERTED = ("body", "status", "scopes", "expire_after")
+_UNCHANGED = tuple(
+    name for name in Message.__dataclass_fields__ if name not in {*_LATER, *_CONVERTED}
+)
+_unchanged = attrgetter(*_UNCHANGED)
+WRITTEN = (
+    *_UNCHANGED, *_CONVERTED,
+    "enqueue_at", "claim_token", "reserved", "status_url", "told",
+)  # fmt: skip
+"""The columns of a new message, in the order in which they are written."""
+KEYED = ("idempotency_key", "message_id", "fingerprint")
+"""The columns of an idempotency key, in the order in which they are written."""
+
+
+class Addition(NamedTuple):
+    """A message to store, when maintenance is to enqueue it, its fingerprint, its body as JSON.
+
+    ``status_url`` receives its status webhooks.
+    """
+
+    message: Message
+    enqueue_at: datetime
+    fingerprint: str | None
+    body_json: str
+    status_url: str | None = None
+
+
+class Movable(NamedTuple):
+    """A message, and the guard of its move.
+
+    ``token`` rises whenever its time changes, or its moves are barred. It was read at ``read_at``,
+    by the database's clock.
+    """
+
+    message: Message
+    token: int
+    read_at: datetime
+
+
+def to_row(message: Message, *, enqueue_at: datetime, status_url: str | None) -> dict[str, Any]:
+    """Turn a new message into the row that is inserted."""
+    return {name: getattr(message, name) for name in Message.__dataclass_fields__} | {
+        "status": message.status.value,
+        "enqueue_at": enqueue_at,
+        "claim_token": 0,
+        "reserved": True,
+        "scopes": message.scopes or None,
+        "status_url": status_url,
+        "told": None if status_url is None else Status.SCHEDULED.value,
+    }
+
+
+def to_values(addition: Addition) -> tuple[Any, ...]:
+    """Turn a new message into the values of the columns of ``WRITTEN``.
+
+    Ids are UUIDs and instants datetimes, which psycopg takes; ``Prepared`` converts them for other
+    drivers.
+    """
+    message, enqueue_at, _, body_json, status_url = addition
+    return (
+        *_unchanged(message),
+        body_json, message.status.value, dump_json(message.scopes) if message.scopes else None,
+        None if message.expire_after is None else to_length_ms(message.expire_after),
+        enqueue_at, 0, True, status_url,
+        None if status_url is None else Status.SCHEDULED.value,
+    )  # fmt: skip
+
+
+def to_keyed(addition: Addition) -> tuple[Any, ...]:
+    """Turn a new message that has an idempotency key into the values of the columns of ``KEYED``.
+
+    They are for the driver, as those of :func:`to_values`.
+    """
+    message = addition.message
+    return message.idempotency_key, message.id, addition.fingerprint
+
+
+def to_message(row: Sequence[Any]) -> Message:
+    """Turn a row that begins with the columns of a message into one."""
+    values = dict(zip(Message.__dataclass_fields__, row, strict=False))
+    values["status"] = Status(values["status"])
+    values["scopes"] = values["scopes"] or {}
+    return Message(**values)
+
+
+def to_movable(row: Row[Any]) -> Movable:
+    """Turn a row of ``movable_columns``, and perhaps more, into a :class:`Movable`."""
+    return Movable(to_message(row), row.move_token, row.read_at)
+
+
+def to_attempt(row: Row[Any]) -> Attempt:
+    """Turn a row of attempts into one."""
+    values = dict(row._mapping)
+    values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
+    return Attempt(**values)

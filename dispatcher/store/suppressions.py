@@ -11,21 +11,13 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    Connection,
-    delete,
-    select,
-    true,
-    tuple_,
-)
+from sqlalchemy import Connection, delete, select, true, tuple_
 
 from dispatcher.errors import Suppressed
-from dispatcher.message import Status
 from dispatcher.store.database import Database
 from dispatcher.store.engines.types import database_now
 from dispatcher.store.schema import AS_NAMED, EVERY_CHANNEL, Tables
 
-_ROWS_AT_ONCE = 1_000
 REASON = "its recipient is suppressed"
 
 
@@ -83,24 +75,21 @@ class Suppressions:
         for recipient, channel in wanted:
             by_recipient.setdefault(recipient, set()).add(channel)
         found: set[tuple[str, str]] = set()
+        query = select(suppressions.c.recipient, suppressions.c.channel)
         names = sorted(by_recipient)
-        for start in range(0, len(names), _ROWS_AT_ONCE):
-            some_names = names[start : start + _ROWS_AT_ONCE]
-            these = self._database.one_of(suppressions.c.recipient, some_names)
-            query = select(suppressions.c.recipient, suppressions.c.channel).where(these)
-            for row in self._database.read(query):
-                recipient, channel = row.recipient, row.channel
-                some = by_recipient[recipient]
-                found |= {(recipient, each) for each in some if channel in {EVERY_CHANNEL, each}}
+        for row in self._database.read_of(query, suppressions.c.recipient, names):
+            recipient, channel = row.recipient, row.channel
+            some = by_recipient[recipient]
+            found |= {(recipient, each) for each in some if channel in {EVERY_CHANNEL, each}}
         return found
 
     def page(
-        self, recipient: str | None, *, after: tuple[str, str] | None, at_most: int
+        self, recipient: str | None, *, after: tuple[str, str] | None, limit: int
     ) -> Sequence[Suppression]:
         """Return suppressions in the order of recipients, from behind ``after`` on."""
         suppressions = self._tables.suppressions
         key = (suppressions.c.recipient, suppressions.c.channel)
-        query = select(*key, suppressions.c.created_at).order_by(*key).limit(at_most)
+        query = select(*key, suppressions.c.created_at).order_by(*key).limit(limit)
         if recipient is not None:
             query = query.where(suppressions.c.recipient == recipient)
         if after is not None:
@@ -112,7 +101,7 @@ class Suppressions:
         ]
 
     def scheduled(
-        self, recipient: str, channel: str | None, *, after: UUID | None, at_most: int
+        self, recipient: str, channel: str | None, *, after: UUID | None, limit: int
     ) -> list[UUID]:
         """Return messages of a recipient that are scheduled, oldest first, behind ``after``."""
         tables = self._tables
@@ -121,11 +110,11 @@ class Suppressions:
             select(messages.c.id)
             .where(
                 messages.c.recipient == recipient,
-                tables.has_status(Status.SCHEDULED),
+                tables.is_scheduled,
                 true() if channel is None else messages.c.channel == channel,
                 true() if after is None else messages.c.id > after,
             )
             .order_by(messages.c.id)
-            .limit(at_most)
+            .limit(limit)
         )
         return [row.id for row in self._database.read(query)]

@@ -10,24 +10,16 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sqlalchemy import (
-    Connection,
-    MetaData,
-    UniqueConstraint,
-    func,
-    insert,
-    inspect,
-    select,
-)
+from sqlalchemy import Connection, func, insert, inspect, select
 
 from dispatcher.message import Status
 from dispatcher.store.database import Database
-from dispatcher.store.engines.base import Durability
+from dispatcher.store.engines.base import Durability, Housekeeping
 from dispatcher.store.engines.errors import translated
 from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.listing import overdue_since
 from dispatcher.store.migrate import SchemaStanding, schema_standing
-from dispatcher.store.schema import VOID
+from dispatcher.store.schema import VOID_VALUES
 
 _TRIED_BYTES = 8_192
 """Above a page of PostgreSQL's: a table without room has to grow."""
@@ -67,36 +59,31 @@ class StoreSurvey:
         return schema_standing(self._database)
 
     def missing_indexes(self) -> tuple[str, ...]:
-        """Name the indexes and unique constraints of the schema that the database lacks."""
-
-        def names(connection: Connection) -> set[str | None]:
-            found, schema = inspect(connection), self._tables.schema
-            return {
-                each["name"]
-                for table in ours & set(found.get_table_names(schema))
-                for each in (
-                    *found.get_indexes(table, schema),
-                    *found.get_unique_constraints(table, schema),
-                )
-            }
-
+        """Name the indexes and primary keys of the schema that the database lacks."""
         expected = self._tables.described(
             partial_indexes=self._database.backend.has_partial_indexes
         )
-        ours = {table.name for table in expected.tables.values()}
+
+        def missing(connection: Connection) -> set[str]:
+            names, found, schema = set(), inspect(connection), self._tables.schema
+            for table in expected.tables.values():
+                if not found.has_table(table.name, schema):
+                    continue
+                there = {each["name"] for each in found.get_indexes(table.name, schema)}
+                names |= {str(each.name) for each in table.indexes} - there
+                # Not by its name: MariaDB calls each one PRIMARY.
+                key = found.get_pk_constraint(table.name, schema)["constrained_columns"]
+                if key != table.primary_key.columns.keys():
+                    names.add(str(table.primary_key.name))
+            return names
+
         with translated():
-            there = self._database.run(names)
-        return tuple(sorted(_names_of_indexes(expected) - there))
+            return tuple(sorted(self._database.run(missing)))
 
     def try_write(self) -> None:
         """Store one row as a submit does, and roll it back."""
-        now = database_now()
-        row = insert(self._tables.messages).values(
-            id=uuid4(), channel="doctor", recipient="doctor", scope="doctor",
-            body={"text": token_hex(_TRIED_BYTES)}, send_at=now, next_attempt_at=now,
-            enqueue_at=now, status=VOID, attempt_count=0, max_attempts=1, claim_token=0,
-            reserved=False, created_at=now, finished_at=now,
-        )  # fmt: skip
+        values = VOID_VALUES | {"id": uuid4(), "body": {"text": token_hex(_TRIED_BYTES)}}
+        row = insert(self._tables.messages).values(values)
 
         def work(connection: Connection) -> None:
             connection.execute(row)
@@ -117,6 +104,21 @@ class StoreSurvey:
 
         return backend.durable.judge(self._database.run(ask))
 
+    def housekeeping(self) -> Housekeeping | None:
+        """Return how far the database is behind with its housekeeping; None where it has none."""
+        backend, tables = self._database.backend, self._tables
+        return self._database.run(lambda connection: backend.housekeeping(connection, tables))
+
+    def not_pruned(self, *, retention: timedelta) -> timedelta:
+        """Return how long ago ``prune`` should have deleted a message, the first one; 0 if none."""
+        tables = self._tables
+        ended, now = tables.messages.c.finished_at, database_now()
+        query = select(ended, now).where(ended <= later(now, -retention), tables.is_prunable)
+        for first, present in self._database.read(query.order_by(ended).limit(1)):
+            late: timedelta = present - retention - first
+            return late
+        return timedelta(0)
+
     def not_enqueued(self, *, older_than: timedelta) -> Late:
         """Return the messages that maintenance should have enqueued longer ago than that."""
         messages = self._tables.messages
@@ -129,7 +131,7 @@ class StoreSurvey:
         index finds them.
         """
         messages = self._tables.messages
-        where = overdue_since(self._tables, older_than.total_seconds(), grace.total_seconds())
+        where = overdue_since(self._tables, older_than, grace)
         return self._late(messages.c.next_attempt_at, Status.SCHEDULED, older_than, *where)
 
     def waiting(self, *, older_than: timedelta) -> Late:
@@ -172,19 +174,7 @@ class StoreSurvey:
 
     def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> Late:
         now = database_now()
-        before = later(now, -older_than.total_seconds())
+        before = later(now, -older_than)
         query = select(func.count(), func.min(since), now).where(since <= before, *where)
         many, first, present = self._database.read(query)[0]
         return Late(many, present - first) if many else Late()
-
-
-def _names_of_indexes(metadata: MetaData) -> set[str]:
-    """Name all indexes and unique constraints of the schema."""
-    indexes = {str(each.name) for table in metadata.tables.values() for each in table.indexes}
-    constraints = {
-        str(each.name)
-        for table in metadata.tables.values()
-        for each in table.constraints
-        if isinstance(each, UniqueConstraint)
-    }
-    return indexes | constraints

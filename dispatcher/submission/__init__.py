@@ -19,7 +19,7 @@ from dispatcher.submission.enqueuer import Enqueuer
 from dispatcher.submission.many import Batches, Unread
 from dispatcher.submission.moves import Moves
 from dispatcher.submission.reserver import Reserver
-from dispatcher.submission.schedule import ValidDraft, judge_times, schedule, terms_for
+from dispatcher.submission.schedule import ValidDraft, schedule, terms_for
 from dispatcher.submission.sinks import CallersTransactions, DryRun, OwnTransaction
 from dispatcher.submission.story import Reservation, Story, StoryReader
 from dispatcher.submission.submitter import Submitter
@@ -50,7 +50,6 @@ __all__ = [
     "Unread",
     "ValidDraft",
     "Wish",
-    "judge_times",
     "schedule",
     "terms_for",
 ]

@@ -15,7 +15,7 @@ from dispatcher.errors import (
     StoreUnavailable,
 )
 from dispatcher.message import Draft, Message, Progress, Rejection, Status, new_id
-from dispatcher.reservation import Request, Reservation, Submit
+from dispatcher.reservation import Booked, Rebooked, Request, Reservation, Submit
 from dispatcher.store import Addition
 from dispatcher.submission.schedule import ValidDraft
 from dispatcher.times.send_time import to_ms
@@ -95,22 +95,21 @@ class Batch:
         """Return the entries that need a reservation."""
         return [each for each in self.entries if each.result is None and each.same_as is None]
 
-    def settle(
-        self, entries: Sequence[Entry], found: Sequence[int | Reservation | DispatcherError]
-    ) -> None:
+    def settle(self, entries: Sequence[Entry], found: Sequence[Booked | DispatcherError]) -> None:
         """Note the answer to the request of each of these entries, in order."""
         for entry, each in zip(entries, found, strict=True):
-            request = entry.request
             if isinstance(each, DispatcherError):
                 entry.result = each
                 continue
-            if isinstance(each, Reservation):
+            if isinstance(each, Rebooked):
+                entry.request, entry.reservation = each
+            elif isinstance(each, Reservation):
                 entry.reservation = each
-                if request is not None and request.submit is not None:
-                    entry.is_duplicate = each.message_id != request.message_id
-                    self.has_duplicates |= entry.is_duplicate
-            elif request is not None:
-                entry.reservation = Reservation(request.message_id, each)
+            elif entry.request is not None:
+                entry.reservation = Reservation(entry.request.message_id, each)
+            if entry.request is not None:
+                entry.is_duplicate = entry.reservation.message_id != entry.request.message_id
+                self.has_duplicates |= entry.is_duplicate
             self.booked.append(entry)
 
     def renewed(self) -> list[Entry]:

@@ -15,9 +15,9 @@ from dispatcher.errors import (
 from dispatcher.faults import fault
 from dispatcher.message import Message, Status
 from dispatcher.reservation import Bulk, Request, Terms
-from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import BulkMessages
+from dispatcher.submission.schedule import scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.send_time import to_ms
 
@@ -59,12 +59,11 @@ class Cancellation:
         return answers
 
     def _release(self, cancelled: Sequence[Message]) -> None:
-        kinds = self._settings.quotas_of
         requests = []
         for each in cancelled:
-            scopes = counted(kinds, scope=each.scope, channel=each.channel, scopes=each.scopes)
             at_ms = to_ms(each.send_at)
-            requests.append(Request(each.id, Terms(scopes), at_ms, at_ms))
+            terms = Terms(scopes_of(each, self._settings))
+            requests.append(Request(each.id, terms, at_ms, at_ms))
         try:
             self._bulk.withdraw(requests)
         except ReservationsUnavailable as error:

@@ -9,19 +9,18 @@ from datetime import datetime, timedelta
 from dispatcher.errors import (
     InvalidValue,
     MessageNotFound,
-    NoPlace,
     ReservationsUnavailable,
+    SlotRefused,
     StoreUnavailable,
     TooLate,
 )
 from dispatcher.message import Message
 from dispatcher.reservation import Terms
-from dispatcher.scope import counted
 from dispatcher.settings import Settings
 from dispatcher.store import Movable, Overdue
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.moves import Moves
-from dispatcher.submission.schedule import ValidDraft, read_hours
+from dispatcher.submission.moves import Moves, Order
+from dispatcher.submission.schedule import read_hours, scopes_of
 from dispatcher.telemetry.journal import Journal, Transition
 from dispatcher.times.send_time import after
 
@@ -72,14 +71,14 @@ class CatchUp:
             return CaughtUp()
         expired = moved = 0
         for _ in range(_MOST_BATCHES):
-            ended = self._store.expire(at_most=_EXPIRED_AT_ONCE)
+            ended = self._store.expire(limit=_EXPIRED_AT_ONCE)
             for message_id, channel in ended.items():
                 self._journal.tell_of(Transition.EXPIRED, message_id, channel)
             expired += len(ended)
             if len(ended) < _EXPIRED_AT_ONCE:
                 break
         for _ in range(_MOST_BATCHES if self._reslots else 0):
-            taken = self._store.take(at_most=_MOVED_AT_ONCE, ttl=self._settings.claim_ttl)
+            taken = self._store.take(limit=_MOVED_AT_ONCE, ttl=self._settings.claim_ttl)
             if taken is None:
                 break
             done, given_up, left = self._reslot(taken.found, taken.now)
@@ -109,7 +108,7 @@ class CatchUp:
                     break
                 except (TooLate, MessageNotFound):
                     continue
-                except (NoPlace, InvalidValue) as error:
+                except (SlotRefused, InvalidValue) as error:
                     if _is_for_good(error, self._latest(message, now)):
                         given_up += self._is_given_up(message)
                     else:
@@ -145,42 +144,27 @@ class CatchUp:
         Its content is not validated again, and its expiry does not change.
         """
         message = movable.message
-        send_at = after(_NO_WAIT, now=now)
         quiet = self._settings.channels[message.channel].quiet
         if message.quiet_hours is not None:
             quiet = read_hours(message.quiet_hours)
-        scopes = counted(
-            self._settings.quotas_of,
-            scope=message.scope,
-            channel=message.channel,
-            scopes=message.scopes,
+        zone = message.zone or self._settings.zone
+        order = Order(
+            movable,
+            Terms(scopes_of(message, self._settings), zone, quiet),
+            after(_NO_WAIT, now=now),
+            self._latest(message, now),
+            message.zone,
+            message.expires_at,
+            message.expire_after,
+            message.asked_at or message.send_at,
         )
-        wanted = ValidDraft(
-            channel=message.channel,
-            recipient=message.recipient,
-            scope=message.scope,
-            body=message.body,
-            body_json="",
-            send_at=send_at,
-            latest=self._latest(message, now),
-            expires_at=message.expires_at,
-            idempotency_key=message.idempotency_key,
-            fingerprint=None,
-            terms=Terms(scopes, message.zone or self._settings.zone, quiet),
-            scopes=message.scopes,
-            zone=message.zone,
-            quiet_hours=message.quiet_hours,
-            on_unknown=message.on_unknown,
-            expire_after=message.expire_after,
-        )
-        asked_at = message.asked_at or message.send_at
-        return self._moves.move(movable, wanted, asked_at=asked_at)
+        return self._moves.move(order)
 
     def _latest(self, message: Message, now: datetime) -> datetime:
         latest = now + self._settings.max_horizon
         return min(latest, message.expires_at - _MILLISECOND) if message.expires_at else latest
 
 
-def _is_for_good(error: NoPlace | InvalidValue, latest: datetime) -> bool:
+def _is_for_good(error: SlotRefused | InvalidValue, latest: datetime) -> bool:
     """Whether there is no slot up to ``latest``, and not only a lost race for one."""
-    return not isinstance(error, NoPlace) or error.next_slot > latest
+    return not isinstance(error, SlotRefused) or error.next_slot > latest

@@ -13,7 +13,7 @@ from dispatcher.errors import (
     InvalidDraft,
     InvalidSendTime,
     MessageNotFound,
-    NoPlace,
+    SlotRefused,
     StoreUnavailable,
     Suppressed,
     TooLate,
@@ -208,7 +208,7 @@ class Changes:
         to = {
             index: (order.found.message.recipient, order.found.message.channel)
             for index, order in enumerate(orders)
-            if isinstance(answers[index], NoPlace)
+            if isinstance(answers[index], SlotRefused)
         }
         unwanted = self._suppressions.among(to.values()) if to else set()
         for index, each in to.items():
@@ -229,7 +229,10 @@ class Changes:
         if draft.expire_after is None:  # the setting of its channel may have changed
             valid = valid._replace(expire_after=None)
         judge_times(valid, now=now)
-        return Order(found, valid, valid.send_at)
+        return Order(
+            found, valid.terms, valid.send_at, valid.latest, valid.zone, valid.expires_at,
+            valid.expire_after, valid.send_at,
+        )  # fmt: skip
 
 
 def _draft(message: Message, wish: Wish) -> Draft:

@@ -72,9 +72,9 @@ class Decisions:
             answers |= self._retried(every[start : start + _AT_ONCE], perhaps_sent)
         return [answers[each] for each in message_ids]
 
-    def held(self, *, at_most: int) -> list[Message]:
+    def held(self, *, limit: int) -> list[Message]:
         """Return the held messages, oldest first."""
-        return self._held.find(at_most=at_most)
+        return self._held.find(limit=limit)
 
     def release(self, message_id: UUID) -> Message:
         """Give a held message one more attempt, or end it as expired past its expiry.

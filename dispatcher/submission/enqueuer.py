@@ -31,7 +31,8 @@ class Enqueuer:
         queue: Queue,
         journal: Journal,
     ) -> None:
-        self._settings = settings
+        self._horizon = settings.horizon
+        self._enqueue_grace = settings.enqueue_grace
         self._clock = clock
         self._messages = messages
         self._queue = queue
@@ -43,8 +44,8 @@ class Enqueuer:
         A message that is near is enqueued by its submit, so that this is after it is due: once
         ``enqueue_grace`` is over, it is enqueued again.
         """
-        is_near = due_at - (now or self._clock.now()) <= self._settings.horizon
-        return due_at + (self._settings.enqueue_grace if is_near else -self._settings.horizon)
+        is_near = due_at - (now or self._clock.now()) <= self._horizon
+        return due_at + self._enqueue_grace if is_near else due_at - self._horizon
 
     def accept(self, stored: Sequence[Message]) -> None:
         """Tell that these were scheduled, now that they are committed, and enqueue what is near."""
@@ -55,7 +56,7 @@ class Enqueuer:
 
     def enqueue(self, *stored: Message) -> None:
         """Enqueue those of the messages that are near."""
-        near_until = self._clock.now() + self._settings.horizon
+        near_until = self._clock.now() + self._horizon
         near = [each for each in stored if each.next_attempt_at <= near_until]
         if not near:
             return

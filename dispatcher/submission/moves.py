@@ -10,25 +10,25 @@ import logging
 from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dispatcher.errors import (
     DispatcherError,
     MessageNotFound,
-    NoPlace,
     ReservationsUnavailable,
+    SlotRefused,
     StoreUnavailable,
     TooLate,
 )
 from dispatcher.faults import fault
 from dispatcher.message import Message
 from dispatcher.reservation import Blocked, Moving, Request, Terms, Windows, longest_ms
-from dispatcher.scope import Scope, counted
+from dispatcher.scope import Scope
 from dispatcher.settings import Settings
 from dispatcher.store import Messages, Movable, NewTime
 from dispatcher.submission.enqueuer import Enqueuer
-from dispatcher.submission.schedule import ValidDraft
+from dispatcher.submission.schedule import scopes_of
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import to_ms
 
@@ -44,27 +44,39 @@ Answer = Message | DispatcherError | None
 
 
 class Order(NamedTuple):
-    """A message as it was read, and its wanted values.
+    """A message as it was read, and its wanted time: ``send_at``, or a slot up to ``latest``.
 
-    ``asked_at`` is the time that a caller first asked for; it may differ from the one in ``valid``.
+    ``expires_at`` wins over ``expire_after``, which counts from the booked time. ``asked_at`` is
+    the time that a caller first asked for; it may differ from ``send_at``.
     """
 
     found: Movable
-    valid: ValidDraft
+    terms: Terms
+    send_at: datetime
+    latest: datetime | None
+    zone: str | None
+    expires_at: datetime | None
+    expire_after: timedelta | None
     asked_at: datetime
 
     @property
     def keeps_its_time(self) -> bool:
         """Whether time and zone stay, so that only the expiry changes."""
         message = self.found.message
-        return (self.valid.send_at, self.valid.zone) == (message.send_at, message.zone)
+        return (self.send_at, self.zone) == (message.send_at, message.zone)
 
     @property
     def request(self) -> Request:
         """The request to the windows."""
-        asked_ms, latest = to_ms(self.valid.send_at), self.valid.latest
-        latest_ms = max(asked_ms, to_ms(latest)) if latest else asked_ms
-        return Request(self.found.message.id, self.valid.terms, asked_ms, latest_ms)
+        asked_ms = to_ms(self.send_at)
+        latest_ms = max(asked_ms, to_ms(self.latest)) if self.latest else asked_ms
+        return Request(self.found.message.id, self.terms, asked_ms, latest_ms)
+
+    def expiry(self, send_at: datetime) -> datetime | None:
+        """Return when it expires if it is to go at ``send_at``."""
+        if self.expires_at is None and self.expire_after is not None:
+            return send_at + self.expire_after
+        return self.expires_at
 
 
 class Moves:
@@ -90,15 +102,13 @@ class Moves:
             kind: longest_ms(quotas) for kind, quotas in settings.quotas_of.items() if quotas
         }
 
-    def move(
-        self, found: Movable, valid: ValidDraft, *, asked_at: datetime | None = None
-    ) -> Message | None:
+    def move(self, order: Order) -> Message | None:
         """Return the moved message, or None where it was changed concurrently.
 
-        Raises NoPlace, ReservationsUnavailable, TooLate, MessageNotFound: then nothing has changed;
-        StoreUnavailable: the message has the old time or the new one.
+        Raises SlotRefused, ReservationsUnavailable, TooLate, MessageNotFound: then nothing has
+        changed; StoreUnavailable: the message has the old time or the new one.
         """
-        [answer] = self.move_many([Order(found, valid, asked_at or valid.send_at)])
+        [answer] = self.move_many([order])
         if isinstance(answer, DispatcherError):
             raise answer
         return answer
@@ -155,7 +165,7 @@ class Moves:
                 answers[index] = each
         self._drop(*(each for index in again if isinstance(each := judged[index], Moving)))
         fault("reschedule.after_hold")
-        times = {index: held[index].send_at if index in held else orders[index].valid.send_at
+        times = {index: held[index].send_at if index in held else orders[index].send_at
                  for index in left if index in held or index not in judged}  # fmt: skip
         rows = self._changed(orders, times, held, answers)
         moved = {
@@ -173,12 +183,12 @@ class Moves:
                 answers[index] = MessageNotFound(orders[index].found.message.id)
             elif answers[index] is None:
                 now = rows[index].message
-                is_wanted = _is_as_wanted(now, send_at, orders[index].valid)
+                is_wanted = _is_as_wanted(now, send_at, orders[index])
                 answers[index] = now if is_wanted else None
         return again
 
     def _judged_too_early(
-        self, orders: Sequence[Order], judged: Mapping[int, Moving | NoPlace]
+        self, orders: Sequence[Order], judged: Mapping[int, Moving | SlotRefused]
     ) -> list[int]:
         """Return the orders that were refused or shifted near a time that an earlier one leaves.
 
@@ -238,15 +248,14 @@ class Moves:
         return {index: rows[each] for index, each in ids.items() if each in rows}
 
     def _new_time(self, order: Order, send_at: datetime) -> NewTime:
-        valid = order.valid
         return NewTime(
             order.found,
             send_at=send_at,
             next_attempt_at=send_at,
             enqueue_at=self._enqueuer.enqueue_at(send_at),
-            zone=valid.zone,
-            expires_at=valid.expiry(send_at),
-            expire_after=valid.expire_after,
+            zone=order.zone,
+            expires_at=order.expiry(send_at),
+            expire_after=order.expire_after,
             asked_at=order.asked_at if order.asked_at != send_at else None,
         )
 
@@ -324,7 +333,7 @@ class Moves:
                     send_at=before.send_at,
                     beside=moving,
                 )
-            except (NoPlace, ReservationsUnavailable) as error:
+            except (SlotRefused, ReservationsUnavailable) as error:
                 reason = str(error)
                 break
             old = NewTime(
@@ -361,11 +370,7 @@ class Moves:
             log.warning("could not release %d held times; reconcile will: %s", len(held), error)
 
     def _scopes_of(self, message: Message) -> Terms:
-        kinds = self._settings.quotas_of
-        return Terms(
-            counted(kinds, scope=message.scope, channel=message.channel, scopes=message.scopes),
-            message.zone or self._settings.zone,
-        )
+        return Terms(scopes_of(message, self._settings), message.zone or self._settings.zone)
 
 
 def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
@@ -373,6 +378,6 @@ def _has_between(ordered: Sequence[int], start: int, end: int) -> bool:
     return first < len(ordered) and ordered[first] < end
 
 
-def _is_as_wanted(message: Message, send_at: datetime, valid: ValidDraft) -> bool:
-    wanted = (send_at, valid.zone, valid.expiry(send_at), valid.expire_after)
+def _is_as_wanted(message: Message, send_at: datetime, order: Order) -> bool:
+    wanted = (send_at, order.zone, order.expiry(send_at), order.expire_after)
     return wanted == (message.send_at, message.zone, message.expires_at, message.expire_after)

@@ -9,9 +9,9 @@ from datetime import timedelta
 from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
-    NoPlace,
     OutcomeUnknown,
     ReservationsUnavailable,
+    SlotRefused,
     StoreUnavailable,
 )
 from dispatcher.message import Message
@@ -78,7 +78,7 @@ class Reserver:
         messages were in it. Where Redis does not answer, it is asked again for a while if
         ``wait``, once for all; then the other messages are not asked about.
 
-        A message whose time another one has booked (NoPlace) is taken back and its entry refused;
+        A message whose time another one has booked (SlotRefused) is taken back, its entry refused;
         so is one for which Redis does not answer (ReservationsUnavailable), unless it has an
         idempotency key: a duplicate submit may have returned it already. A message that is being
         sent stays, and with ``keep``, when they were accepted for good, all stay. The reservations
@@ -108,7 +108,7 @@ class Reserver:
         """Reserve the same time once more; return why that is not possible."""
         try:
             self._reserve_again(entry.addition.message, entry, until)
-        except (NoPlace, IdempotencyConflict, ReservationsUnavailable) as error:
+        except (SlotRefused, IdempotencyConflict, ReservationsUnavailable) as error:
             return error
         return None
 
@@ -129,7 +129,7 @@ class Reserver:
         """Add the reservation of a message that keeps its time, also against a quota."""
         message = entry.addition.message
         log.log(
-            logging.ERROR if isinstance(why, NoPlace) else logging.WARNING,
+            logging.ERROR if isinstance(why, SlotRefused) else logging.WARNING,
             "reservation lost for message %s: it keeps its time, and a quota may be exceeded; "
             "maintenance restores the reservation: %s", message.id, type(why).__name__,
         )  # fmt: skip

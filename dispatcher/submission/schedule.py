@@ -15,9 +15,9 @@ from dispatcher.errors import (
     kind_of,
     quoted,
 )
-from dispatcher.message import Body, Draft, OnUnknown, check_body, check_text, fingerprint
+from dispatcher.message import Body, Draft, Message, OnUnknown, check_body, check_text, fingerprint
 from dispatcher.reservation import Terms
-from dispatcher.scope import counted
+from dispatcher.scope import Scope, counted
 from dispatcher.settings import Settings
 from dispatcher.times import send_time
 from dispatcher.times.quiet_hours import Hours
@@ -271,6 +271,13 @@ def terms_for(
     kinds = settings.quotas_of
     counts = counted(kinds, scope=scope, channel=channel or "", scopes=further)
     return Terms(counts, zone or settings.zone, quiet)
+
+
+def scopes_of(message: Message, settings: Settings) -> tuple[Scope, ...]:
+    """Return the scopes that a stored message counts against."""
+    return counted(
+        settings.quotas_of, scope=message.scope, channel=message.channel, scopes=message.scopes
+    )
 
 
 def own_hours(quiet_hours: str | None, send_window: str | None) -> str | None:

@@ -230,9 +230,8 @@ class OwnTransaction:
             raise  # the message may be stored: reconcile finds out whether it needs its reservation
         except GivenUp:
             self.reservations.withdraw(requests_of([entry]))
-            self.reservations.release(
-                entry
-            )  # a duplicate submit that relies on it is refused as well
+            # withdraw leaves it to a duplicate submit, which is refused as well.
+            self.reservations.release(entry)
             raise
         except (StoreUnavailable, IdempotencyConflict, Suppressed) as error:
             if perhaps_stored and isinstance(error, StoreUnavailable) and not error.refused:
@@ -373,7 +372,7 @@ class CallersTransaction:
 
     def recall(self, keyed: Mapping[str, Entry]) -> Mapping[str, Known]:
         """Join the transaction, and look the keys up as seen from inside."""
-        transaction = self._joined()
+        transaction = self._join()
         found = ((key, transaction.with_key(key)) for key in keyed)
         return {key: known for key, known in found if known is not None}
 
@@ -382,7 +381,7 @@ class CallersTransaction:
         found = set()
         for each in recipients:
             try:
-                self._joined().check_wanted(*each)
+                self._join().check_wanted(*each)
             except Suppressed:
                 found.add(each)
         return found
@@ -395,7 +394,7 @@ class CallersTransaction:
     def store(self, batch: Batch) -> None:
         """Store what is reserved, to be committed by the caller."""
         for entry in batch.booked:
-            transaction = self._joined()
+            transaction = self._join()
             joined = _Joined(entry, batch.started)
             transaction.watch.joined.append(joined)
             try:
@@ -410,7 +409,8 @@ class CallersTransaction:
     def confirm(self, batch: Batch) -> None:
         """Do nothing: the transaction has not ended."""
 
-    def _joined(self) -> _Transaction:
+    def _join(self) -> _Transaction:
+        """Return the caller's transaction, joined at the first call."""
         if self._transaction is None:
             self._transaction = self._transactions.join(self._session)
         return self._transaction

@@ -10,9 +10,10 @@ from uuid import UUID
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import Attempt, Message, Status
 from dispatcher.reservation import Contents
-from dispatcher.scope import NOBODY, counted
+from dispatcher.scope import NOBODY
 from dispatcher.settings import Settings
 from dispatcher.store import Listing
+from dispatcher.submission.schedule import scopes_of
 from dispatcher.times.send_time import from_ms
 
 
@@ -76,13 +77,8 @@ class StoryReader:
     def _reservations(self, message: Message) -> tuple[Reservation, ...] | None:
         if message.scope == NOBODY:
             return ()
-        scopes = counted(
-            self._settings.quotas_of,
-            scope=message.scope,
-            channel=message.channel,
-            scopes=message.scopes,
-        )
-        windows = [self._contents.window_of(each) for each in scopes]
+        scopes = scopes_of(message, self._settings)
+        windows = [self._contents.fence.window_of(each) for each in scopes]
         try:
             if not self._contents.opened().keys() >= {keys for keys, _ in windows}:
                 return None

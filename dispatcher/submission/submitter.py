@@ -9,7 +9,7 @@ from dispatcher.errors import (
     DispatcherError,
     IdempotencyConflict,
     InvalidDraft,
-    NoPlace,
+    SlotRefused,
     Suppressed,
 )
 from dispatcher.faults import fault
@@ -29,7 +29,7 @@ from dispatcher.submission.schedule import (
 )
 from dispatcher.submission.sinks import Sink
 from dispatcher.telemetry.journal import Journal
-from dispatcher.telemetry.tracing import Tracing, traced
+from dispatcher.telemetry.tracing import Tracing
 from dispatcher.times.clock import Clock
 from dispatcher.times.send_time import from_ms, to_ms
 
@@ -67,16 +67,20 @@ class Submitter:
         ReservationsUnavailable, StoreUnavailable: then nothing is reserved or stored; and
         OutcomeUnknown.
         """
+        entry = Entry(0, draft)
         try:
-            return traced(self._tracing, lambda: self._submit(draft, sink))
+            if self._tracing is None:
+                self.run(Batch([entry]), sink)
+                message = entry.answer()
+            else:
+                with self._tracing.submitting() as accepted:
+                    self.run(Batch([entry]), sink)
+                    message = entry.answer()
+                    accepted(message)
         except DispatcherError as error:
             self._journal.refused(error)
             raise
-
-    def _submit(self, draft: Draft, sink: Sink) -> Message:
-        entry = Entry(0, draft)
-        self.run(Batch([entry]), sink)
-        return entry.answer()
+        return message
 
     def run(self, batch: Batch, sink: Sink) -> None:
         """Take a batch through every step; each entry is decided then.
@@ -131,7 +135,8 @@ class Submitter:
         known = sink.recall(keyed)
         for entry in open_:
             try:
-                entry.result = recalled(entry.valid, known) if known else None
+                if known:
+                    entry.result = recalled(entry.valid, known)
                 if entry.result is None and entry.same_as is None:
                     judge_times(entry.valid, now=now)
             except (IdempotencyConflict, InvalidDraft) as error:
@@ -152,11 +157,10 @@ class Submitter:
         """Reserve for every entry that is undecided; of an atomic batch for all or none."""
         if not sink.refuses_suppressed(batch):
             self._refuse_suppressed(batch.undecided(), sink)
+        if not (batch.atomic and batch.is_refused):
+            self._book(batch, batch.undecided(), sink)
         if not batch.atomic:
-            self._book(batch, batch.undecided(), sink)
             return
-        if not batch.is_refused:
-            self._book(batch, batch.undecided(), sink)
         batch.refuse_conflicts()
         if batch.is_refused:
             if batch.booked:
@@ -179,7 +183,9 @@ class Submitter:
         batch.settle(entries, found)
         if len(batch.booked) < len(entries):
             try:
-                self._explain([e for e in entries if isinstance(e.result, NoPlace)], batch, sink)
+                self._explain(
+                    [e for e in entries if isinstance(e.result, SlotRefused)], batch, sink
+                )
             except BaseException:
                 sink.reservations.withdraw(requests_of(batch.booked))
                 raise
@@ -199,7 +205,7 @@ class Submitter:
                     if message is not None:
                         entry.result, entry.request = message, None
         if sink.refuses_suppressed(batch):
-            left = [each for each in refused if isinstance(each.result, NoPlace)]
+            left = [each for each in refused if isinstance(each.result, SlotRefused)]
             self._refuse_suppressed(left, sink)
 
     def _store(self, batch: Batch, sink: Sink) -> None:

@@ -47,9 +47,7 @@ class SuppressionList:
 
     def _cancel(self, recipient: str, channel: str | None) -> int:
         cancelled, last = 0, None
-        while some := self._suppressions.scheduled(
-            recipient, channel, after=last, at_most=_AT_ONCE
-        ):
+        while some := self._suppressions.scheduled(recipient, channel, after=last, limit=_AT_ONCE):
             answers = self._cancellation.cancel(some, because=REASON)
             cancelled += sum(isinstance(each, Message) for each in answers)
             last = some[-1]
@@ -78,7 +76,7 @@ class SuppressionList:
     def _pages(self, recipient: str | None) -> Iterator[Suppression]:
         after = None
         while True:
-            page = self._suppressions.page(recipient, after=after, at_most=_AT_ONCE)
+            page = self._suppressions.page(recipient, after=after, limit=_AT_ONCE)
             yield from page
             if len(page) < _AT_ONCE:
                 return

@@ -25,14 +25,13 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
 _LAST_WORDS_SECONDS = 2.0
 _AT_ONCE = 500
-_AT_HAND = {
-    Transition.SCHEDULED: "on_scheduled",
-    Transition.RESCHEDULED: "on_rescheduled",
-    Transition.RESLOTTED: "on_reslotted",
-}
+_AT_HAND = frozenset({Transition.SCHEDULED, Transition.RESCHEDULED, Transition.RESLOTTED})
 """Told with the message that the statement returned: nothing is read."""
 _RETRY = dict.fromkeys((Status.SCHEDULED, Status.SENDING), "on_retry")
 _NAMES: dict[Transition, dict[Status, str]] = {
+    Transition.SCHEDULED: dict.fromkeys(Status, "on_scheduled"),
+    Transition.RESCHEDULED: dict.fromkeys(Status, "on_rescheduled"),
+    Transition.RESLOTTED: dict.fromkeys(Status, "on_reslotted"),
     Transition.ENQUEUED: dict.fromkeys(_RETRY, "on_enqueued"),
     Transition.SENT: {Status.SENT: "on_sent"},
     Transition.RETRIED: _RETRY,
@@ -48,20 +47,15 @@ _NAMES: dict[Transition, dict[Status, str]] = {
 
 What was enqueued, or is to be tried again, may be on its way already.
 """
-KNOWN = tuple(
-    dict.fromkeys(
-        [*_AT_HAND.values(), *(name for each in _NAMES.values() for name in each.values())]
-    )
-)
+KNOWN = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names.values()))
 
 Read = Callable[[Sequence[UUID]], Iterable[Message]]
 
 
 class _Call(NamedTuple):
-    """A call to make: of ``name`` with ``message``, or else by the status of what is read."""
+    """A hook to call with a message: which one, by its status. Without ``message`` it is read."""
 
     message_id: UUID
-    name: str
     message: Message | None
     names: Mapping[Status, str]
 
@@ -77,9 +71,9 @@ class Hooks:
         self._calls = {
             name: getattr(target, name) for name in KNOWN if callable(getattr(target, name, None))
         }
-        self._asked = {each for each, name in _AT_HAND.items() if name in self._calls} | {
-            each
-            for each, names in _NAMES.items()
+        self._asked = {
+            kind
+            for kind, names in _NAMES.items()
             if not self._calls.keys().isdisjoint(names.values())
         }
         self._waiting: deque[_Call] = deque()
@@ -95,11 +89,11 @@ class Hooks:
         """
         if event.kind not in self._asked:
             return
-        name = _AT_HAND.get(event.kind)
-        if name is None:
-            self._add(_Call(event.message_id, "", None, _NAMES[event.kind]))
+        names = _NAMES[event.kind]
+        if event.kind not in _AT_HAND:
+            self._add(_Call(event.message_id, None, names))
         elif event.message is not None:
-            self._add(_Call(event.message_id, name, event.message, {}))
+            self._add(_Call(event.message_id, event.message, names))
 
     def close(self, timeout: float = _LAST_WORDS_SECONDS) -> None:
         """Tell what waits, for so many seconds at most."""
@@ -154,7 +148,7 @@ class Hooks:
         for each in some:
             message = each.message or found.get(each.message_id)
             if message is not None:
-                self._call(each.name or each.names.get(message.status, ""), message)
+                self._call(each.names.get(message.status, ""), message)
             self._in_hand -= 1
 
     def _call(self, name: str, message: Message) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dispatcher.errors import (
@@ -36,6 +36,9 @@ from dispatcher.errors import (
 )
 from dispatcher.message import Message
 from dispatcher.times.send_time import as_text
+
+if TYPE_CHECKING:
+    from dispatcher.telemetry.prometheus import Meter
 
 log = logging.getLogger("dispatcher.journal")
 
@@ -114,30 +117,12 @@ Listener = Callable[[Event], object]
 """Takes each event. It is called often, by many threads, and must be quick and not raise."""
 
 
-class Meter(Protocol):
-    """Counts what happens. It is called often and must be quick."""
-
-    def told(self, event: Event) -> None:
-        """Count a transition."""
-
-    def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
-        """Count a try; ``late_seconds`` where it is the first of its message."""
-
-    def refused(self, reason: str, quota: str) -> None:
-        """Count a submit that was refused, by which quota if by one."""
-
-    def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
-        """Count a run of a duty and what it did, None for one that failed."""
-
-    def item_rejected(self) -> None:
-        """Count an item of the broker that was no task."""
-
-
 class Journal:
     """Tells each event to the meter, to the log and to its listeners, in this order.
 
-    Use cases tell after the commit and know no listener. A meter that raises is asked no more.
-    ``log_key`` is that of :class:`EventLog`.
+    Use cases tell after the commit and know no listener. A meter that raises is asked no more. With
+    a ``log_key`` a line names its recipient by a digest that takes the key to make, the same in
+    every process; without one not at all.
     """
 
     def __init__(
@@ -145,7 +130,8 @@ class Journal:
     ) -> None:
         self._meter = meter
         counts: tuple[Listener, ...] = () if meter is None else (self._counted,)
-        self._listeners = (*counts, EventLog(log_key).told, *listeners)
+        self._log_key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
+        self._listeners = (*counts, self._log, *listeners)
 
     def tell(self, kind: Transition, message: Message, **details: Fact) -> None:
         """Tell what became of a message."""
@@ -192,24 +178,12 @@ class Journal:
             self._meter = None
             log.exception("nothing is counted any more in this process")
 
-
-class EventLog:
-    """Writes a log line for each event.
-
-    With a ``log_key`` a line names its recipient by a digest that takes the key to make, the same
-    in every process; without one not at all.
-    """
-
-    def __init__(self, log_key: str) -> None:
-        self._key = hashlib.sha256(log_key.encode()).digest() if log_key else b""
-
-    def told(self, event: Event) -> None:
-        """Write the line, if its level is logged."""
+    def _log(self, event: Event) -> None:
         level = _LEVELS.get(event.kind, logging.INFO)
         if not log.isEnabledFor(level):
             return
         told: dict[str, Fact] = {"channel": event.channel}
-        if event.message is not None and self._key:
+        if event.message is not None and self._log_key:
             told["recipient"] = self._digest(event.message.recipient)
         told |= {name: _plain(fact) for name, fact in event.details.items() if fact is not None}
         known = " ".join(f"{name}={fact}" for name, fact in told.items())
@@ -219,7 +193,7 @@ class EventLog:
 
     def _digest(self, recipient: str) -> str:
         return hashlib.blake2b(
-            recipient.encode("utf-8", "surrogatepass"), key=self._key, digest_size=8
+            recipient.encode("utf-8", "surrogatepass"), key=self._log_key, digest_size=8
         ).hexdigest()
 
 

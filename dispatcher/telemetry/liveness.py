@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from threading import Event, Lock, Thread
 from typing import Any
 
 import redis
 
 from dispatcher.errors import ReservationsUnavailable, Unavailable
+from dispatcher.redis.client import now_ms
 from dispatcher.redis.errors import translated
 from dispatcher.redis.keys import SignKeys
-from dispatcher.redis.scripts import source
+from dispatcher.redis.scripts import replies_of, script
 from dispatcher.times.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class Signs:
     def __init__(self, client: redis.Redis, *, namespace: str) -> None:
         self._client = client
         self._keys = SignKeys(namespace)
-        self._seen = client.register_script(source("telemetry/seen"))
+        self._seen = script("telemetry/seen")
 
     def note(self, kind: Kind, ages: Mapping[str, timedelta]) -> None:
         """Say of what has these names how long ago it was seen."""
@@ -70,7 +72,7 @@ class Signs:
         for name, age in ages.items():
             words += (name, age // _MILLISECOND)
         with translated(ReservationsUnavailable):
-            self._seen(keys=[self._keys.of(kind)], args=words)
+            replies_of(self._client, self._seen, [([self._keys.of(kind)], words)])
 
     def forget(self, kind: Kind, name: str) -> None:
         """Forget a process that has ended in good order."""
@@ -93,17 +95,16 @@ class Signs:
     def read(self) -> dict[Kind, tuple[Sign, ...]]:
         """Return everything that was seen within a day, by name."""
         with translated(ReservationsUnavailable):
+            now = now_ms(self._client)
             pipeline = self._client.pipeline(transaction=False)
-            pipeline.time()
             for kind in Kind:
                 pipeline.zrange(self._keys.of(kind), 0, -1, withscores=True)
-            (seconds, micros), *found = pipeline.execute()
-        now_ms = int(seconds) * 1_000 + int(micros) // 1_000
+            found = pipeline.execute()
         return {
             kind: tuple(
                 sorted(
                     (
-                        Sign(name=name.decode("utf-8", "replace"), age=_age(now_ms, score))
+                        Sign(name=name.decode("utf-8", "replace"), age=_age(now, score))
                         for name, score in members
                     ),
                     key=lambda each: each.name,
@@ -161,12 +162,13 @@ class Pulse:
         except Exception:
             log.warning("this process gives no signs of life", exc_info=True)
             return
-        self._try_to(lambda: self._say(signs))
+        say = partial(self._say, signs)
+        self._try_to(say)
         while not self._stopped.wait(EVERY.total_seconds()):
-            self._try_to(lambda: self._say(signs))
-        self._try_to(lambda: self._say(signs))
+            self._try_to(say)
+        self._try_to(say)
         for kind, name in self._own.items():
-            self._try_to(lambda kind=kind, name=name: signs.forget(kind, name))  # type: ignore[misc]  # default arguments
+            self._try_to(partial(signs.forget, kind, name))
 
     def _say(self, signs: Signs) -> None:
         ages: dict[Kind, dict[str, timedelta]] = defaultdict(dict)

@@ -89,19 +89,19 @@ class Part:
         self._template = template
         self._wanted = wanted
 
-    def render(self, data: Mapping[str, Any], *, at_most: int) -> str:
+    def render(self, data: Mapping[str, Any], *, limit: int) -> str:
         """Return the text of this part with ``data``, of at most so many characters.
 
         Raises InvalidDraft, which names what is missing by the names in the template and shows
         nothing of the data.
         """
         problem = None
-        most_steps = max(MOST_STEPS, at_most // 5)
+        most_steps = max(MOST_STEPS, limit // 5)
         steps = _left.set([most_steps * STEP])
         try:
-            return self._text(data, at_most)
+            return self._text(data, limit)
         except _TooMuch:
-            problem = f"takes more than {most_steps} steps or {at_most} characters"
+            problem = f"takes more than {most_steps} steps or {limit} characters"
         except _Refused as refused:
             problem = f"{refused}, which no template may"
         except UndefinedError:
@@ -115,12 +115,12 @@ class Part:
             "data", f"{self._path} {problem}", "a value for each name in the template"
         )
 
-    def _text(self, data: Mapping[str, Any], at_most: int) -> str:
+    def _text(self, data: Mapping[str, Any], limit: int) -> str:
         pieces: list[str] = []
         for piece in self._template.generate(dict(data)):
             pieces.append(piece)
-            at_most -= len(piece)
-            if at_most < 0:
+            limit -= len(piece)
+            if limit < 0:
                 raise _TooMuch
         return "".join(pieces)
 

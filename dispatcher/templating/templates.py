@@ -59,7 +59,7 @@ class Templates:
         return replace(draft, body=_rendered(template, data, self._max_bytes))
 
     def judged(self) -> Mapping[str, InvalidSettings | None]:
-        """Compile every template of every channel; return what is wrong with each, by its place."""
+        """Compile every template of every channel; return what is wrong with each, by its path."""
         found: dict[str, InvalidSettings | None] = {}
         for name, channel in self._channels.items():
             if not channel.templates and channel.templates_dir is None:
@@ -70,13 +70,13 @@ class Templates:
                 found[f"channels.{name}"] = error
                 continue
             for template in read.names:
-                place = f"channels.{name}.templates.{template}"
+                path = f"channels.{name}.templates.{template}"
                 try:
                     read.template(template)
                 except InvalidSettings as error:
-                    found[place] = error
+                    found[path] = error
                 else:
-                    found[place] = None
+                    found[path] = None
         return found
 
     def _of(self, channel: str) -> _Channel:
@@ -154,7 +154,7 @@ class _Channel:
 
 
 def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
-    """Return a template's body with a compiled part in the place of each text."""
+    """Return a template's body with a compiled part instead of each text."""
     if isinstance(body, str):
         return plain.part(path, body)
     if isinstance(body, Mapping):
@@ -163,14 +163,14 @@ def _compiled(body: Any, path: str, plain: Sandbox, html: Sandbox) -> Any:
             for key, each in body.items()
         }
     if isinstance(body, list):
-        return [_compiled(each, f"{path}[{place}]", plain, html) for place, each in enumerate(body)]
+        return [_compiled(each, f"{path}[{index}]", plain, html) for index, each in enumerate(body)]
     return body
 
 
-def _rendered(template: Any, data: Mapping[str, Any], at_most: int) -> Any:
+def _rendered(template: Any, data: Mapping[str, Any], limit: int) -> Any:
     if isinstance(template, Mapping):
-        return {key: _rendered(each, data, at_most) for key, each in template.items()}
+        return {key: _rendered(each, data, limit) for key, each in template.items()}
     if isinstance(template, list):
-        return [_rendered(each, data, at_most) for each in template]
+        return [_rendered(each, data, limit) for each in template]
     part: Part | None = template if hasattr(template, "render") else None
-    return template if part is None else part.render(data, at_most=at_most)
+    return template if part is None else part.render(data, limit=limit)

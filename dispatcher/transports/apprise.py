@@ -59,7 +59,7 @@ class AppriseTransport:
         format: Format = "text",  # noqa: A002 - a user's word
         timeout: float = 10.0,
     ) -> None:
-        if isinstance(urls, str) or not isinstance(urls, list | tuple) or not urls:
+        if not isinstance(urls, list | tuple) or not urls:
             raise InvalidSettings("urls", "no list of URLs", "a list of one Apprise URL or more")
         if not isinstance(format, str) or format not in ("text", "markdown", "html"):
             raise InvalidSettings("format", quoted(format), "text, markdown or html")

@@ -1,21 +1,34 @@
-"""What a transport must do and may do, and how a channel's settings become one."""
+"""What a transport must do and may do, how a channel's settings become one, and what it is asked.
+
+At a submit it is asked about a draft (:class:`Checks`), by the doctor about its provider
+(:func:`probe_all`).
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from dispatcher.channel import Channel
-from dispatcher.errors import InvalidSettings, cut, quoted
-from dispatcher.message import Message
+from dispatcher.errors import (
+    DeliveryError,
+    InvalidDraft,
+    InvalidSettings,
+    InvalidValue,
+    cut,
+    quoted,
+)
+from dispatcher.message import Body, Message
 from dispatcher.settings import Settings
 from dispatcher.transports import registry
-from dispatcher.transports.checks import check_of, takes
 
 log = logging.getLogger(__name__)
+
+Check = Callable[..., object]
 
 
 class Transport(Protocol):
@@ -63,7 +76,7 @@ class _Function:
 def load(name: str, channel: Channel, settings: Settings) -> Transport:
     """Make the transport of the channel ``name``. Raises InvalidSettings."""
     found = registry.find(name, channel.transport)
-    check_of(name, found)
+    check_of(name, found, channel.options)
     if inspect.isclass(found):
         found = _make(name, found, _options(name, channel, settings, found))
     elif channel.options:
@@ -78,6 +91,44 @@ def load(name: str, channel: Channel, settings: Settings) -> Transport:
     raise InvalidSettings(f"channels.{name}.transport", problem, registry.accepted())
 
 
+def _options(
+    name: str, channel: Channel, settings: Settings, factory: Callable[..., Any]
+) -> dict[str, Any]:
+    """Return the options of a channel, with what the settings say elsewhere."""
+    options = dict(channel.options)
+    if channel.transport == "file":
+        options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
+    if "timeout" in _parameters(factory):
+        if "timeout" in options and channel.transport in registry.SHIPPED:
+            problem = "a timeout, which is that of every transport"
+            raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
+        options.setdefault("timeout", settings.transport_timeout.total_seconds())
+    return options
+
+
+def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
+    field = f"channels.{name}.options"
+    for each in _parameters(factory).values():
+        may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
+        if may_be_named and each.default is each.empty and each.name not in options:
+            raise InvalidSettings(
+                f"{field}.{each.name}", "is missing", "a value: it has no default"
+            )
+    try:
+        return factory(**options)
+    except InvalidSettings as error:  # the transport names the option itself
+        raise InvalidSettings(f"{field}.{error.field}", error.problem, error.accepted) from None
+    except (TypeError, ValueError, OSError) as error:
+        raise InvalidSettings(field, cut(str(error)), "what the transport takes") from error
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some classes written in C show none
+        return {}
+
+
 def close_all(transports: Iterable[object]) -> None:
     """Close those that can be closed. What one of them raises keeps no other one open."""
     for each in transports:
@@ -90,42 +141,108 @@ def close_all(transports: Iterable[object]) -> None:
             log.warning("%s was not closed: %s", type(each).__name__, type(error).__name__)
 
 
-def _options(
-    name: str, channel: Channel, settings: Settings, factory: Callable[..., Any]
-) -> dict[str, Any]:
-    """Return the options of a channel, with what the settings say elsewhere."""
-    options = dict(channel.options)
-    if channel.transport == "file":
-        options.setdefault("path", settings.data_dir / "sent" / f"{name}.jsonl")
-    if takes(factory, "timeout"):
-        if "timeout" in options and registry.ships(channel.transport):
-            problem = "a timeout, which is that of every transport"
-            raise InvalidSettings(f"channels.{name}.options", problem, "transport_timeout instead")
-        options.setdefault("timeout", settings.transport_timeout.total_seconds())
-    return options
+def check_of(channel: str, found: Any, options: Mapping[str, Any]) -> Check | None:
+    """Return the check of a transport that was found, None where it has none.
+
+    One with a parameter ``options`` is given them. Raises InvalidSettings for one that would need
+    an instance.
+    """
+    check = getattr(found, "check", None)
+    if check is None:
+        return None
+    if inspect.isclass(found):
+        raw = inspect.getattr_static(found, "check")
+        if not isinstance(raw, staticmethod | classmethod):
+            field = f"channels.{channel}.transport"
+            problem = f"the check of {found.__name__} needs an instance, and none is made to submit"
+            raise InvalidSettings(field, problem, "a static method or a classmethod")
+    if not callable(check):
+        return None
+    return partial(check, options=options) if "options" in _parameters(check) else check
 
 
-def _make(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
-    _require_all(name, factory, options)
-    try:
-        return factory(**options)
-    except InvalidSettings as error:  # the transport names the option itself
-        field = f"channels.{name}.options.{error.field}"
-        raise InvalidSettings(field, error.problem, error.accepted) from None
-    except (TypeError, ValueError, OSError) as error:
-        raise InvalidSettings(
-            f"channels.{name}.options", cut(str(error)), "what the transport takes"
-        ) from error
+class Checks:
+    """Calls the ``check`` of a channel's transport, which is found but not made.
+
+    So a process that only submits needs no secrets of the transport's. Where it cannot even import
+    the transport, nothing is checked: the message is judged when it is sent.
+    """
+
+    def __init__(self, channels: Mapping[str, Channel]) -> None:
+        self._channels = channels
+        self._found: dict[str, Check | None] = {}
+
+    def __call__(self, channel: str, recipient: str, body: Body) -> None:
+        """Raise InvalidDraft where the transport says that it could never send this."""
+        try:
+            check = self._found[channel]
+        except KeyError:
+            check = self._found[channel] = self._find(channel)
+        if check is None:
+            return
+        try:
+            check(recipient, body)
+        except InvalidDraft:
+            raise
+        except InvalidValue as refused:
+            raise InvalidDraft(refused.field, refused.problem, refused.accepted) from None
+        except Exception as error:  # noqa: BLE001 - the code of a transport may raise anything
+            # Its text may quote the body.
+            kind = type(error).__name__
+            log.error("the check of channel %s raised %s", [channel], kind)  # noqa: TRY400 - same
+            problem = f"the check of its transport raised {kind}"
+            raise InvalidDraft("body", problem, "what the transport can send") from None
+
+    def _find(self, channel: str) -> Check | None:
+        known = self._channels.get(channel)
+        if known is None:  # it was accepted under other settings
+            return None
+        try:
+            return check_of(channel, registry.find(channel, known.transport), known.options)
+        except InvalidSettings as error:
+            log.info("nothing is checked for channel %s: %s", [channel], error.problem)
+            return None
 
 
-def _require_all(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # a class without a signature that can be read
-        return
-    for each in parameters:
-        may_be_named = each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
-        if may_be_named and each.default is each.empty and each.name not in options:
-            raise InvalidSettings(
-                f"channels.{name}.options.{each.name}", "is missing", "a value: it has no default"
-            )
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The channels whose providers can be asked: those that answer, and why others do not.
+
+    ``unmade`` are the channels whose transports a worker with these settings cannot make, with the
+    reasons.
+    """
+
+    answer: tuple[str, ...]
+    refuse: Mapping[str, str]
+    unmade: Mapping[str, str]
+
+
+def probe_all(settings: Settings) -> Probed:
+    """Make every channel's transport as a worker does, and call ``probe`` of those that have one.
+
+    Raises nothing of theirs.
+    """
+    answer: list[str] = []
+    refuse: dict[str, str] = {}
+    unmade: dict[str, str] = {}
+    for name, channel in settings.channels.items():
+        try:
+            transport = load(name, channel, settings)
+        except InvalidSettings as error:
+            unmade[name] = str(error)
+            continue
+        except Exception as error:  # noqa: BLE001 - it may raise anything, secrets in its text
+            unmade[name] = type(error).__name__
+            continue
+        probe = getattr(transport, "probe", None)
+        if callable(probe):
+            try:
+                probe()
+            except DeliveryError as error:
+                refuse[name] = str(error) or type(error).__name__
+            except Exception as error:  # noqa: BLE001 - it may raise anything, as above
+                refuse[name] = type(error).__name__
+            else:
+                answer.append(name)
+        close_all([transport])
+    return Probed(tuple(answer), refuse, unmade)

@@ -13,21 +13,16 @@ from contextlib import contextmanager
 _here = threading.local()
 
 
-class _Filter(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the thread that writes is outside of every :func:`quiet`."""
-        del record
-        return not getattr(_here, "depth", 0)
-
-
-_FILTER = _Filter()
+def _may_write(_: logging.LogRecord) -> bool:
+    """Whether this thread is outside of every :func:`quiet`."""
+    return not getattr(_here, "depth", 0)
 
 
 def silence(*libraries: str) -> None:
     """Let :func:`quiet` hold for the loggers of these libraries that there are by now."""
     for name in [*libraries, *logging.root.manager.loggerDict]:
         if name.split(".")[0] in libraries:
-            logging.getLogger(name).addFilter(_FILTER)  # once, however often
+            logging.getLogger(name).addFilter(_may_write)  # once, however often
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How the ``transport`` of a channel names one: a word that ships, an entry point, or a place.
+"""How the ``transport`` of a channel names one: a shipped name, an entry point, an import path.
 
 Nothing is imported before it is named, so that what a transport needs is needed only by those who
 use it.
@@ -6,8 +6,8 @@ use it.
 
 from __future__ import annotations
 
-import importlib
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from dispatcher.errors import InvalidSettings, cut, quoted
@@ -16,26 +16,21 @@ GROUP = "dispatcher.transports"
 """The entry points by which distributions of others offer transports."""
 
 
-class _Shipped(NamedTuple):
+class Shipped(NamedTuple):
     """Where a transport that ships is, and the extra that installs what it needs."""
 
-    place: str
+    path: str
     extra: str | None = None
 
 
-_SHIPPED = {
-    "console": _Shipped("dispatcher.transports.console:ConsoleTransport"),
-    "file": _Shipped("dispatcher.transports.file:FileTransport"),
-    "memory": _Shipped("dispatcher.transports.memory:MemoryTransport"),
-    "smtp": _Shipped("dispatcher.transports.smtp:SmtpTransport"),
-    "webhook": _Shipped("dispatcher.transports.webhook:WebhookTransport", "webhook"),
-    "apprise": _Shipped("dispatcher.transports.apprise:AppriseTransport", "apprise"),
+SHIPPED = {
+    "console": Shipped("dispatcher.transports.local:ConsoleTransport"),
+    "file": Shipped("dispatcher.transports.local:FileTransport"),
+    "memory": Shipped("dispatcher.transports.local:MemoryTransport"),
+    "smtp": Shipped("dispatcher.transports.smtp:SmtpTransport"),
+    "webhook": Shipped("dispatcher.transports.webhook:WebhookTransport", "webhook"),
+    "apprise": Shipped("dispatcher.transports.apprise:AppriseTransport", "apprise"),
 }
-
-
-def ships(text: str) -> bool:
-    """Whether a transport of that name comes with the dispatcher."""
-    return text in _SHIPPED
 
 
 def find(name: str, text: str) -> Any:
@@ -44,7 +39,7 @@ def find(name: str, text: str) -> Any:
     Raises InvalidSettings.
     """
     field = f"channels.{name}.transport"
-    shipped = _SHIPPED.get(text)
+    shipped = SHIPPED.get(text)
     if shipped is not None:
         return _shipped(field, text, shipped)
     if ":" not in text:
@@ -53,7 +48,7 @@ def find(name: str, text: str) -> Any:
     if not module or not attribute:
         raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted())
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return resolve_name(text)
     except Exception as error:
         problem = f"cannot load {quoted(text)} ({cut(str(error))})"
         raise InvalidSettings(field, problem, accepted()) from error
@@ -61,15 +56,14 @@ def find(name: str, text: str) -> Any:
 
 def accepted() -> str:
     """Return what may stand in a channel's ``transport``, as of now."""
-    offered = {each.name for each in entry_points(group=GROUP)} - _SHIPPED.keys()
-    names = ", ".join([*_SHIPPED, *sorted(offered)])
+    offered = {each.name for each in entry_points(group=GROUP)} - SHIPPED.keys()
+    names = ", ".join([*SHIPPED, *sorted(offered)])
     return f"{names}, or package.module:attribute of a callable or a class"
 
 
-def _shipped(field: str, text: str, shipped: _Shipped) -> Any:
-    module, _, attribute = shipped.place.partition(":")
+def _shipped(field: str, text: str, shipped: Shipped) -> Any:
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return resolve_name(shipped.path)
     except ModuleNotFoundError as error:
         if shipped.extra is None:
             raise
@@ -82,11 +76,11 @@ def _offered(field: str, text: str) -> Any:
     offers = list(entry_points(group=GROUP, name=text))
     if not offers:
         raise InvalidSettings(field, f"there is no transport {quoted(text)}", accepted())
-    places = sorted({each.value for each in offers})
-    if len(places) > 1:
+    paths = sorted({each.value for each in offers})
+    if len(paths) > 1:
         found = ", ".join(f"{each.value} of {_distribution(each)}" for each in offers)
         problem = f"the transport {quoted(text)} is offered more than once: {found}"
-        raise InvalidSettings(field, problem, f"the one you mean, as in {places[0]}")
+        raise InvalidSettings(field, problem, f"the one you mean, as in {paths[0]}")
     try:
         return offers[0].load()
     except Exception as error:

@@ -10,8 +10,15 @@ from urllib.parse import urlsplit
 from celery import Celery
 from kombu import Exchange, Queue
 
-from dispatcher.broker.survey import AppFacts, facts_of
-from dispatcher.celery_app import TASKS_MODULE, beat_schedule, queues, remember, settings_of
+from dispatcher.broker.survey import facts_of
+from dispatcher.celery_app import (
+    TASKS_MODULE,
+    WORKER_STEP,
+    beat_schedule,
+    queues,
+    remember,
+    settings_of,
+)
 from dispatcher.errors import InvalidSettings, kind_of, quoted
 from dispatcher.settings import Settings, config_file
 
@@ -35,6 +42,7 @@ def install(app: Celery, settings: Settings | None = None) -> None:
     settings = settings if settings is not None else Settings.load()
     _add(app, settings)
     remember(app, settings)
+    app.steps["worker"].add(WORKER_STEP)
 
     def again(**_: object) -> None:
         """Install again after the app has read its configuration (``config_from_object``)."""
@@ -47,12 +55,11 @@ def _add(app: Celery, settings: Settings) -> None:
     conf: Any = app.conf
     added: dict[str, Any] = {}
     if conf.broker_url or conf.broker_read_url or conf.broker_write_url:
-        _check(_facts(app, settings), settings)
+        _check_broker(app, settings)
     else:
         added["broker_url"] = settings.broker_url
         _check_visibility(conf.broker_transport_options.get("visibility_timeout"), settings)
-    _check_content(conf.accept_content)
-    _check_protocol(conf.task_protocol)
+    _check_tasks(conf)
     added |= {
         "imports": _imports(conf.imports),
         "task_queues": _queues(app, settings),
@@ -63,15 +70,12 @@ def _add(app: Celery, settings: Settings) -> None:
     vars(app).pop("amqp", None)  # it was made from the options before
 
 
-def _facts(app: Celery, settings: Settings) -> AppFacts:
+def _check_broker(app: Celery, settings: Settings) -> None:
     try:
-        return facts_of(app, broker_url=settings.broker_url, queue=settings.queue)
+        facts = facts_of(app, settings)
     except Exception as error:
         problem = f"cannot be read, or that of the app ({type(error).__name__})"
         raise InvalidSettings("broker_url", problem, "URLs that kombu knows") from error
-
-
-def _check(facts: AppFacts, settings: Settings) -> None:
     if not facts.has_our_broker:
         problem = f"{_shown(settings.broker_url)} is not the broker of the Celery app"
         file = config_file()
@@ -102,20 +106,19 @@ def _check_visibility(seconds: float | None, settings: Settings) -> None:
         )
 
 
-def _check_content(accepted: Any) -> None:
+def _check_tasks(conf: Any) -> None:
+    """Refuse an app that does not accept JSON, or publishes by another protocol."""
+    accepted = conf.accept_content
     if not {"json", "application/json"} & {*accepted}:
         raise InvalidSettings(
             "accept_content",
             f"the Celery app accepts {', '.join(map(str, accepted)) or 'nothing'}",
             "['json'], which the dispatcher's tasks are written in",
         )
-
-
-def _check_protocol(protocol: int) -> None:
-    if protocol != 2:  # noqa: PLR2004 - Celery's own number of it
+    if conf.task_protocol != 2:  # noqa: PLR2004 - Celery's own number of it
         raise InvalidSettings(
             "task_protocol",
-            f"the Celery app publishes tasks by protocol {quoted(protocol)}",
+            f"the Celery app publishes tasks by protocol {quoted(conf.task_protocol)}",
             "2, Celery's default: `dispatcher worker` deletes items of any other",
         )
 
@@ -130,9 +133,8 @@ def _queues(app: Celery, settings: Settings) -> list[Queue]:
     theirs = dict(app.amqp.Queues(app.conf.task_queues))
     ours = {each.name: each for each in queues(settings, exchange=Exchange(settings.queue))}
     for each in ours.values():
-        each.routing_key = (
-            each.name
-        )  # else that of the app's default queue, which would then get these tasks
+        # Else it is that of the app's default queue, which would then get these tasks.
+        each.routing_key = each.name
     for name in theirs.keys() & ours.keys():
         if theirs[name] != ours[name]:
             raise InvalidSettings(

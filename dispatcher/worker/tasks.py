@@ -11,7 +11,9 @@ from socket import gethostname
 from typing import Any, cast
 from uuid import UUID
 
-from celery import shared_task
+from billiard.process import current_process
+from celery import bootsteps, shared_task
+from celery.app import app_or_default
 from celery.signals import (
     beat_embedded_init,
     beat_init,
@@ -21,13 +23,13 @@ from celery.signals import (
     worker_shutting_down,
 )
 
+from dispatcher.app import App
 from dispatcher.broker.items import item_rejected
-from dispatcher.celery_app import tasks_dropped
+from dispatcher.celery_app import settings_of, tasks_dropped
 from dispatcher.delivery.reconciler import Reconciled
 from dispatcher.errors import DispatcherError, Unavailable
 from dispatcher.submission import CaughtUp
-from dispatcher.telemetry.liveness import Kind
-from dispatcher.worker.process import here, made_here
+from dispatcher.telemetry.liveness import EVERY, Kind
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,29 @@ The app's time limits must not apply: one that ends a process during a send leav
 unknown. The tasks limit themselves by ``transport_timeout``. (Celery reads 0 as "that of the
 pool".) Errors in ``throws`` are logged without a traceback: an unavailable server is no bug.
 """
+
+
+_apps: dict[int, App] = {}
+"""By process id. A forked child inherits its parent's entry and never uses it. There is no lock: if
+a thread of the parent had it at the fork, it would stay locked in the child."""
+
+
+def here() -> App:
+    """Return the app of this process; the first call makes it.
+
+    Its settings are those given to ``install``, else those of the environment. Raises
+    InvalidSettings.
+    """
+    pid = os.getpid()
+    if pid not in _apps:
+        # Two threads may each make an App; the first one stays. An App has no parts yet.
+        _apps.setdefault(pid, App(settings_of(app_or_default())))
+    return _apps[pid]
+
+
+def made_here() -> App | None:
+    """Return the app of this process, None before the first call of :func:`here`."""
+    return _apps.get(os.getpid())
 
 
 @shared_task(name="dispatcher.deliver", **OPTIONS)
@@ -117,16 +142,34 @@ def _counts(did: object) -> dict[str, int]:
 
 @worker_ready.connect
 def worker_is_ready(sender: object = None, **_: object) -> None:
-    """Start the signs of life of this worker, and serve its metrics."""
+    """Start the signs of life of this worker."""
     here().pulse.start(Kind.WORKER, getattr(sender, "hostname", ""))
-    here().serve_metrics()
+
+
+class Serving(bootsteps.StartStopStep):
+    """Serves a worker's metrics and health: after the fork, and before it waits for its broker."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def start(self, parent: Any) -> None:
+        """Serve. The timer runs in the event loop, so it says that the loop turns."""
+        health = here().serve_metrics(Kind.WORKER)
+        if health is not None:
+            parent.timer.call_repeatedly(EVERY.total_seconds(), health.turned)
 
 
 @beat_init.connect
 @beat_embedded_init.connect
-def beat_is_ready(**_: object) -> None:
-    """Start the signs of life of this beat."""
+def beat_is_ready(sender: Any = None, **_: object) -> None:
+    """Start the signs of life of this beat, and serve its health unless a worker contains it."""
     here().pulse.start(Kind.BEAT, f"beat@{gethostname()}")
+    if sender is None or current_process().name != "MainProcess":
+        return
+    health = here().serve_metrics(Kind.BEAT)
+    if health is not None:
+        scheduler = sender.scheduler
+        scheduler.tick = health.turning(scheduler.tick)
+        scheduler.apply_async = health.publishing(scheduler.apply_async)
 
 
 @worker_shutdown.connect
@@ -143,13 +186,13 @@ def enqueue_due() -> None:
 
 @shared_task(name="dispatcher.rescue", **OPTIONS)
 def rescue() -> None:
-    """Free messages whose claim has expired."""
+    """Take back messages from dead workers."""
     _run("rescue", here().sweep.rescue)
 
 
 @shared_task(name="dispatcher.reconcile", **OPTIONS)
 def reconcile() -> None:
-    """Settle pending reservations, and rebuild incomplete shards."""
+    """Make Redis agree with SQL."""
     _run("reconcile", here().reconciler.reconcile)
 
 

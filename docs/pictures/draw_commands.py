@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import UUID
 
+from dispatcher.celery_app import DUTIES
 from dispatcher.cli import demo, output, timeline
 from dispatcher.cli.status import overview_picture
 from dispatcher.limiters import ChannelFill, LimitFill
@@ -47,7 +48,8 @@ def overview() -> Overview:
     email = {
         Status.SCHEDULED: 2_950, Status.HELD: 2, Status.SENT: 8_010, Status.EXPIRED: 7,
     }  # fmt: skip
-    age = {"enqueue_due": 1, "rescue": 1, "reconcile": 1, "prune": 24}
+    often = {name: each.interval == "sweep_interval" for name, each in DUTIES.items()}
+    age = {name: 1 if often[name] else 24 for name, each in DUTIES.items() if not each.is_needed}
     return Overview(
         counts=Counts(
             now=NOW,
@@ -99,7 +101,7 @@ def house_of(server: RedisServer, url: str) -> House:
 
 
 def timeline_svg(house: House) -> str:
-    """Book some places in a house, and draw the timeline of their scope."""
+    """Book some messages in a house, and draw the timeline of their scope."""
     start = NOW.replace(minute=0, second=0)
     for minutes in (75, 80, 85, 90, 95, 240, 300, 301, 480, 1_200):
         house.dispatcher.submit(

@@ -6,21 +6,13 @@ arrival. Run it from the root of the repository: ``python -m docs.pictures.draw_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from dispatcher.limiters import (
-    GCRA,
-    Algorithm,
-    Concurrency,
-    CoolDown,
-    CounterPerKey,
-    FixedWindow,
-    SlidingCounter,
-    SlidingList,
-    SlidingLog,
-)
+from dispatcher import limiters
+from dispatcher.limiters import Algorithm, CoolDown
 from tests.support.limiters import Clocked, clocked
 from tests.support.servers import RedisServer
 
@@ -32,25 +24,26 @@ ARRIVALS = (
     *(82, 84, 86, 88, 100, 112, 125, 140, 155, 170),
 )
 """Seconds after noon."""
-LIMITS: Mapping[str, Algorithm] = {
-    'FixedWindow(5, "minute")': FixedWindow(5, "minute"),
-    'FixedWindow(5, "minute", align="UTC")': FixedWindow(5, "minute", align="UTC"),
-    'CounterPerKey(5, "minute")': CounterPerKey(5, "minute"),
-    'SlidingCounter(5, "minute")': SlidingCounter(5, "minute"),
-    'SlidingLog(5, "minute")': SlidingLog(5, "minute"),
-    'SlidingList(5, "minute")': SlidingList(5, "minute"),
-    'GCRA(5, "minute", max_burst=2)': GCRA(5, "minute", max_burst=2),
-    "Concurrency(2), each for 10 s": Concurrency(2, hold=timedelta(seconds=10)),
-    "CoolDown(), closed from 60 to 90 s": CoolDown(),
-}
+PAGE = Path(__file__).parents[1] / "limiters.md"
+_HEADING = re.compile(r"^\*\*`(\w+\(.*?\))`(.*?)\.\*\*", re.MULTILINE)
 _LEFT, _TOP, _ROW, _SCALE, _SECONDS = 290, 40, 34, 4, 180
 _WIDTH = _LEFT + _SCALE * _SECONDS + 110
+
+
+def limits() -> dict[str, Algorithm]:
+    """Return the limits of the page that each have a paragraph by the clock."""
+    section = PAGE.read_text(encoding="utf-8").split("## Each limiter by the clock")[1]
+    known = {name: getattr(limiters, name) for name in limiters.__all__} | {"timedelta": timedelta}
+    return {
+        text + more: eval(text, {**known})  # noqa: S307 - our own page
+        for text, more in _HEADING.findall(section.split("\n## ")[0])
+    }
 
 
 def decisions(client: Clocked) -> dict[str, list[bool]]:
     """Return for each limit which of the arrivals it allows."""
     found = {}
-    for name, limit in LIMITS.items():
+    for name, limit in limits().items():
         limiter = limit.on(client)
         allowed: list[bool] = []
         for second in ARRIVALS:

@@ -47,7 +47,7 @@ class Way(NamedTuple):
 _S = Status
 WAYS = (
     Way(NONE, _S.SCHEDULED, "submit", ((230, 196), (230, 278)), (230, 222)),
-    Way(_S.SCHEDULED, DELETED, "look again: place lost", ((172, 278), (66, 197)), (106, 240)),
+    Way(_S.SCHEDULED, DELETED, "look again: slot lost", ((172, 278), (66, 197)), (106, 240)),
     Way(
         _S.SCHEDULED, _S.SCHEDULED, "enqueue, reschedule, catch up",
         ((168, 290), (80, 275), (80, 345), (168, 312)), (112, 350),

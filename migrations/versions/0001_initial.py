@@ -1,4 +1,4 @@
-"""The tables: messages, attempts, suppressions."""
+"""The tables: messages, attempts, idempotency keys, suppressions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def upgrade() -> None:
     tables = op.get_context().opts["tables"]
     engine = op.get_context().opts["engine"]
     messages, attempts = f"{tables.prefix}messages", f"{tables.prefix}attempts"
-    suppressions = f"{tables.prefix}suppressions"
+    keys, suppressions = f"{tables.prefix}idempotency_keys", f"{tables.prefix}suppressions"
     made = engine.table_options() | {"schema": tables.schema}
+    busy = engine.busy_table_options() | {"schema": tables.schema}
 
     def check(table: str, name: str, condition: str) -> sa.CheckConstraint:
         return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
@@ -62,7 +63,6 @@ def upgrade() -> None:
         sa.Column("claim_expires_at", Instant(), nullable=True),
         sa.Column("reserved", sa.Boolean(), nullable=False),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
-        sa.Column("fingerprint", sa.String(length=64), nullable=True),
         sa.Column("created_at", Instant(), nullable=False),
         sa.Column("finished_at", Instant(), nullable=True),
         sa.Column("last_error", sa.Text(), nullable=True),
@@ -108,8 +108,7 @@ def upgrade() -> None:
             "('scheduled', 'sent', 'failed', 'expired', 'cancelled', 'held'))",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{messages}")),
-        sa.UniqueConstraint("idempotency_key", name=op.f(f"uq_{messages}_idempotency_key")),
-        **made,
+        **busy,
     )
     op.create_index(f"ix_{messages}_recipient", messages, ["recipient"], schema=tables.schema)
     index("finished_at", "finished_at")
@@ -146,9 +145,18 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("message_id", "token", name=op.f(f"pk_{attempts}")),
-        **made,
+        **busy,
     )
     op.create_index(f"ix_{attempts}_finished_at", attempts, ["finished_at"], schema=tables.schema)
+
+    op.create_table(
+        keys,
+        sa.Column("idempotency_key", sa.String(length=255), nullable=False),
+        sa.Column("message_id", id_type(), nullable=False),
+        sa.Column("fingerprint", sa.String(length=64), nullable=True),
+        sa.PrimaryKeyConstraint("idempotency_key", name=op.f(f"pk_{keys}")),
+        **made,
+    )
 
     op.create_table(
         suppressions,
@@ -162,5 +170,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     tables = op.get_context().opts["tables"]
-    for name in ("suppressions", "attempts", "messages"):
+    for name in ("suppressions", "idempotency_keys", "attempts", "messages"):
         op.drop_table(f"{tables.prefix}{name}", schema=tables.schema)

@@ -13,7 +13,7 @@ from tests.support.ledger import Ledger, read
 
 
 class Closing(Ledger):
-    """A ledger that notes which processes closed it, and how many hand-overs it had by then."""
+    """A ledger that notes which processes closed it, and how many sends it had by then."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -26,7 +26,7 @@ class Closing(Ledger):
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_worker_that_ends_closes_its_transports_after_its_hand_overs(
+def test_a_worker_that_ends_closes_its_transports_after_its_sends(
     environment: Maker, folder: Path
 ) -> None:
     options = {"path": str(folder / "ledger")}
@@ -41,6 +41,6 @@ def test_a_worker_that_ends_closes_its_transports_after_its_hand_overs(
     running.stop("worker")
     assert not sends.exists() or [*sends.iterdir()] == [], "nothing is left for the rescue"
     [closed] = (folder / "ledger.closed").read_text().splitlines()[-1:]
-    assert closed.split()[1] == "2", "a hand-over begun and ended"
+    assert closed.split()[1] == "2", "a send begun and ended"
     grace = f"end within {running.settings.stop_grace.total_seconds():g} s"
     assert grace in (folder / "worker.log").read_text()

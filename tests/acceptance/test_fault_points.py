@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.redis.keys import PermitKeys
 from tests.support.environment import (
     CHANNEL,
     SERVICES,
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.long
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-HAND_OVER_SECONDS = 1.0
+SEND_SECONDS = 1.0
 """A grace that service managers give; Celery's own soft shutdown may last as long."""
 
 
@@ -48,7 +47,7 @@ def channel_with(folder: Path, **more: object) -> dict[str, object]:
 
 
 @on_postgresql
-def test_a_worker_told_to_stop_ends_its_hand_over_and_puts_back_the_rest_of_its_group(
+def test_a_worker_told_to_stop_ends_its_send_and_puts_back_the_rest_of_its_group(
     environment: Maker, folder: Path
 ) -> None:
     running = environment(
@@ -57,7 +56,7 @@ def test_a_worker_told_to_stop_ends_its_hand_over_and_puts_back_the_rest_of_its_
         claim_ttl=10,
     )
     at = datetime.now(UTC) + timedelta(seconds=6)  # a busy machine is slow to accept them
-    group = [submit(running, f"p-{n}", at=at, seconds=HAND_OVER_SECONDS) for n in range(4)]
+    group = [submit(running, f"p-{n}", at=at, seconds=SEND_SECONDS) for n in range(4)]
     wait_until(running.ledger)
     running.stop("worker")
     standing = {each.id: each for each in running.stored()}
@@ -73,20 +72,20 @@ def test_a_worker_told_to_stop_ends_its_hand_over_and_puts_back_the_rest_of_its_
     running.up("worker")
     running.wait_until_ended()
     running.check(group)
-    lasting = submit(running, "lasting", seconds=2 * HAND_OVER_SECONDS)
+    lasting = submit(running, "lasting", seconds=2 * SEND_SECONDS)
     begun_at = wait_until(lambda: max((each.at_us for each in running.ledger()
                                        if each.id == lasting.id), default=0), 15)  # fmt: skip
-    wait_until(lambda: time.time() - begun_at / 1e6 > HAND_OVER_SECONDS / 2)
-    running.stop("worker")  # its task has ended, its hand-over has not
+    wait_until(lambda: time.time() - begun_at / 1e6 > SEND_SECONDS / 2)
+    running.stop("worker")  # its task has ended, its send has not
     running.check([*group, lasting])
     assert all(each.outcomes == (Outcome.SENT,) for each in running.stored())
 
 
 def permits(running: Environment) -> set[UUID]:
     """Return the messages that have permits."""
-    scopes = PermitKeys(running.settings.namespace).scope("")
+    scopes = f"{{{running.settings.namespace}:permits:*:log:scope:*"
     with redis.Redis.from_url(running.settings.redis_url) as client:
-        logs = [client.zrange(key, 0, -1) for key in client.scan_iter(match=f"{scopes}*")]
+        logs = [client.zrange(key, 0, -1) for key in client.scan_iter(match=scopes)]
     return {UUID(bytes=member[:16]) for log in logs for member in cast("list[bytes]", log)}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from tests.acceptance.test_health import address, says
 from tests.support.environment import CHANNEL, Environment, Maker
 from tests.support.waiting import wait_until
 
@@ -66,11 +68,36 @@ def test_an_app_of_the_users_does_so_over_rabbitmq(
     assert "delayed delivery" not in running.logs().lower(), "workers keep the ETAs themselves"
 
 
+@on_sqlite
+def test_worker_and_beat_of_such_an_app_answer_probes(environment: Maker, folder: Path) -> None:
+    (folder / "shop.py").write_text(SHOP)
+    environment(queue="post", services=services("prefork"), metrics_port=0)
+    for name in ("worker", "beat"):
+        wait_until(partial(address, folder, name))
+        wait_until(partial(lambda name: says(folder, name, "/readyz")[0] == 200, name))
+        assert says(folder, name, "/livez")[0] == 200
+
+
+@on_sqlite
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_beat_inside_a_worker_leaves_it_the_port(
+    environment: Maker, folder: Path, pool: str
+) -> None:
+    (folder / "shop.py").write_text(SHOP)
+    both = [*services(pool)["worker"], "--beat", "--schedule=beat"]
+    environment(queue="post", services={"worker": both}, metrics_port=0)
+    log = folder / "worker.log"
+    wait_until((folder / "counted").exists)  # so the beat has begun
+    everything = (200, "ready: broker, redis, database\n")
+    wait_until(lambda: says(folder, "worker", "/readyz") == everything)
+    assert log.read_text().count("metrics ") == 1, "nobody else tried"
+
+
 def services(pool: str) -> dict[str, list[str]]:
     # Workers of one name cannot use the same RabbitMQ at the same time.
     name = f"--hostname={uuid4().hex}@%h"
     worker = [*CELERY, "worker", name, f"--pool={pool}", "--concurrency=2", "--loglevel=INFO"]
-    return {"worker": worker, "beat": [*CELERY, "beat", "--schedule=beat"]}
+    return {"worker": worker, "beat": [*CELERY, "beat", "--schedule=beat", "--loglevel=INFO"]}
 
 
 def delivers_and_does_its_own_work(running: Environment, folder: Path) -> None:

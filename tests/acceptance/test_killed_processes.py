@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 
 def sending_now(running: Environment) -> bool:
-    """Whether a hand-over has begun and not ended."""
+    """Whether a send has begun and not ended."""
     lines = running.ledger()
     begun = {(line.id, line.attempt) for line in lines if line.event == "begin"}
     ended = {(line.id, line.attempt) for line in lines if line.event == "end"}
@@ -22,7 +22,7 @@ def sending_now(running: Environment) -> bool:
 
 
 def wait_for_an_end(running: Environment) -> None:
-    """Wait until a hand-over that lies in the future has ended."""
+    """Wait until a send that lies in the future has ended."""
 
     def ends() -> int:
         return sum(line.event == "end" for line in running.ledger())
@@ -32,7 +32,7 @@ def wait_for_an_end(running: Environment) -> None:
 
 
 def cut_short(running: Environment) -> int:
-    """How many hand-overs began and never ended."""
+    """How many sends began and never ended."""
     lines = running.ledger()
     return sum(1 if line.event == "begin" else -1 for line in lines)
 
@@ -44,7 +44,7 @@ def test_what_a_killed_worker_was_sending_is_rescued_and_sent(environment: Maker
         for kill in range(1, 3):
             wait_until(lambda: sending_now(running), every=0.001)
             running.kill("worker")
-            assert cut_short(running) >= kill, "the kill hit no hand-over"
+            assert cut_short(running) >= kill, "the kill hit no send"
             wait_for_an_end(running)
     running.wait_until_ended()
     assert load.failures == []
@@ -73,7 +73,7 @@ def test_what_a_killed_worker_was_sending_is_held_where_it_says_so(environment: 
     careful = submit("careful", on_unknown="hold", body={"seconds": 0.5})
     wait_until(lambda: sending_now(running), every=0.001)
     running.kill("worker")
-    assert cut_short(running) == 1, "the kill hit no hand-over"
+    assert cut_short(running) == 1, "the kill hit no send"
     wait_until(lambda: has(careful, Status.HELD))
     after = [submit(f"person-{number}") for number in range(10)]
     wait_until(lambda: all(has(each, Status.SENT) for each in after))

@@ -36,8 +36,6 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.workplace import workplace
 
-pytestmark = pytest.mark.long
-
 CANARY = "canary-of-an-item"
 """Stands in each item, and may stand in no log."""
 DEEP = 100_000

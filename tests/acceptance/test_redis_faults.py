@@ -31,7 +31,7 @@ def wait_for_refusal(load: Load, before: int) -> None:
     wait_until(lambda: load.unavailable() > before)
 
 
-def wait_for_hand_over(running: Environment) -> None:
+def wait_for_send(running: Environment) -> None:
     before = len(running.ledger())
     wait_until(lambda: len(running.ledger()) > before)
 
@@ -99,7 +99,7 @@ def test_after_flushall_submits_are_refused_until_the_windows_are_rebuilt(
         flow(load, running)
         for _ in range(3):
             # The second and third hit while what waited for the first is being sent.
-            wait_for_hand_over(running)
+            wait_for_send(running)
             client.flushall()
             since = time.monotonic()
             # The rebuild may be over before the load submits again: the test submits by itself.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dispatcher.cli.output import iso
 from dispatcher.message import new_id
+from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run, run_process
 from tests.support.house import House
 
@@ -131,9 +131,9 @@ def test_an_error_is_json_too_where_that_is_asked_for(house: House, run: Run) ->
         "text": refused.err.removeprefix("error: ").strip(),
         "quota": "1/minute",
         "scope": "ada",
-        "send_at": iso(at),
+        "send_at": as_text(at),
         "conflicting": [booked.data["id"]],
-        "next_slot": iso(at + timedelta(minutes=1)),
+        "next_slot": as_text(at + timedelta(minutes=1)),
     }
     strange = run("show", str(new_id()), "--json")
     assert (strange.code, strange.data["error"]) == (4, "MessageNotFound")
@@ -158,6 +158,7 @@ def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: 
     ("name", "value", "code", "says"),
     [
         ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "`dispatcher migrate`"),
+        ("DATABASE_URL", f"sqlite:////nowhere/{SECRET}/x.db", 6, "run the command as that user"),
         ("DATABASE_URL", f"oracle://ada:{SECRET}@host/x", 2, "database_url: "),
         ("DATABASE_URL", f"postgresql+psycopg2://ada:{SECRET}@host/x", 2, ", postgresql://…, "),
         (
@@ -166,6 +167,7 @@ def test_what_typer_refuses_is_bad_input_too(house: House, run: Run, arguments: 
             6,
             "Redis at 127.0.0.1:1 cannot be reached",
         ),
+        ("REDIS_URL", "unix:///nowhere/redis.sock", 6, "`dispatcher up` runs one here"),
         ("REDIS_URL", f"http://:{SECRET}@host", 2, "redis_url: "),
         ("HORIZON", "2 hours", 2, "horizon: "),
         ("HORIZON", "soon", 2, "horizon: "),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher import Message, client
-from dispatcher.cli.output import iso
+from dispatcher.times.send_time import as_text
 from tests.cli.conftest import Run
 from tests.cli.test_commands import STORY_FIELDS
 from tests.support.house import House
@@ -46,7 +46,7 @@ def test_a_table_is_read_back_the_same(run: Run, stored: list[Message], tmp_path
         found = list(csv.DictReader(file))
     assert [each["id"] for each in found] == [str(each.id) for each in stored]
     assert [json.loads(each["body"]) for each in found] == [BODY] * 5
-    assert [each["send_at"] for each in found] == [iso(each.send_at) for each in stored]
+    assert [each["send_at"] for each in found] == [as_text(each.send_at) for each in stored]
     shown = run("show", found[0]["id"], "--json").data
     assert set(found[0]) == set(shown) - STORY_FIELDS
     plain = run("export", "--format", "csv", "--status", "sent")
@@ -102,6 +102,18 @@ def test_no_spreadsheet_computes_what_a_stranger_wrote(run: Run, house: House) -
     assert [each["recipient"] for each in run("export").lines] == names
 
 
+@pytest.mark.parametrize("first", ["\t", "\r", "\n"])
+def test_no_spreadsheet_computes_what_stands_behind_a_blank(
+    run: Run, house: House, tmp_path: Path, first: str
+) -> None:
+    house.change([house.submit(send_in=HOUR)], last_error=f"{first}=1+1")
+    path = tmp_path / "all.csv"
+    assert run("export", "--to-file", str(path)).code == 0
+    with path.open(encoding="utf-8", newline="") as file:
+        [row] = csv.DictReader(file)
+    assert row["last_error"] == f"'{first}=1+1"
+
+
 def test_a_table_that_is_shown_is_obeyed_by_no_terminal(
     run: Run, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,3 +124,11 @@ def test_a_table_that_is_shown_is_obeyed_by_no_terminal(
     assert "\x9b" in to_file
     assert r"\u009b31m\u202e" in shown
     assert not {"\x9b", "\u202e"} & set(shown)
+
+
+def test_the_bar_of_a_file_ends_at_the_number_of_rows(
+    run: Run, stored: list[Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    ran = run("export", "--to-file", str(tmp_path / "all.csv"))
+    assert "5/5" in ran.err

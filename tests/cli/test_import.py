@@ -8,16 +8,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher import Dispatcher, Draft, Progress, StoreUnavailable
+from dispatcher import Dispatcher, Draft, InvalidDraft, Progress, StoreUnavailable
 from dispatcher.cli import imports
-from dispatcher.cli.files import Source
-from dispatcher.cli.rows import COLUMNS
+from dispatcher.cli.rows import COLUMNS, Source
+from dispatcher.transports import MemoryTransport
 from tests.cli.conftest import Ran, Run
 from tests.support.house import House
 
@@ -409,3 +409,27 @@ def test_the_bar_is_drawn_on_a_terminal_only(
 def test_a_row_is_a_draft() -> None:
     assert set(COLUMNS) == {*Draft.__slots__, "text"}
     assert callable(Dispatcher.plan)
+
+
+class Numbers(MemoryTransport):
+    """Sends to numbers only."""
+
+    @staticmethod
+    def check(recipient: str, body: Mapping[str, Any]) -> None:
+        if not recipient.isdigit():
+            raise InvalidDraft("recipient", "letters", f"digits for {sorted(body)}")
+
+
+def test_a_row_that_could_never_be_sent_is_refused_with_its_reason(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {"memory": {"transport": f"{__name__}:Numbers"}}
+    monkeypatch.setenv("DISPATCHER_CHANNELS", json.dumps(channels))
+    row = {"channel": "memory", "text": "hello", "send_at": "2028-01-01T11:11:11Z"}
+    rows = [row | {"recipient": recipient} for recipient in ("4711", "ada", "4712")]
+    Path("rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert run("import", "rows.jsonl").code
+    [refused] = Path("rows.rejected.jsonl").read_text().splitlines()
+    assert ("ada" in refused, "4711" in refused) == (True, False)
+    assert "recipient: letters; accepted: digits for ['text']" in refused
+    assert len(house.rows()) == 2

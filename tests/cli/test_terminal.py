@@ -1,14 +1,16 @@
-"""No terminal obeys what somebody else wrote, in whatever way a command shows it."""
+"""What a terminal shows: no foreign text is obeyed, no id, number, instant or name is broken."""
 
 from __future__ import annotations
 
 from io import StringIO
+from uuid import UUID
 
 import pytest
 from rich.table import Table
 from rich.text import Text
 
 from dispatcher.cli.output import Terminal
+from dispatcher.operations import verification
 from tests.cli.conftest import Run
 from tests.support.house import House
 
@@ -67,3 +69,67 @@ def test_help_shows_no_type_for_a_flag(run: Run) -> None:
         assert ran.code == 0
         assert "--help" in ran.out
         assert "bool" not in ran.out
+
+
+def test_help_wraps_at_the_width_of_the_terminal_only(run: Run) -> None:
+    for command in ("import", "up"):
+        lines = run(command, "--help", columns=80).out.split("Arguments")[0].split("Options")[0]
+        sizes = [len(line.strip()) for line in lines.splitlines()]
+        starts = [each.strip() for each in lines.splitlines()]
+        for size, following in zip(sizes, starts[1:], strict=False):
+            first = following.split(" ")[0]
+            assert not size or not first or first[0] in "╭$" or size + 1 + len(first) > 76
+
+
+NAME = "someone.with.a.long.name@department.of.a.company.shop.example"
+AT = "2028-01-01T11:11:11Z"
+STRANGER = UUID(int=2**127 + 1)
+
+# fmt: off
+SHOWN = [
+    ("list", {"{id}", NAME, "2028-01-01 11:11:11"}),
+    ("show {id}", {"{id}", NAME, f"{NAME}-key", "11:11:11.000", "2028-01-01T11:11:11.000Z"}),
+    ("show {held}", {"{held}", NAME, "'550", f"<{NAME}>"}),
+    ("held", {"{held}", NAME, "1 of 10"}),
+    ("suppressed", {f"x{NAME}", "memory"}),
+    (f"timeline {NAME} --start {AT} --hours 2", {NAME, "1/1", "1/10", "11:12:12"}),
+    (f"timeline {NAME} --channel memory --start {AT} --hours 2", {NAME, "1/10"}),
+    (f"timeline x{NAME}", {f"x{NAME}"}),
+    ("doctor", {"redis.vulnerabilities", "CVE-2025-46819"}),
+    ("windows verify", {"{stranger}", "{id}", NAME, f"x{NAME}", "2028-01-01T11:11:11.000Z"}),
+    ("status", {"2", "none"}),
+]
+# fmt: on
+
+
+@pytest.fixture
+def ids(house: House, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Give a booked message, a held one, an opt-out, and windows that differ from the store."""
+    monkeypatch.setattr(verification, "_BETWEEN_LOOKS_SECONDS", 0.01)
+    message = house.submit(NAME, send_at=AT, idempotency_key=f"{NAME}-key")
+    other = house.submit(NAME, send_at="2028-01-01T11:13:11Z")
+    held = house.submit(f"h{NAME}", on_unknown="hold")
+    house.parts.delivery.parts.claims.claim([held.id])
+    house.end_claims(held)
+    house.parts.sweep.rescue()
+    house.change([held], last_error=f"'550 <{NAME}> is {'not known, ' * 9}here'")
+    house.dispatcher.suppress(f"x{NAME}", channel="memory")
+    window = house.keys(NAME).window(NAME)
+    house.redis.zrem(window, message.id.bytes)
+    house.redis.zadd(window, {message.id.bytes: 1_830_337_872_000})  # a second late
+    house.redis.zrem(window, other.id.bytes)
+    elsewhere = house.keys(f"x{NAME}").window(f"x{NAME}")
+    house.redis.zadd(elsewhere, {STRANGER.bytes: 1_830_337_871_000})
+    return {"id": message.id, "held": held.id, "stranger": STRANGER}
+
+
+@pytest.mark.parametrize(("command", "words"), SHOWN, ids=[each[0][:20] for each in SHOWN])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_nothing_is_broken_over_lines(
+    ids: dict[str, object], run: Run, command: str, words: set[str], columns: int
+) -> None:
+    ran = run(*command.format(**ids).split(), columns=columns)
+    for line in ran.out.splitlines():
+        assert len(line) <= columns, line
+    for word in words:
+        assert word.format(**ids) in ran.out

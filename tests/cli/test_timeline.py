@@ -20,7 +20,6 @@ from tests.support.house import House, house_on
 BERLIN = "Europe/Berlin"
 DAY = datetime(2028, 3, 25, 8, tzinfo=UTC)
 """The day before the clocks of Berlin go forward."""
-HALF_HOUR = timedelta(minutes=30)
 
 
 def lines_of(house: House, *, width: int = 80, **asked: Any) -> list[str]:

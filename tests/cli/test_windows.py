@@ -80,7 +80,7 @@ def test_rebuild_puts_everything_right(
     assert (ran.code, ran.err) == (0, "")
     assert "4 of 4 shards rebuilt" in ran.out
     assert run("windows", "verify").code == 0
-    assert wrong.places() == wrong.all_members()
+    assert wrong.reservations() == wrong.all_members()
 
 
 def test_rebuild_takes_single_shards_and_leaves_others_alone(
@@ -100,7 +100,7 @@ def test_rebuild_takes_single_shards_and_leaves_others_alone(
         if wrong.redis.hget(keys.epoch, "opened_at_ms") != opened[keys.shard]
     }
     assert changed == {shard}
-    assert wrong.members("ada") == wrong.places()["ada"]
+    assert wrong.members("ada") == wrong.reservations()["ada"]
 
 
 def test_without_yes_it_asks_and_does_nothing_unless_told(
@@ -145,5 +145,5 @@ def test_a_rebuild_that_is_killed_is_taken_over(house: House, tmp_path: Path) ->
     assert house.redis.exists(shard.rebuild)
     house.redis.delete(shard.rebuild)  # as the marker's expiry does
     house.parts.reconciler.reconcile(settle=timedelta(0))
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert house.dispatcher.verify_windows().equal

@@ -79,7 +79,7 @@ def test_what_is_booked_again_breaks_no_quota_and_keeps_its_order(back: House) -
     assert timedelta(0) <= first - back.database_time() + 5 * SECOND < 6 * SECOND
     assert (second - first, third - second) == (MINUTE, MINUTE), "1/minute, soonest first"
     assert abs(back.again(other).send_at - first) < SECOND
-    assert back.all_members() == back.places()
+    assert back.all_members() == back.reservations()
     assert back.dispatcher.verify_windows().equal
     assert catch_up(back) == CaughtUp()
 
@@ -214,7 +214,7 @@ def test_while_redis_is_away_what_is_to_be_booked_waits(
     own_redis.start()
     house.open()
     assert catch_up(house) == CaughtUp(moved=2), "at once: they were given back"
-    assert house.reconciled().all_members() == house.places()
+    assert house.reconciled().all_members() == house.reservations()
 
 
 @pytest.mark.every_database
@@ -241,7 +241,7 @@ def test_sweeps_side_by_side_catch_up_with_each_message_once(build: Build, way: 
             times = [each.send_at for each in now[n::4]]
             assert times == sorted(times)
             assert all(b - a >= MINUTE for a, b in pairwise(times))
-    assert house.reconciled().all_members() == house.places()
+    assert house.reconciled().all_members() == house.reservations()
 
 
 Race = Callable[[House, Message], object]
@@ -269,7 +269,7 @@ def test_who_is_quicker_than_a_booking_wins(back: House, race: Race, status: Sta
     assert now.status is status
     if status is Status.SCHEDULED:
         assert due(back, message) > 50 * MINUTE
-    assert back.reconciled().all_members() == back.places()
+    assert back.reconciled().all_members() == back.reservations()
 
 
 def test_one_that_is_cancelled_while_it_moves_stays_so(back: House) -> None:
@@ -279,7 +279,7 @@ def test_one_that_is_cancelled_while_it_moves_stays_so(back: House) -> None:
     assert catch_up(back) == CaughtUp(moved=1)
     assert back.again(message).status is Status.CANCELLED
     assert back.again(other).status is Status.SCHEDULED
-    assert back.reconciled().all_members() == back.places()
+    assert back.reconciled().all_members() == back.reservations()
 
 
 @pytest.mark.parametrize(
@@ -317,12 +317,12 @@ def test_batches_go_in_the_order_of_their_times_and_are_taken_once(back: House) 
     times = [start + n * SECOND for n in range(5)]
     messages = [back.submit(f"{at}", channel="reslot", send_at=at) for at in reversed(times)][::-1]
     stores = [Overdue(back.database, after=5 * MINUTE, reslot=["reslot"]) for _ in range(2)]
-    first = stores[0].take(at_most=2, ttl=MINUTE)
+    first = stores[0].take(limit=2, ttl=MINUTE)
     assert first is not None
     assert [each.message.id for each in first.found] == [each.id for each in messages[:2]]
-    assert stores[1].take(at_most=2, ttl=MINUTE) is None, "the first are not done yet"
+    assert stores[1].take(limit=2, ttl=MINUTE) is None, "the first are not done yet"
     stores[0].put_back([each.message for each in first.found])
-    again = stores[1].take(at_most=9, ttl=MINUTE)
+    again = stores[1].take(limit=9, ttl=MINUTE)
     assert again is not None
     assert [each.message.id for each in again.found] == [each.id for each in messages]
 
@@ -335,10 +335,10 @@ def test_a_batch_that_another_sweep_is_just_taking_goes_first(back: House) -> No
 
     def while_it_is_locked(connection: Connection) -> None:
         connection.execute(select(messages.c.id).where(messages.c.id == first.id).with_for_update())
-        assert store.take(at_most=9, ttl=MINUTE) is None
+        assert store.take(limit=9, ttl=MINUTE) is None
 
     back.database.transact(while_it_is_locked)
-    taken = store.take(at_most=9, ttl=MINUTE)
+    taken = store.take(limit=9, ttl=MINUTE)
     assert taken is not None
     assert [each.message.id for each in taken.found] == [first.id, second.id], (
         "they were given back"
@@ -355,13 +355,13 @@ def test_a_batch_ends_before_a_message_that_another_sweep_is_just_taking(back: H
     def while_it_is_locked(connection: Connection) -> None:
         locked = select(messages.c.id).where(messages.c.id == second.id).with_for_update()
         connection.execute(locked)
-        taken = store.take(at_most=9, ttl=MINUTE)
+        taken = store.take(limit=9, ttl=MINUTE)
         assert taken is not None
         assert [each.message.id for each in taken.found] == [first.id]
         store.put_back([each.message for each in taken.found])
 
     back.database.transact(while_it_is_locked)
-    taken = store.take(at_most=9, ttl=MINUTE)
+    taken = store.take(limit=9, ttl=MINUTE)
     assert taken is not None
     assert [each.message.id for each in taken.found] == [first.id, second.id, third.id], (
         "the third was given back"
@@ -384,7 +384,7 @@ def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
             others.close()
 
     event.listen(back.database.engine, "after_cursor_execute", look)
-    taken = store.take(at_most=2, ttl=MINUTE)
+    taken = store.take(limit=2, ttl=MINUTE)
     assert taken is not None
     assert len(taken.found) == 2
     assert free == [4]
@@ -394,7 +394,7 @@ def test_who_takes_a_batch_locks_no_more_than_it(back: House) -> None:
 def test_what_a_dead_sweep_took_is_taken_again(back: House) -> None:
     message = back.submit(channel="reslot")
     store = Overdue(back.database, after=5 * MINUTE, reslot=["reslot"])
-    assert store.take(at_most=9, ttl=MINUTE) is not None
+    assert store.take(limit=9, ttl=MINUTE) is not None
     assert catch_up(back) == CaughtUp()
     back.change([message], enqueue_at=back.database_time() - SECOND)
     assert catch_up(back) == CaughtUp(moved=1)

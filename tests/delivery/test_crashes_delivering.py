@@ -1,6 +1,6 @@
 """A worker dies, freezes or is stopped at a named line of a delivery: nothing is lost or doubled.
 
-Doubled may be what was handed over and not recorded: its outcome is unknown.
+Doubled may be what was sent and not recorded: its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.crashes import (
     outcomes,
     published,
 )
-from tests.support.dying import stop_at_first_hand_over
+from tests.support.dying import stop_at_first_send
 from tests.support.house import BODY, House
 from tests.support.house_fixtures import Build
 from tests.support.waiting import wait_until
@@ -81,12 +81,12 @@ def rescues(dispatcher: Dispatcher) -> None:
 
 
 def is_stopped_half_way(dispatcher: Dispatcher, messages: list[Message]) -> None:
-    stop_at_first_hand_over(dispatcher, CHANNEL)
+    stop_at_first_send(dispatcher, CHANNEL)
     delivers(dispatcher, messages)
 
 
 def begun(house: House) -> list[str]:
-    """Return the scopes whose hand-over began, in order, each as often as it did."""
+    """Return the scopes whose send began, in order, each as often as it did."""
     return [line.scope for line in lines(house) if line.event == "begin"]
 
 
@@ -99,7 +99,7 @@ KILLED: dict[str, tuple[int, int]] = {
     "deliver.after_send@2": (2, 2),
     "deliver.after_record": (4, 4),
 }
-"""By point: how many of four are handed over by then, and of how many the send had begun.
+"""By point: how many of four are with the transport by then, and of how many the send had begun.
 
 Of those that are not recorded the outcome is unknown. The others go back and count no attempt.
 """
@@ -110,7 +110,7 @@ Of those that are not recorded the outcome is unknown. The others go back and co
 def test_what_a_killed_worker_held_is_sent_and_twice_only_if_the_outcome_is_unknown(
     make: Callable[..., House], point: str
 ) -> None:
-    handed_over, started = KILLED[point]
+    attempted, started = KILLED[point]
     house = make()
     messages = due(house, *PEOPLE)
     die(point, delivers, house.settings, messages)
@@ -119,13 +119,13 @@ def test_what_a_killed_worker_held_is_sent_and_twice_only_if_the_outcome_is_unkn
     if point == "deliver.after_record":
         # A slow worker records some before it has sent all, and may just have noted another send.
         assert recorded
-        handed_over = started = len(begun(house))
+        attempted = started = len(begun(house))
         perhaps_noted = len(PEOPLE) - started
-    assert begun(house) == list(PEOPLE[:handed_over])
+    assert begun(house) == list(PEOPLE[:attempted])
     heal(house)
     judge(house, [each.id for each in messages])
     # What was rescued comes in any order.
-    assert sorted(begun(house)[handed_over:] + recorded) == list(PEOPLE)
+    assert sorted(begun(house)[attempted:] + recorded) == list(PEOPLE)
     found = [each for tries in outcomes(house).values() for each in tries]
     assert 0 <= found.count(UNKNOWN) - (started - len(recorded)) <= min(1, perhaps_noted)
     assert found.count(SENT) == len(PEOPLE)

@@ -101,19 +101,38 @@ def test_a_rescue_that_dies_in_its_transaction_changed_nothing(house: House, how
 
 
 @each_how
-def test_a_reconcile_that_dies_after_it_looked_gives_no_place_away_and_keeps_none(
-    house: House, how: How
+@pytest.mark.parametrize("point", ["reconcile.after_look_up", "reconcile.after_giving_up"])
+def test_a_reconcile_that_dies_after_it_looked_loses_no_reservation_and_keeps_no_orphan(
+    house: House, how: How, point: str
 ) -> None:
     messages = submitted(house, LATER)
     die("submit.after_reserve", submits_more, house.settings)
     let_graces_pass(house)
     before = windows_of(house)
-    die("reconcile.after_look_up", sweeps, house.settings, "reconcile", how=how)
+    die(point, sweeps, house.settings, "reconcile", how=how)
     assert windows_of(house) == before
     reconcile(house)
     assert windows_of(house) == promised(house)
     assert pending_entries(house) == []
     assert {each.status for each in map(house.again, messages)} == {Status.SCHEDULED}
+
+
+def moves(dispatcher: Dispatcher, message: Message) -> None:
+    dispatcher.reschedule(message.id, send_in=2 * LATER)
+
+
+@each_how
+def test_a_reconcile_that_dies_after_it_barred_a_move_keeps_the_old_time(
+    house: House, how: How
+) -> None:
+    messages = submitted(house, LATER)
+    die("reschedule.after_hold", moves, house.settings, messages[0])
+    let_graces_pass(house)
+    die("reconcile.after_barring", sweeps, house.settings, "reconcile", how=how)
+    reconcile(house)
+    assert house.again(messages[0]).send_at == messages[0].send_at
+    assert windows_of(house) == promised(house)
+    assert pending_entries(house) == []
 
 
 def submits_more(dispatcher: Dispatcher) -> None:
@@ -128,7 +147,7 @@ def cancels(dispatcher: Dispatcher, message: Message) -> None:
 @pytest.mark.parametrize(
     ("point", "is_free"), [("reconcile.before_release", False), ("reconcile.after_release", True)]
 )
-def test_a_reconcile_that_dies_while_it_frees_a_place_frees_that_one_and_no_other(
+def test_a_reconcile_that_dies_while_it_releases_a_reservation_releases_that_one_and_no_other(
     house: House, how: How, point: str, is_free: bool
 ) -> None:
     messages = submitted(house, LATER)
@@ -199,7 +218,7 @@ def test_a_prune_that_dies_deleted_whole_messages_and_what_is_young_stays(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)
-def test_what_was_rescued_is_handed_over_alone_and_what_was_never_tried_in_groups(
+def test_what_was_rescued_is_enqueued_alone_and_what_was_never_tried_in_groups(
     house: House,
 ) -> None:
     rescued, fresh = submitted(house), submitted(house)

@@ -37,7 +37,7 @@ def test_what_is_due_is_sent_once_and_recorded(slow: House) -> None:
         assert before <= attempt.started_at <= attempt.finished_at
     assert slow.deliver(*messages) == 0, "a repeated task does nothing"
     assert len(slow.sent) == 3
-    assert slow.places() == slow.all_members(), "what was sent keeps its place"
+    assert slow.reservations() == slow.all_members(), "what was sent keeps its reservation"
 
 
 def test_the_transport_sees_the_message_and_the_number_of_its_try(slow: House) -> None:
@@ -172,7 +172,7 @@ def test_a_worker_that_froze_past_its_claim_does_not_undo_what_another_did(
     assert outcomes == [Outcome.UNKNOWN, Outcome.SENT]
 
 
-def test_no_hand_over_begins_when_the_rest_of_the_claim_is_too_short_for_it(slow: House) -> None:
+def test_no_send_begins_when_the_rest_of_the_claim_is_too_short_for_it(slow: House) -> None:
     messages = [slow.submit(name) for name in ("ada", "ben", "cleo")]
     left = slow.settings.claim_ttl - slow.settings.transport_timeout
     slow.memory.before = lambda _: slow.moved.advance(left)

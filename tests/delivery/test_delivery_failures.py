@@ -1,4 +1,4 @@
-"""What becomes of a message when its transport fails, dies, or answers late."""
+"""What becomes of a message when its transport fails, dies, or answers late; how long it waits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dispatcher import Message, Outcome, PermanentFailure, Status, TemporaryFailure
+from dispatcher.delivery.sender import backoff
 from tests.support.doubles import raising
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -17,7 +20,7 @@ ROOMY = "100/minute"
 
 
 class WorkerDied(BaseException):
-    """Ends a hand-over the way the death of its process does: nothing is recorded."""
+    """Ends a send the way the death of its process does: nothing is recorded."""
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def test_a_permanent_failure_ends_the_message(roomy: House) -> None:
     assert now.finished_at is not None
     [attempt] = roomy.dispatcher.attempts(message.id)
     assert (attempt.outcome, attempt.error) == (Outcome.PERMANENT, now.last_error)
-    assert roomy.places() == roomy.all_members()
+    assert roomy.reservations() == roomy.all_members()
 
 
 @pytest.mark.every_database
@@ -79,7 +82,7 @@ def test_a_temporary_or_unknown_failure_is_tried_again_later(
     assert timedelta(seconds=least) <= wait < timedelta(seconds=least + 5 + 5)
     assert now.send_at == message.send_at
     assert outcomes(roomy, message) == [Outcome.TEMPORARY]
-    assert len(roomy.permits()) == 1, "a failed hand-over counts against the limits"
+    assert len(roomy.permits()) == 1, "a failed send counts against the limits"
 
     make_due(roomy, message)
     assert roomy.deliver(message) == 1
@@ -160,7 +163,7 @@ def test_a_worker_that_dies_leaves_sending_and_the_rescue_frees_it(roomy: House)
     assert outcomes(roomy, message) == [Outcome.UNKNOWN, Outcome.SENT]
 
 
-def test_a_hand_over_of_unknown_outcome_keeps_its_permit(slow: House) -> None:
+def test_a_send_of_unknown_outcome_keeps_its_permit(slow: House) -> None:
     message = slow.submit()
     fails(slow, WorkerDied())
     with pytest.raises(WorkerDied):
@@ -220,7 +223,7 @@ def test_a_late_success_ends_the_message_whatever_came_of_the_next_try(
     assert outcomes(roomy, message)[0] is Outcome.SENT, "what the first try did is known after all"
 
 
-def test_what_went_out_before_a_hand_over_ended_its_worker_is_not_sent_again(roomy: House) -> None:
+def test_what_went_out_before_a_send_ended_its_worker_is_not_sent_again(roomy: House) -> None:
     sent, fatal = roomy.submit("ada"), roomy.submit("ben")
 
     def die(message: Message) -> None:
@@ -237,3 +240,32 @@ def test_what_went_out_before_a_hand_over_ended_its_worker_is_not_sent_again(roo
     roomy.memory.before = None
     roomy.deliver(sent, fatal)
     assert roomy.sent.count(sent.id) == 1
+
+
+BASE, LONGEST = timedelta(seconds=5), timedelta(minutes=10)
+rolls = st.floats(0, 1, exclude_max=True)
+
+
+@given(attempt=st.integers(1, 10_000), roll=rolls)
+def test_the_wait_lies_between_nothing_and_the_doubled_base(attempt: int, roll: float) -> None:
+    wait = backoff(attempt, base=BASE, longest=LONGEST, at_least=None, jitter=roll)
+    assert timedelta(0) <= wait <= min(LONGEST, BASE * 2 ** min(attempt - 1, 20))
+
+
+@given(attempt=st.integers(1, 100), roll=rolls, asked=st.timedeltas(timedelta(0), timedelta(1)))
+def test_a_provider_is_never_asked_sooner_than_it_said(
+    attempt: int, roll: float, asked: timedelta
+) -> None:
+    wait = backoff(attempt, base=BASE, longest=LONGEST, at_least=asked, jitter=roll)
+    assert asked <= wait <= asked + LONGEST
+
+
+def test_the_upper_bound_doubles_until_it_is_capped() -> None:
+    highest = [
+        backoff(n, base=BASE, longest=LONGEST, at_least=None, jitter=1.0) for n in range(1, 10)
+    ]
+    assert [wait.total_seconds() for wait in highest] == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+
+
+def test_full_jitter_starts_at_zero() -> None:
+    assert backoff(3, base=BASE, longest=LONGEST, at_least=None, jitter=0.0) == timedelta(0)

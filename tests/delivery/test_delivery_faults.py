@@ -55,7 +55,7 @@ def test_without_redis_nothing_is_sent_and_no_try_is_counted(
     assert house.deliver(*messages) == 2
 
 
-def test_after_a_flush_permits_are_refused_until_the_hand_overs_are_counted_again(
+def test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again(
     slow: House,
 ) -> None:
     first = slow.submit()
@@ -77,7 +77,7 @@ def test_after_a_flush_permits_are_refused_until_the_hand_overs_are_counted_agai
     assert slow.again(second).next_attempt_at - slow.database_time() > timedelta(seconds=50)
 
 
-def test_after_a_flush_a_hand_over_under_way_counts_to_the_end_of_its_claim(
+def test_after_a_flush_a_send_under_way_counts_to_the_end_of_its_claim(
     slow: House, build: Build
 ) -> None:
     first = slow.submit()
@@ -245,3 +245,16 @@ def test_without_the_store_nothing_is_claimed_or_sent(slow: House) -> None:
     assert slow.sent == []
     assert slow.permits() == {}
     assert slow.deliver(message) == 1
+
+
+def test_two_errors_in_one_channel_leave_the_other_put_back(build: Build) -> None:
+    two = {"memory": {"transport": "memory"}, "other": {"transport": "memory"}}
+    house = build(clock=hour_ago(), channels=two)
+    messages = [house.submit(name, channel=name) for name in two]
+    parts: Any = house.parts.delivery.parts
+    parts.permits = Between(parts.permits, before={"acquire": once(raising(RuntimeError("one")))})
+    parts.claims = Between(parts.claims, before={"put_back": once(raising(RuntimeError("two")))})
+    with pytest.raises(RuntimeError):
+        house.deliver(*messages)
+    assert house.sent == []
+    assert {house.again(each).status for each in messages} == {Status.SENDING, Status.SCHEDULED}

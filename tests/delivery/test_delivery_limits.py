@@ -1,4 +1,4 @@
-"""Actual hand-overs never exceed a limit, whatever is late, grouped or shared."""
+"""Actual sends never exceed a limit, whatever is late, grouped or shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher import Message, Status, TemporaryFailure
 from dispatcher.quota import CalendarLimit
-from dispatcher.redis.keys import PermitKeys, line_of
+from dispatcher.redis.keys import line_of
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import at_once
 from tests.support.house import House, hour_ago
@@ -45,14 +45,14 @@ def test_two_late_messages_of_one_scope_do_not_go_out_together(slow: House) -> N
     assert len(slow.permits()) == 1
 
 
-def test_the_numbers_of_every_quota_limit_the_hand_overs(build: Build) -> None:
+def test_the_numbers_of_every_quota_limit_the_sends(build: Build) -> None:
     house = build(clock=hour_ago(), quotas="2/minute, 3/hour")
     messages = [house.submit(send_in=n * MINUTE) for n in range(3)]
     assert house.deliver(*messages) == 2
     third = house.again(messages[2])
     assert third.next_attempt_at - house.database_time() < MINUTE
     # As if a minute had passed: the third goes, and then the hour is full.
-    key = PermitKeys(house.settings.namespace).scope("ada")
+    key = house.permit_keys("ada").scope("ada")
     for permit, at in house.permits().items():
         house.redis.zadd(key, {permit: at - 60_000})
     house.change([third], next_attempt_at=third.send_at)
@@ -88,12 +88,13 @@ def test_a_channel_has_limits_of_its_own_beside_those_of_the_scopes(build: Build
         assert house.permits(message.scope) == {}, "the scope's log keeps nothing of a refusal"
 
 
-def test_a_group_takes_and_settles_its_permits_in_one_script_each(slow: House) -> None:
-    slow.deliver(slow.submit("warm"))
-    messages = [slow.submit(f"name {n}") for n in range(50)]
-    before = script_calls(slow)
-    assert slow.deliver(*messages) == 50
-    assert script_calls(slow) - before <= 1 + 5, "one to take; to settle, one each 50 ms of work"
+def test_a_group_takes_and_settles_its_permits_in_one_script_each(build: Build) -> None:
+    house = build(clock=hour_ago(), shards=1)
+    house.deliver(house.submit("warm"))
+    messages = [house.submit(f"name {n}") for n in range(50)]
+    before = script_calls(house)
+    assert house.deliver(*messages) == 50
+    assert script_calls(house) - before <= 1 + 5, "one to take; to settle, one each 50 ms of work"
 
 
 def test_a_short_wait_for_a_permit_is_spent_in_hand(
@@ -104,7 +105,7 @@ def test_a_short_wait_for_a_permit_is_spent_in_hand(
     first = house.submit()
     second = house.submit(send_in=timedelta(seconds=20))
     assert house.deliver(first) == 1
-    log = PermitKeys(house.settings.namespace).scope("ada")
+    log = house.permit_keys("ada").scope("ada")
     house.moved.meanwhile = lambda: let_time_pass(house, log, by=timedelta(seconds=20))
     assert house.deliver(second) == 1
     assert len(house.moved.sleeps) == 1
@@ -132,7 +133,7 @@ def test_many_workers_together_stay_within_the_limit(build: Build) -> None:
     assert statuses.count(Status.SCHEDULED) == 35
 
 
-def test_a_permit_is_counted_from_the_hand_over_not_from_the_end_of_the_claim(slow: House) -> None:
+def test_a_permit_is_counted_from_the_send_not_from_the_end_of_the_claim(slow: House) -> None:
     start = slow.redis_ms()
     slow.deliver(slow.submit())
     [at] = slow.permits().values()
@@ -200,8 +201,7 @@ def test_a_turn_that_has_come_is_judged_by_the_limit_alone(build: Build) -> None
     house = limited(build, limits=["2/minute"])
     messages = [house.submit(f"to {n}") for n in range(6)]
     house.deliver(*messages)
-    keys = PermitKeys(house.settings.namespace)
-    log = keys.channel("memory")
+    log = house.permit_keys("memory").channel("memory")
     assert house.redis.zcard(line_of(log)) == 4
     let_time_pass(house, log, line_of(log), by=MINUTE)
     make_due(house, *messages[2:])
@@ -218,7 +218,7 @@ def test_a_calendar_limit_counts_within_the_periods_of_its_zone(build: Build) ->
     for late in messages[3:]:
         turn = to_ms(house.again(late).next_attempt_at)
         assert abs(turn - ends_ms) < 5_000 or abs(turn - begins_ms) < 5_000, "at midnight there"
-    log = PermitKeys(house.settings.namespace).channel("memory")
+    log = house.permit_keys("memory").channel("memory")
     now_ms = house.redis_ms()
     to_yesterday, to_their_turns = now_ms - begins_ms + 1, ends_ms - now_ms + 1
     passed = timedelta(milliseconds=max(to_yesterday, to_their_turns))
@@ -229,7 +229,7 @@ def test_a_calendar_limit_counts_within_the_periods_of_its_zone(build: Build) ->
 
 def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
     house = limited(build, concurrency=2)
-    log = PermitKeys(house.settings.namespace).channel("memory")
+    log = house.permit_keys("memory").channel("memory")
     in_hand: list[int] = []
 
     def look(message: Message) -> None:
@@ -251,9 +251,9 @@ def test_no_more_are_in_hand_than_a_channel_takes(build: Build) -> None:
     assert max(in_hand) == 2
 
 
-def test_a_place_in_hand_that_a_dead_worker_had_comes_back(build: Build) -> None:
+def test_a_permit_in_hand_that_a_dead_worker_had_comes_back(build: Build) -> None:
     house = limited(build, concurrency=1)
-    log = PermitKeys(house.settings.namespace).channel("memory")
+    log = house.permit_keys("memory").channel("memory")
     house.redis.zadd(log, {b"the permit of a dead worker.": house.redis_ms() + 60_000})
     message = house.submit()
     assert house.deliver(message) == 0
@@ -275,7 +275,7 @@ def test_a_provider_that_asks_everybody_to_wait_closes_its_channel(build: Build)
     assert min(waits) > timedelta(minutes=4, seconds=55)
     counts = [house.again(each).attempt_count for each in messages]
     assert counts == [1, 0, 0, 0], "to wait is no try"
-    house.redis.delete(PermitKeys(house.settings.namespace).closing("memory"))
+    house.redis.delete(house.permit_keys("memory").closing("memory"))
     make_due(house, *messages)
     assert house.deliver(*messages) == 4
 
@@ -307,7 +307,7 @@ def test_where_all_come_too_late_they_wait_for_those_before_them(build: Build) -
     house = limited(build, limits=["2/20 second"])
     messages = [house.submit(f"to {n}") for n in range(7)]
     house.deliver(*messages)
-    log = PermitKeys(house.settings.namespace).channel("memory")
+    log = house.permit_keys("memory").channel("memory")
     let_time_pass(house, line_of(log), by=timedelta(seconds=65))  # but nobody came
     make_due(house, *messages)
     before = house.database_time()
@@ -323,17 +323,17 @@ def test_who_does_not_come_keeps_others_waiting_for_a_minute_at_most(build: Buil
     house.deliver(*messages)
     for message in messages[1:]:
         house.dispatcher.cancel(message.id)
-    log = PermitKeys(house.settings.namespace).channel("memory")
+    log = house.permit_keys("memory").channel("memory")
     let_time_pass(house, log, line_of(log), by=timedelta(seconds=81))
     assert house.deliver(house.submit("late")) == 1
 
 
-def test_whoever_is_there_takes_the_place_of_one_that_is_late(build: Build) -> None:
+def test_whoever_is_there_takes_the_turn_of_one_that_is_late(build: Build) -> None:
     """No room is lost while those whose turn it is are held up; they get the other's turn."""
     house = limited(build, limits=["2/minute"])
     messages = [house.submit(f"to {n}") for n in range(8)]
     house.deliver(*messages)
-    log = PermitKeys(house.settings.namespace).channel("memory")
+    log = house.permit_keys("memory").channel("memory")
 
     def turns(*these: Message) -> list[int]:
         scores = [house.redis.zscore(line_of(log), each.id.bytes) for each in these]

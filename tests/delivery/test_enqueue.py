@@ -126,7 +126,7 @@ def test_what_is_late_shares_tasks_however_far_apart_it_was_due(build: Build) ->
 
 
 @pytest.mark.every_database
-def test_what_comes_near_is_handed_over_in_groups_of_one_channel(build: Build) -> None:
+def test_what_comes_near_is_enqueued_in_groups_of_one_channel(build: Build) -> None:
     house = build(clock=SystemClock(), group_size=3, horizon=5)
     at = SystemClock().now().replace(microsecond=0) + 20 * SECOND
     together = [house.submit(f"name {n}", send_at=at) for n in range(4)]
@@ -153,7 +153,7 @@ def test_what_is_not_near_yet_stays(build: Build) -> None:
     assert tasks(house) == []
 
 
-def test_a_lost_task_is_handed_over_again_after_its_grace(slow: House) -> None:
+def test_a_lost_task_is_enqueued_again_after_its_grace(slow: House) -> None:
     message = slow.submit()
     assert all_ids(slow) == [str(message.id)]
     slow.broker.flushdb()

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 
 class Deliveries:
-    """Takes the place of the use case; ``slow`` groups wait until they are released."""
+    """Stands in for the use case; ``slow`` groups wait until they are released."""
 
     def __init__(self) -> None:
         self.done: list[UUID] = []
@@ -141,20 +141,10 @@ def test_what_waits_is_not_begun_after_a_stop(deliveries: Deliveries) -> None:
     queue = queue_of(deliveries, at_once=1)
     threads = fill(queue, deliveries, 1)
     queue.deliver([new_id()], "slow")
-    queue.stop()
+    deliveries.stop()
     end(threads, deliveries)
     assert deliveries.is_stopping
     assert deliveries.done == list(deliveries.slow)
-
-
-def test_a_stop_is_heard_while_the_queue_is_locked(deliveries: Deliveries) -> None:
-    """It comes from a signal, which may interrupt the very thread that has the lock."""
-    queue = queue_of(deliveries)
-    with vars(queue)["_lock"]:
-        stopping = threading.Thread(target=queue.stop, daemon=True)
-        stopping.start()
-        stopping.join(1)
-        assert not stopping.is_alive()
 
 
 def test_what_comes_again_goes_before_what_comes_for_the_first_time(

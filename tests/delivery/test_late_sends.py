@@ -70,7 +70,7 @@ def holding(build: Build) -> Iterator[tuple[House, Holding]]:
     house.memory.before = held = Holding()
     yield house, held
     held.released.set()
-    assert house.parts.group_queue.finish(20)
+    assert house.parts.delivery.finish(20)
 
 
 def passes(house: House) -> bool:
@@ -121,7 +121,7 @@ def test_groups_with_one_that_hangs_do_not_stop_their_channel(
     wait_until(lambda: passes(house) and not any(thread.is_alive() for thread in threads))
     assert house.again(groups[0][0]).status is Status.SENDING
     held.released.set()
-    assert house.parts.group_queue.finish(20)
+    assert house.parts.delivery.finish(20)
     assert is_sent(house, *(each for each, _ in groups))
 
 
@@ -153,7 +153,7 @@ def test_what_lasts_keeps_its_claim_though_no_task_waits_for_it(
     house.moved.advance(house.settings.claim_ttl * 0.6)
     wait_until(lambda: house.columns(message, "claim_expires_at")[0] > before)
     held.released.set()
-    assert house.parts.group_queue.finish(20)
+    assert house.parts.delivery.finish(20)
     assert is_sent(house, message)
 
 
@@ -162,10 +162,10 @@ def test_a_stop_waits_for_what_no_task_waits_for(holding: tuple[House, Holding])
     message = house.submit(SLOW)
     [thread] = in_background(house, [message])
     wait_until(lambda: passes(house) and not thread.is_alive())
-    house.parts.group_queue.stop()
-    assert not house.parts.group_queue.finish(0.05)
+    house.parts.delivery.stop()
+    assert not house.parts.delivery.finish(0.05)
     held.released.set()
-    assert house.parts.group_queue.finish(20)
+    assert house.parts.delivery.finish(20)
     assert is_sent(house, message)
 
 
@@ -193,10 +193,10 @@ def test_a_stop_waits_no_longer_than_a_claim_is_kept(
     [thread] = in_background(house, [house.submit(SLOW)])
     wait_until(lambda: passes(house) and not thread.is_alive())
     monkeypatch.setattr("dispatcher.delivery.recorder.LONGEST_HOLD_SECONDS", 0.05)
-    house.parts.group_queue.stop()
-    assert not house.parts.group_queue.finish()
+    house.parts.delivery.stop()
+    assert not house.parts.delivery.finish()
     held.released.set()
-    assert house.parts.group_queue.finish(20)
+    assert house.parts.delivery.finish(20)
 
 
 def test_what_escapes_from_one_that_lasts_ends_no_other(
@@ -216,7 +216,7 @@ def test_what_escapes_from_one_that_lasts_ends_no_other(
     assert "a body" not in caplog.text
     held.error = None
     held.released.set()
-    assert house.parts.group_queue.finish(20)
+    assert house.parts.delivery.finish(20)
     assert is_sent(house, last)
     assert house.again(breaks).status is Status.SENDING, "its outcome is unknown"
 

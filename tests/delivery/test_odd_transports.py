@@ -39,7 +39,7 @@ class UnspeakableError(Exception):
 
 
 class WorkerDied(BaseException):
-    """Ends a hand-over like the death of its process."""
+    """Ends a send like the death of its process."""
 
 
 class OddTransport:
@@ -196,7 +196,7 @@ def was_put_back(house: House, message: Message) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_bug_before_the_hand_overs_puts_the_whole_group_back(build: Build, when: str) -> None:
+def test_a_bug_before_the_sends_puts_the_whole_group_back(build: Build, when: str) -> None:
     house, transport, messages = at_odds(build, lambda: "fine")
     bug = {"acquire": raising(RuntimeError("a bug"))}
     house.swap("permits", Between(house.parts.permits, **{when: bug}))
@@ -210,7 +210,7 @@ def test_a_bug_before_the_hand_overs_puts_the_whole_group_back(build: Build, whe
 
 
 @pytest.mark.parametrize("end", [WorkerDied, SystemExit, KeyboardInterrupt])
-def test_what_ends_its_worker_at_a_hand_over_leaves_those_after_it_as_they_were(
+def test_what_ends_its_worker_at_a_send_leaves_those_after_it_as_they_were(
     build: Build, end: type[BaseException]
 ) -> None:
     house, transport, messages = at_odds(build, raising(end()))

@@ -13,7 +13,6 @@ import pytest
 from dispatcher import LimitersUnavailable, Message, Status
 from dispatcher.limiters import Permit
 from dispatcher.message import Outcome
-from dispatcher.redis.keys import PermitKeys
 from dispatcher.store import Claim, Claims, Failure, Result
 from tests.support.doubles import Between, once
 from tests.support.groups import a_recorder
@@ -123,7 +122,7 @@ def test_a_snoozed_message_comes_when_its_scopes_permit_is_given_back(build: Bui
     assert snoozed(house, [waiting]) == []
     assert house.deliver(waiting) == 1
     house.open()
-    assert house.redis.exists(PermitKeys(house.settings.namespace).room) == 0
+    assert house.redis.exists(*(keys.room for keys in house.permit_shards())) == 0
 
 
 def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
@@ -140,7 +139,7 @@ def test_a_permit_that_redis_did_not_take_back_keeps_no_message_waiting(
         raise LimitersUnavailable("redis is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(house.parts.permits._log, "give_back", away)
+        patched.setattr(house.parts.permits._logs, "give_back", away)
         a_recorder(house.parts.delivery).put_back([(claim, HOUR)])
     assert len(house.permits()) == 1
     assert house.deliver(second) == 0

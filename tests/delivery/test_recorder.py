@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -24,12 +25,6 @@ TWO_SENDERS = {"memory": {"transport": "memory", "senders": 2}}
 def pair(build: Build) -> House:
     """Give a house whose channel sends two messages at a time."""
     return build(clock=hour_ago(), channels=TWO_SENDERS, in_order=False)
-
-
-def in_background(house: House, messages: Sequence[Message]) -> threading.Thread:
-    thread = threading.Thread(target=house.deliver, args=messages)
-    thread.start()
-    return thread
 
 
 def statuses(house: House, messages: Sequence[Message]) -> set[Status]:
@@ -68,7 +63,7 @@ def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
 
     parts.claims = Between(parts.claims, before={"record": once(stall)})
 
-    def hand_over(message: Message) -> None:
+    def note(message: Message) -> None:
         if message.id == messages[1].id:
             pair.moved.advance(timedelta(seconds=0.1))
             assert gone.wait(60)
@@ -76,59 +71,53 @@ def test_what_waits_for_a_permit_keeps_its_claim_too(pair: House) -> None:
             ends.extend(pair.columns(third, "claim_expires_at"))
             gone.set()
 
-    pair.memory.before = hand_over
+    pair.memory.before = note
     assert pair.deliver(*messages) == 3
     assert len(ends) == 2
-    assert ends[1] > ends[0], "it is handed over under the renewed claim"  # type: ignore[operator]
+    assert ends[1] > ends[0], "it is sent under the renewed claim"  # type: ignore[operator]
+
+
+@contextmanager
+def hanging(house: House, messages: Sequence[Message]) -> Iterator[None]:
+    """Deliver these; the first two sends hang until the block ends."""
+    under_way, released = threading.Barrier(3), threading.Event()
+
+    def hang(_: Message) -> None:
+        if not released.is_set():
+            under_way.wait(60)
+            assert released.wait(60)
+
+    house.memory.before = hang
+    thread = threading.Thread(target=house.deliver, args=messages)
+    thread.start()
+    try:
+        under_way.wait(60)
+        yield
+    finally:
+        released.set()
+        thread.join(60)
+
+
+def put_back(house: House, messages: Sequence[Message]) -> int:
+    return sum(house.again(each).status is Status.SCHEDULED for each in messages)
 
 
 def test_a_stop_puts_back_at_once_what_waits_for_a_busy_sender(pair: House) -> None:
     messages = [pair.submit(f"name {number}") for number in range(6)]
-    under_way = threading.Barrier(3)
-    released = threading.Event()
-
-    def hang(_: Message) -> None:
-        under_way.wait(60)
-        assert released.wait(60)
-
-    pair.memory.before = hang
-    thread = in_background(pair, messages)
-    try:
-        under_way.wait(60)
-        pair.parts.group_queue.stop()
-        rest = [each for each in messages if pair.again(each).status is Status.SENDING][2:]
-        assert rest
-        wait_until(
-            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
-        )
-    finally:
-        released.set()
-        thread.join(60)
+    with hanging(pair, messages):
+        assert statuses(pair, messages) == {Status.SENDING}, "four wait for a sender"
+        pair.parts.delivery.stop()
+        wait_until(lambda: put_back(pair, messages) == 4, 30)
     assert statuses(pair, messages) == {Status.SCHEDULED, Status.SENT}
     assert len(pair.sent) == 2
 
 
 def test_nothing_waits_for_a_busy_sender_when_too_little_is_left_of_its_claim(pair: House) -> None:
-    """It would be rescued, as if somebody had tried to send it."""
+    """It would be rescued, as if it had been tried."""
     messages = [pair.submit(f"name {number}") for number in range(6)]
-    under_way = threading.Barrier(3)
-    released = threading.Event()
-
-    def hang(_: Message) -> None:
-        under_way.wait(60)
-        assert released.wait(60)
-
-    pair.memory.before = hang
-    thread = in_background(pair, messages)
-    try:
-        under_way.wait(60)
+    with hanging(pair, messages):
         pair.moved.advance(pair.settings.claim_ttl)
-        wait_until(
-            lambda: sum(pair.again(each).status is Status.SCHEDULED for each in messages) == 4, 3
-        )
-    finally:
-        released.set()
-        thread.join(60)
+        wait_until(lambda: put_back(pair, messages) == 4, 30)
     assert all(len(pair.dispatcher.attempts(each.id)) <= 1 for each in messages)
     assert len(pair.sent) == 2
 
@@ -180,7 +169,7 @@ def test_of_a_group_that_comes_early_each_goes_at_its_own_time(build: Build) -> 
 
 
 def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
-    """Such as one from before a reschedule: the sweep is to hand over a horizon ahead."""
+    """Such as one from before a reschedule: the sweep is to enqueue it a horizon ahead."""
     message = house.submit(send_in=timedelta(days=1))
     before = house.columns(message, "enqueue_at")
     assert house.deliver(message) == 0
@@ -188,25 +177,11 @@ def test_a_task_that_comes_far_too_early_puts_nothing_off(house: House) -> None:
 
 
 def test_a_claim_is_renewed_before_too_little_is_left_of_it(build: Build) -> None:
-    """Also where a hand-over may take most of a claim."""
+    """Also where a send may take most of a claim."""
     house = build(clock=hour_ago(), channels=TWO_SENDERS, claim_ttl=12, in_order=False)
     messages = [house.submit(name) for name in ("ada", "ben", "cleo")]
-    under_way = threading.Barrier(3)
-    released = threading.Event()
-
-    def hang(message: Message) -> None:
-        if not released.is_set():
-            under_way.wait(60)
-            assert released.wait(60)
-
-    house.memory.before = hang
-    thread = in_background(house, messages)
-    try:
-        under_way.wait(60)
+    with hanging(house, messages):
         before = house.columns(messages[2], "claim_expires_at")
         house.moved.advance(timedelta(seconds=1.5))
         wait_until(lambda: house.columns(messages[2], "claim_expires_at") > before)
-    finally:
-        released.set()
-        thread.join(60)
     assert len(house.sent) == 3

@@ -52,7 +52,7 @@ def failed(house: House, **asked: Any) -> Message:
 
 
 @on_every_database
-def test_it_is_due_at_once_with_all_its_tries_and_in_its_place(slow: House) -> None:
+def test_it_is_due_at_once_with_all_its_tries_and_its_reservation(slow: House) -> None:
     message = failed(slow)
     again = slow.dispatcher.retry(message.id)
     assert again == slow.again(message)
@@ -62,7 +62,7 @@ def test_it_is_due_at_once_with_all_its_tries_and_in_its_place(slow: House) -> N
     assert abs(again.next_attempt_at - slow.database_time()) < MINUTE
     assert slow.members() == {message.id: to_ms(message.send_at)}
     assert slow.parts.sweep.enqueue_due() == 1
-    slow.redis.delete(*slow.redis.keys("*permits}:log*"))  # the first hand-over counts, too
+    slow.redis.delete(*slow.redis.keys("*:permits:*:log*"))  # the first send counts, too
     assert slow.deliver(message) == 1
     assert slow.again(message).status is Status.SENT
     assert [each.outcome for each in slow.dispatcher.attempts(message.id)] == ["permanent", "sent"]
@@ -74,7 +74,7 @@ def test_the_limits_count_the_tries_before_it(slow: House) -> None:
     slow.dispatcher.retry(message.id)
     slow.deliver(message)
     snoozed = slow.again(message)
-    assert snoozed.status is Status.SCHEDULED, "1 a minute, and the first hand-over counts"
+    assert snoozed.status is Status.SCHEDULED, "1 a minute, and the first send counts"
     assert snoozed.next_attempt_at > slow.database_time() + MINUTE / 2
     assert slow.sent == []
 
@@ -89,7 +89,7 @@ def test_it_fails_again_after_its_round(slow: House) -> None:
     slow.dispatcher.retry(message.id)
     slow.memory.before = try_later
     for _ in range(2):
-        slow.redis.delete(*slow.redis.keys("*permits}:log*"))
+        slow.redis.delete(*slow.redis.keys("*:permits:*:log*"))
         slow.change([message], next_attempt_at=slow.database_time())
         slow.deliver(message)
     assert slow.again(message).status is Status.FAILED

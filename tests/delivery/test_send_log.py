@@ -24,23 +24,31 @@ pytestmark = needs_boot_id
 
 def left_in(folder: Path) -> list[LeftLog]:
     found: list[LeftLog] = []
-    assert SendLogs(folder).settle(found.append, at_most=100)
+    assert SendLogs(folder).settle(found.append, limit=100)
     return found
 
 
-def _killed(folder: Path, begun: tuple[UUID, ...], mark: str) -> None:
-    log = SendLogs(folder).open(IDS)
+def _killed(folder: Path, begun: tuple[UUID, ...], mark: str, before: tuple[UUID, ...]) -> None:
+    logs = SendLogs(folder)
+    if before:
+        earlier = logs.open(before)
+        assert earlier.begin(before[0])
+        earlier.let_go()
+    log = logs.open(IDS)
     (folder / mark).write_text(str(log.mark))
     for each in begun:
         assert log.begin(each)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(folder: Path, *begun: UUID) -> UUID:
-    """Let a process die that has claimed all and begun some; return the mark of its claim."""
+def killed(folder: Path, *begun: UUID, before: tuple[UUID, ...] = ()) -> UUID:
+    """Let a process die that has claimed all and begun some; return the mark of its claim.
+
+    A claim of the messages ``before`` it is over.
+    """
     name = f"{uuid4()}.mark"
     folder.mkdir(exist_ok=True)
-    process = forking().Process(target=_killed, args=(folder, begun, name))
+    process = forking().Process(target=_killed, args=(folder, begun, name, before))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -57,6 +65,50 @@ def test_of_a_process_that_was_killed_it_is_known_which_sends_had_not_begun(
     expected = [LeftLog(mark, IDS[many:])] if many < len(IDS) else []
     assert left_in(tmp_path) == expected
     assert list(tmp_path.iterdir()) == [], "it is read once"
+
+
+def test_a_file_that_an_earlier_claim_has_used_tells_of_the_last_one_only(tmp_path: Path) -> None:
+    """Begun by the earlier claim, a message is not begun by this one."""
+    earlier = (IDS[0], *(UUID(int=number) for number in range(10, 60)))
+    mark = killed(tmp_path, IDS[1], before=earlier)
+    [file] = tmp_path.glob(f"*/{'?' * 32}")
+    assert file.name == mark.hex
+    assert left_in(tmp_path) == [LeftLog(mark, (IDS[0], IDS[2]))]
+
+
+def test_one_claim_after_the_other_takes_one_file(tmp_path: Path) -> None:
+    """To make a file takes the system up to half a millisecond, as much as two sends."""
+    logs = SendLogs(tmp_path)
+    files = set[int]()
+    for _ in range(3):
+        log = logs.open(IDS)
+        files.add(next(tmp_path.glob(f"*/{log.mark.hex}")).stat().st_ino)
+        assert log.begin(IDS[0])
+        log.let_go()
+    assert len(files) == 1
+    assert len([*tmp_path.glob("*/*")]) == 2, "beside the lock"
+    first, second = logs.open(IDS), logs.open(IDS)
+    assert len([*tmp_path.glob("*/*")]) == 3
+    first.keep()
+    for each in (first, second):
+        each.let_go()
+    assert left_in(tmp_path) == [LeftLog(first.mark, IDS)]
+    logs.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_emptied_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    logs = SendLogs(tmp_path)
+    log = logs.open(IDS)
+    monkeypatch.setattr(os, "ftruncate", fail)
+    log.let_go()
+    assert [each.name for each in tmp_path.glob("*/*")] == ["lock"]
+    assert logs.open(IDS).begin(IDS[0])
 
 
 def test_nobody_else_may_enter_the_folders_that_are_made_for_it(tmp_path: Path) -> None:
@@ -76,7 +128,7 @@ def test_what_could_not_be_put_back_is_read_again(tmp_path: Path) -> None:
         raise OSError("away")
 
     with pytest.raises(OSError, match="away"):
-        SendLogs(tmp_path).settle(fail, at_most=100)
+        SendLogs(tmp_path).settle(fail, limit=100)
     assert [each.unbegun for each in left_in(tmp_path)] == [IDS]
 
 
@@ -212,7 +264,7 @@ def test_without_a_folder_for_them_all_goes_on_with_one_warning(
         assert log.begin(IDS[0])
         log.keep()
         log.let_go()
-    assert logs.settle(lambda _: pytest.fail("there is nothing"), at_most=100)
+    assert logs.settle(lambda _: pytest.fail("there is nothing"), limit=100)
     logs.close()
     [line] = [each.getMessage() for each in caplog.records]
     assert "data_dir" in line
@@ -257,7 +309,7 @@ def test_logs_that_cannot_be_deleted_do_not_stop_the_rescue(
     marks = {killed(tmp_path) for _ in range(3)}
     monkeypatch.setattr("dispatcher.delivery.send_log._is_deleted", lambda _: False)
     found: list[LeftLog] = []
-    assert SendLogs(tmp_path).settle(found.append, at_most=2)
+    assert SendLogs(tmp_path).settle(found.append, limit=2)
     assert {each.mark for each in found} == marks
 
 
@@ -273,7 +325,7 @@ def test_settle_reads_at_most_so_many_logs_and_the_next_call_the_rest(tmp_path: 
     logs.close()
     found: list[LeftLog] = []
     for many, are_all_read in ((2, False), (4, False), (5, True), (5, True)):
-        assert SendLogs(tmp_path).settle(found.append, at_most=2) is are_all_read
+        assert SendLogs(tmp_path).settle(found.append, limit=2) is are_all_read
         assert len(found) == many
     assert {each.mark for each in found} == marks
     assert list(tmp_path.iterdir()) == []
@@ -285,7 +337,7 @@ def test_a_note_that_the_disk_has_no_room_for_is_noticed(
 ) -> None:
     log = SendLogs(tmp_path).open(IDS)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, vars(log)["_file"])
+    os.dup2(full, vars(log)["_file"][1])
     os.close(full)
     assert log.begin(IDS[0])
     assert "a send log takes no more: No space left on device" in caplog.text

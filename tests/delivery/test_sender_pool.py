@@ -10,9 +10,8 @@ from typing import cast
 
 import pytest
 
-from dispatcher.delivery.destinations import Destinations
-from dispatcher.delivery.group import Group, Report, Unsent
-from dispatcher.delivery.sender_pool import SenderPool, SenderThreads
+from dispatcher.delivery.sender import Group, Report, Unsent
+from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
 from dispatcher.store import Claim
 from dispatcher.times.clock import SystemClock
 from tests.support.groups import a_group
@@ -87,7 +86,7 @@ def test_each_goes_at_its_instant_and_none_before(crews: list[SenderThreads]) ->
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
-def test_so_many_are_handed_over_side_by_side(crews: list[SenderThreads], most: int) -> None:
+def test_so_many_are_sent_side_by_side(crews: list[SenderThreads], most: int) -> None:
     crews.append(SenderThreads("test", most=most))
     together = threading.Barrier(most)
     hand = Hand(meanwhile=lambda: together.wait(60))

@@ -1,4 +1,4 @@
-"""A group is handed over side by side; long hand-overs keep their claims; a stop loses nothing."""
+"""A group is sent side by side; long sends keep their claims; a stop loses nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 
 @pytest.fixture
 def wide(build: Build) -> House:
-    """Give a house whose channel hands over eight messages at a time."""
+    """Give a house whose channel sends eight messages at a time."""
     return build(clock=hour_ago(), channels=CHANNELS, in_order=False)
 
 
@@ -76,7 +76,7 @@ def test_each_message_goes_at_its_own_instant(build: Build) -> None:
     assert len({row[1] for row in house.attempt_rows()}) == 1, "they were claimed together"
 
 
-def test_what_was_sent_is_recorded_while_another_hand_over_hangs(wide: House) -> None:
+def test_what_was_sent_is_recorded_while_another_send_hangs(wide: House) -> None:
     released = threading.Event()
 
     def hang(message: Message) -> None:
@@ -105,7 +105,7 @@ def statuses(house: House, messages: list[Message]) -> set[Status]:
     return {house.again(each).status for each in messages}
 
 
-def test_a_long_hand_over_keeps_its_claim_and_its_permit(wide: House) -> None:
+def test_a_long_send_keeps_its_claim_and_its_permit(wide: House) -> None:
     ttl = wide.settings.claim_ttl
     [message] = [wide.submit()]
     seen: list[int] = []
@@ -170,7 +170,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_puts_the_rest_back(build: Build)
     house.memory.before = hold
     thread = in_background(house, *messages)
     under_way.wait(60)
-    house.parts.group_queue.stop()
+    house.parts.delivery.stop()
     stopped.set()
     thread.join(60)
     assert len(house.sent) == 2

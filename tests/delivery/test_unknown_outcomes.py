@@ -1,4 +1,4 @@
-"""What follows a try whose outcome nobody knows: another one, or a person who decides."""
+"""What follows a try of unknown outcome: another one, or the decision of a person."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from dispatcher import (
+    Attempt,
     Message,
     MessageNotFound,
     Outcome,
+    PerhapsSent,
     PermanentFailure,
     Status,
     TemporaryFailure,
@@ -34,7 +36,7 @@ DECISIONS = ["release", "drop"]
 
 
 class WorkerDied(BaseException):
-    """Ends a hand-over like the death of its process."""
+    """Ends a send like the death of its process."""
 
 
 def die(_: Message) -> None:
@@ -70,7 +72,7 @@ def deliver_again(house: House, message: Message) -> int:
     return house.deliver(message)
 
 
-def test_a_held_message_is_sent_by_nobody_and_keeps_its_place(slow: House) -> None:
+def test_a_held_message_is_sent_by_nobody_and_keeps_its_reservation(slow: House) -> None:
     message = held(slow)
     assert (message.attempt_count, message.finished_at) == (1, None)
     assert "unknown" in (message.last_error or "")
@@ -155,7 +157,7 @@ def test_released_it_gets_one_more_try_where_all_were_used_up(build: Build) -> N
 
 
 @pytest.mark.every_database
-def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> None:
+def test_released_past_its_expiry_it_ends_and_its_reservation_is_released(slow: House) -> None:
     message = held(slow, expires_at=slow.clock.now() + 2 * HOUR)
     past = slow.database_time() - timedelta(seconds=1)
     slow.change([message], expires_at=past)
@@ -167,7 +169,7 @@ def test_released_past_its_expiry_it_ends_and_its_place_is_free(slow: House) -> 
 
 
 @pytest.mark.every_database
-def test_dropped_it_fails_and_keeps_its_place(slow: House) -> None:
+def test_dropped_it_fails_and_keeps_its_reservation(slow: House) -> None:
     message = held(slow)
     dropped = slow.dispatcher.drop(message.id)
     assert dropped.status is Status.FAILED
@@ -230,7 +232,7 @@ def test_a_lost_reply_of_a_decision_decides_once(
 
 
 def resumed_after_it_was_held(house: House, error: Exception | None, **asked: Any) -> Message:
-    """Let a worker freeze inside the hand-over until its message is held, then go on."""
+    """Let a worker freeze inside the send until its message is held, then go on."""
     message = house.submit(on_unknown="hold", **asked)
 
     def freeze(_: Message) -> None:
@@ -297,10 +299,8 @@ def test_a_success_that_is_told_after_a_drop_is_the_truth(slow: House) -> None:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_worker_says_it_never_handed_over_is_not_held_for_it(
-    slow: House, late: bool
-) -> None:
-    """It froze before the hand-over; when it resumes, its claim is too short for one."""
+def test_what_a_worker_says_it_never_sent_is_not_held_for_it(slow: House, late: bool) -> None:
+    """It froze before the send; when it resumes, its claim is too short for one."""
     message, other = slow.submit(on_unknown="hold"), slow.submit("ben")
 
     def freeze() -> None:
@@ -338,7 +338,7 @@ def test_what_a_transport_cannot_tell_is_held(slow: House) -> None:
         assert now.last_error == "TimeoutError: the provider did not answer"
         [attempt] = slow.dispatcher.attempts(message.id)
         assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, now.last_error)
-        assert len(slow.permits(message.scope)) == 1, "it counts as a hand-over"
+        assert len(slow.permits(message.scope)) == 1, "it counts as a send"
     assert slow.again(other).status is Status.SCHEDULED
     assert [each.outcome for each in slow.dispatcher.attempts(other.id)] == [Outcome.TEMPORARY]
     slow.dispatcher.release(messages[0].id)
@@ -367,3 +367,56 @@ def test_a_lost_outcome_is_held(slow: House) -> None:
     assert slow.again(message).status is Status.HELD
     assert slow.sent == [message.id]
     assert slow.deliver(message) == slow.parts.sweep.enqueue_due() == 0
+
+
+def lose_the_answer(_: Message) -> None:
+    raise PerhapsSent("no answer after the final dot")
+
+
+@pytest.fixture
+def answerless(build: Build) -> House:
+    """Give a house whose provider takes messages and does not say so."""
+    house = build(clock=hour_ago(), quotas="100/minute")
+    house.memory.before = lose_the_answer
+    return house
+
+
+def tried(house: House, **asked: Any) -> tuple[Message, list[Attempt]]:
+    message = house.submit(**asked)
+    house.deliver(message)
+    return house.again(message), house.dispatcher.attempts(message.id)
+
+
+@pytest.mark.every_database
+def test_a_message_without_an_answer_is_held_where_it_is_to_be_held(answerless: House) -> None:
+    message, [attempt] = tried(answerless, on_unknown="hold")
+    assert message.status is Status.HELD
+    assert message.last_error == "PerhapsSent: no answer after the final dot"
+    assert (attempt.outcome, attempt.error) == (Outcome.UNKNOWN, message.last_error)
+    assert answerless.dispatcher.release(message.id).status is Status.SCHEDULED
+
+
+@pytest.mark.every_database
+def test_without_an_answer_there_is_another_try_and_the_attempt_says_what_is_known(
+    answerless: House,
+) -> None:
+    message, [attempt] = tried(answerless)
+    assert (message.status, message.attempt_count) == (Status.SCHEDULED, 1)
+    assert attempt.outcome is Outcome.UNKNOWN
+    assert message.next_attempt_at > message.send_at, "after a backoff"
+
+    answerless.memory.before = None
+    answerless.change([message], next_attempt_at=message.send_at)
+    assert answerless.deliver(message) == 1
+    assert answerless.again(message).status is Status.SENT
+    assert answerless.sent == [message.id]
+
+
+@pytest.mark.every_database
+def test_without_an_answer_and_tries_left_it_has_failed(answerless: House) -> None:
+    message = answerless.submit()
+    answerless.change([message], max_attempts=1)
+    answerless.deliver(message)
+    assert answerless.again(message).status is Status.FAILED
+    [attempt] = answerless.dispatcher.attempts(message.id)
+    assert attempt.outcome is Outcome.UNKNOWN

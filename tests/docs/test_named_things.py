@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dispatcher import Settings, errors
+from dispatcher.celery_app import DUTIES
 from dispatcher.cli import app as cli
 from dispatcher.cli import every_command
-from dispatcher.operations.doctor import finding
+from dispatcher.operations import findings
 from dispatcher.transports import load
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +23,9 @@ OPERATING = (ROOT / "docs/operating.md").read_text()
 SUBMITTING = (ROOT / "docs/submitting.md").read_text()
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)")
 _NOT_BY_SUBMIT = {
-    "DispatcherError", "InvalidValue", "InvalidSettings", "NoPlace", "LimitReached", "Unavailable",
-    "LimitersUnavailable", "QueueUnavailable", "EmbeddedUnavailable", "DeliveryError",
-    "TemporaryFailure", "PermanentFailure",
+    "DispatcherError", "InvalidValue", "InvalidSettings", "SlotRefused", "LimitReached",
+    "Unavailable", "LimitersUnavailable", "QueueUnavailable", "EmbeddedUnavailable",
+    "DeliveryError", "TemporaryFailure", "PermanentFailure",
 }  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def test_the_exit_codes_are_those_that_the_command_line_tells() -> None:
 def test_every_kind_of_check_has_a_row() -> None:
     table = rows(OPERATING, "| checks | look at | stops `dispatcher worker` |")
     said = {kind for row in table for kind in re.findall(r"`(\w+)\.\*`", row[0])}
-    folder = Path(finding.__file__).parent
+    folder = Path(findings.__file__).parent
     sources = "".join(each.read_text() for each in folder.glob("*_checks.py"))
     assert said == set(re.findall(r"\"([a-z]+)\.[a-z]+\"", sources))
 
@@ -120,6 +121,15 @@ def test_every_error_of_a_submit_has_a_row() -> None:
     }
     assert there - said - _NOT_BY_SUBMIT == {"PerhapsSent"}, "which is told where it is raised"
     assert "`PerhapsSent`" in SUBMITTING
+
+
+def test_every_duty_of_the_sweep_has_a_row_and_is_in_the_glossary() -> None:
+    told = rows((ROOT / "docs/architecture.md").read_text(), "| duty | every | does |")
+    assert {row[0].strip("| `") for row in told} == set(DUTIES)
+    words = set(
+        re.findall(r"^\| \*\*(\w+)\*\*", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    )
+    assert DUTIES.keys() - words == set()
 
 
 def test_a_supervisor_leaves_a_worker_the_time_that_it_needs_to_end() -> None:

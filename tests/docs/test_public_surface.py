@@ -48,9 +48,7 @@ def test_a_type_checker_reads_the_names_from_where_they_are_imported() -> None:
         for alias in each.names
     }
     assert read == {
-        (f"dispatcher.{module}", name)
-        for module, names in dispatcher._MODULES.items()
-        for name in names
+        (f"dispatcher.{module}", name) for name, module in dispatcher._MODULE_OF.items()
     }
 
 

@@ -52,4 +52,4 @@ def test_an_order_and_its_reminder_commit_together(build: Build) -> None:
         with Session(engine) as session:
             assert list(session.scalars(select(order.number))) == [17]
     assert [*house.dispatcher.select()] == [message]
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()

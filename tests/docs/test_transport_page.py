@@ -22,8 +22,8 @@ from dispatcher import (
     TemporaryFailure,
 )
 from dispatcher.testing import TransportSuite, a_message
-from dispatcher.transports import Checks, load
-from dispatcher.transports.smtp import SmtpTransport, mail, server, transport
+from dispatcher.transports import Checks, load, mail, smtp
+from dispatcher.transports.smtp import SmtpTransport
 from tests.transports.test_names import install
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transports.md").read_text(encoding="utf-8")
@@ -159,6 +159,16 @@ def test_its_settings_are_read_and_a_secret_may_come_from_the_environment(
     assert settings.channels["email"].options["from"] == "Shop <mail@shop.example>"
 
 
+def test_its_receiver_on_this_machine_is_one_option_away(receiver: Receiver) -> None:
+    options = tomllib.loads(shown("toml", "[channels.local]"))["channels"]["local"]["options"]
+    assert options.keys() == {"url"}
+    options["url"] = options["url"].replace("http://127.0.0.1:8099", receiver.address)
+    settings = Settings.load(channels={"local": {"transport": "webhook", "options": options}})
+    message = a_message()
+    load("local", settings.channels["local"], settings).send(message)
+    assert receiver.keys == [str(message.id)]
+
+
 def test_its_email_can_be_sent() -> None:
     text = shown("python", "dispatcher.submit(").replace("JVBERi0…", "JVBERi0=")
     asked: dict[str, Any] = {}
@@ -175,6 +185,6 @@ def test_its_email_can_be_sent() -> None:
 
 
 def test_it_names_every_option_and_every_word_of_a_body() -> None:
-    words = [*mail._KEYS, *mail._ATTACHED, *transport._OPTIONS.split(", ")]
-    words += [f"{scheme}://" for scheme in server._SCHEMES]
+    words = [*mail._KEYS, *mail._ATTACHED, *smtp._OPTIONS.split(", ")]
+    words += [f"{scheme}://" for scheme in smtp._SCHEMES]
     assert [each for each in words if f"`{each}`" not in PAGE] == []

@@ -54,6 +54,7 @@ def shop(django: tuple[Any, House], redis_server: RedisServer) -> tuple[Any, Hou
     example, house = django
     example.Order.objects.all().delete()
     house.sql("DELETE FROM dispatcher_messages")
+    house.sql("DELETE FROM dispatcher_idempotency_keys")
     house.open()
     return example, house
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 import redis
@@ -11,25 +12,40 @@ import redis.asyncio
 
 from dispatcher import InvalidValue, LimitersUnavailable
 from dispatcher.limiters import CoolDown, Limits, Request
-from tests.support.cluster import cluster_of_one
+from dispatcher.redis.keys import LimiterKeys
+from tests.support.cluster import Member, cluster_of_one, slot_of, three_masters
 from tests.support.limiters import ALL, taken
-from tests.support.servers import RedisServer
 
 LIMITS = Limits([*(make(4) for make in ALL.values()), CoolDown()])
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[RedisServer, int]]:
-    """One Redis that is a cluster of its own."""
-    with cluster_of_one() as found:
-        yield found
+@pytest.fixture(
+    scope="module",
+    params=["one node", pytest.param("three masters", marks=pytest.mark.long)],
+)
+def nodes(request: pytest.FixtureRequest) -> Iterator[Sequence[Member]]:
+    """The nodes of a cluster: one that serves every slot, or three masters with a replica each."""
+    if request.param == "one node":
+        with cluster_of_one() as (server, _):
+            yield [server]
+    else:
+        with three_masters() as found:
+            yield found.nodes
 
 
 @pytest.fixture
-def cluster(server: tuple[RedisServer, int]) -> Iterator[redis.RedisCluster]:
-    """Give a cluster client of it, emptied."""
-    with redis.RedisCluster(host="127.0.0.1", port=server[1]) as client:
-        client.flushall()
+def port(nodes: Sequence[Member]) -> int:
+    """Give the port of a node of the cluster, emptied."""
+    for node in nodes:
+        if node.is_master:
+            node.command("FLUSHALL")
+    return nodes[0].port
+
+
+@pytest.fixture
+def cluster(port: int) -> Iterator[redis.RedisCluster]:
+    """Give a client of the cluster."""
+    with redis.RedisCluster(host="127.0.0.1", port=port) as client:
         yield client
 
 
@@ -47,10 +63,9 @@ def test_all_limiters_count_in_a_cluster(cluster: redis.RedisCluster) -> None:
     assert limiter.acquire("ada").refused_by == "cool-down"
 
 
-def test_coroutines_count_in_a_cluster(server: tuple[RedisServer, int]) -> None:
+def test_coroutines_count_in_a_cluster(port: int) -> None:
     async def story() -> list[bool]:
-        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=server[1]) as client:
-            await client.flushall()
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=port) as client:
             limiter = LIMITS.on(client)
             return [(await limiter.acquire("ada")).allowed for _ in range(5)]
 
@@ -68,6 +83,27 @@ def test_a_cluster_that_is_gone_is_an_error_of_ours() -> None:
         with pytest.raises(LimitersUnavailable):
             limiter.acquire("ada")
         server.start()
+
+
+@pytest.mark.long
+def test_permits_are_counted_while_their_slot_moves() -> None:
+    """Where its keys are in two places a call is answered in time, if only by an error."""
+    limits = Limits([ALL["SlidingLog"](9), ALL["FixedWindow"](9)])
+    with (
+        three_masters() as found,
+        redis.RedisCluster(host="127.0.0.1", port=found.nodes[0].port) as client,
+    ):
+        limiter = limits.on(client)
+        [slot] = {slot_of(LimiterKeys("limits").hash_tag("ada"))}
+        taken_now = [taken(limiter, "ada", 2)]
+        with found.moving(slot, found.elsewhere(found.master_of(slot))) as move_one:
+            for _ in range(4):
+                with suppress(LimitersUnavailable):
+                    taken_now.append(taken(limiter, "ada", 1))
+                move_one()
+        taken_now.append(taken(limiter, "ada", 20))
+        assert sum(taken_now) == 9
+        assert not limiter.acquire("ada").allowed
 
 
 def test_keys_in_several_slots_are_refused_before_anything_is_sent(

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from dispatcher.errors import InvalidValue
 from dispatcher.limiters import (
     GCRA,
     Algorithm,
@@ -168,14 +169,26 @@ COUNTING = [FixedWindow, CounterPerKey, SlidingCounter, lambda n, p: GCRA(n, p, 
 def test_what_only_counts_gives_ten_million_at_once(
     make: MakeLength, redis_client: redis.Redis
 ) -> None:
-    limiter = make(10_000_000, timedelta(minutes=1)).on(redis_client)
-    if isinstance(make(1, MINUTE), GCRA):
-        limiter = GCRA(10_000_000, "day", max_burst=9_999_999).on(redis_client)
-    assert limiter.acquire("ada", 9_999_999, permit="x").remaining == 1
+    limiter = make(10_000_000, timedelta(days=1)).on(redis_client)
+    assert 1 <= limiter.acquire("ada", 9_999_999, permit="x").remaining < 1_000_000
     assert limiter.acquire("ada", 9_999_999, permit="x").granted == 9_999_999
-    assert limiter.acquire("ada", 2).state is State.REFUSED
+    assert limiter.acquire("ada", 1_000_000).state is State.REFUSED, "GCRA gives some back"
     assert limiter.give_back("ada", "x") == 9_999_999
     assert limiter.acquire_up_to("ada", 20_000_000).granted == 10_000_000
+
+
+@pytest.mark.parametrize(
+    "limit", [SlidingLog(5_000, MINUTE), SlidingList(5_000, MINUTE), Concurrency(5_000)]
+)
+def test_what_keeps_each_permit_gives_a_thousand_at_once_and_no_more(
+    limit: Algorithm, redis_client: redis.Redis
+) -> None:
+    """One script takes them, and Redis serves no other client meanwhile."""
+    limiter = limit.on(redis_client)
+    assert limiter.acquire("ada", 1_000, permit="x").remaining == 4_000
+    with pytest.raises(InvalidValue, match="at most 1000 at once"):
+        limiter.acquire("ada", 1_001)
+    assert limiter.give_back("ada", "x") == 1_000
 
 
 @every
@@ -411,7 +424,7 @@ def test_a_refusal_names_every_limit_that_refused(redis_client: redis.Redis) -> 
     }  # fmt: skip
     for refused in (limiter.acquire("ada"), limiter.peek("ada")):
         assert {each.limit for each in refused.refusals} == told
-        assert {each.limit: each.place for each in refused.refusals}["mine (1/hour)"] == 3
+        assert {each.limit: each.index for each in refused.refusals}["mine (1/hour)"] == 3
         waits = [each.retry_after for each in refused.refusals]
         assert waits == sorted(waits, reverse=True)
         assert timedelta(0) < waits[-1] <= MINUTE

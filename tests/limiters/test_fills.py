@@ -27,15 +27,16 @@ def make(redis_client: redis.Redis) -> Make:
     """Give a maker of permits and what looks at them."""
 
     def build(**limits: list[LogLimit]) -> tuple[Permits, Fills]:
-        redis_client.hset(PermitKeys(NAMESPACE).epoch, mapping={"server": "here"})
+        redis_client.hset(PermitKeys(NAMESPACE, 0).epoch, mapping={"server": "here"})
         permits = Permits(
             redis_client,
             namespace=NAMESPACE,
+            shards=1,
             scope_limits=[],
             channel_limits=limits,
             clock=SystemClock(),
         )
-        return permits, Fills(redis_client, namespace=NAMESPACE, channel_limits=limits)
+        return permits, Fills(redis_client, namespace=NAMESPACE, shards=1, channel_limits=limits)
 
     return build
 
@@ -75,7 +76,7 @@ def test_who_waits_and_what_is_closed_is_told(make: Make) -> None:
 
 def test_logs_that_are_not_complete_are_not_told(make: Make, redis_client: redis.Redis) -> None:
     _, fills = make(sms=[Limit(2, 60_000)])
-    redis_client.delete(PermitKeys(NAMESPACE).epoch)
+    redis_client.delete(PermitKeys(NAMESPACE, 0).epoch)
     with pytest.raises(LimitersUnavailable, match="not complete"):
         fills.read()
 
@@ -83,4 +84,4 @@ def test_logs_that_are_not_complete_are_not_told(make: Make, redis_client: redis
 def test_a_redis_that_is_away_says_so() -> None:
     away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     with pytest.raises(LimitersUnavailable):
-        Fills(away, namespace=NAMESPACE, channel_limits={"sms": [Limit(1, 1)]}).read()
+        Fills(away, namespace=NAMESPACE, shards=1, channel_limits={"sms": [Limit(1, 1)]}).read()

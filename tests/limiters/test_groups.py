@@ -22,7 +22,7 @@ from dispatcher.limiters import (
     Request,
     SlidingList,
     SlidingLog,
-    groups,
+    operations,
 )
 from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, clocked
 from tests.support.servers import RedisServer
@@ -63,6 +63,17 @@ def test_a_request_may_name_some_of_the_limits(redis_client: redis.Redis) -> Non
     )  # fmt: skip
     assert [each.allowed for each in decisions] == [True, True, True, False, True]
     assert decisions[3].refused_by == "2/hour"
+
+
+@pytest.mark.parametrize("further", [[], [Request("a")]])
+def test_the_first_of_a_group_may_name_no_limit(
+    further: list[Request], redis_client: redis.Redis
+) -> None:
+    limiter = SlidingList(1, "minute").on(redis_client)
+    decisions = limiter.acquire_each([Request("a", limits=()), *further])
+    assert [(each.allowed, each.limit) for each in decisions] == [(True, 0), (True, 1)][
+        : 1 + len(further)
+    ]
 
 
 @pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
@@ -130,7 +141,7 @@ def test_a_large_group_is_asked_in_several_scripts(redis_client: redis.Redis) ->
     groups = [
         (each_kept, [Request("a")] * 1_501, 4),
         (each_kept, [Request("a", 300)] * 4, 4),
-        (each_kept, [Request("a", 2_000), Request("a")], 2),
+        (each_kept, [Request("a", 1_000), Request("a")], 2),
         (counted, [Request("a", 5_000)] * 500, 1),
         (Limits([each_kept, counted]), [Request("a", 2, limits=(1,)), Request("a", 499)], 1),
     ]
@@ -174,7 +185,7 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
         shared.set_us(START_US)
         limiter.acquire("a", 0)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(groups, "_MOST_IN_A_SCRIPT", work)
+            patched.setattr(operations, "_MOST_IN_A_SCRIPT", work)
             answers.append(limiter.acquire_each(group))
     whole, cut = ([(each.state, each.granted) for each in decisions] for decisions in answers)
     assert whole == cut
@@ -187,15 +198,15 @@ def test_a_group_that_is_cut_is_decided_as_if_it_were_not(
 def test_what_comes_free_between_two_scripts_is_for_those_who_were_refused_before(
     make: Callable[[int, timedelta], Algorithm], moved: Clocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "_MOST_IN_A_SCRIPT", 2)
-    limiter, real = make(1, SECOND).on(moved), groups._Group.acquire
+    monkeypatch.setattr(operations, "_MOST_IN_A_SCRIPT", 2)
+    limiter, real = make(1, SECOND).on(moved), operations._Group.acquire
 
     def later(*args: Any) -> Any:
         answer = yield from real(*args)
         moved.advance(SECOND)
         return answer
 
-    monkeypatch.setattr(groups._Group, "acquire", later)
+    monkeypatch.setattr(operations._Group, "acquire", later)
     decisions = limiter.acquire_each([Request("sms")] * 6)
     assert [each.granted for each in decisions] == [1, 0, 0, 0, 0, 0]
 

@@ -1,13 +1,14 @@
-"""Limits as plain values: what they take, what they say, how they are written."""
+"""Limits and decisions as plain values: what they take, what they say, how they are written."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -23,13 +24,16 @@ from dispatcher.limiters import (
     Concurrency,
     CoolDown,
     CounterPerKey,
+    Decision,
     FixedWindow,
     Limiter,
     Limits,
+    Refusal,
     Request,
     SlidingCounter,
     SlidingList,
     SlidingLog,
+    State,
     parse,
 )
 from dispatcher.redis.keys import LimiterKeys
@@ -143,10 +147,10 @@ LARGE = SlidingLog(20_000, MINUTE).on(CLIENT)
         (lambda: on().acquire("ada", 1 << 53), "n"),
         (lambda: on().acquire("ada", cast(int, 1.0)), "n"),
         (lambda: on().acquire("ada", cast(int, True)), "n"),
-        (lambda: LARGE.acquire("ada", 10_001), "n"),
+        (lambda: LARGE.acquire("ada", 1_001), "n"),
         (lambda: LARGE.acquire("ada", 20_000), "n"),
         (lambda: LARGE.acquire_up_to("ada", 20_001), "n"),
-        (lambda: LARGE.acquire_each([Request("ada", 10_001)]), "n"),
+        (lambda: LARGE.acquire_each([Request("ada", 1_001)]), "n"),
         (lambda: on().acquire_up_to("ada", -1), "n"),
         (lambda: on().peek("ada", -1), "n"),
         (lambda: on().acquire("ada", permit=""), "permit"),
@@ -238,3 +242,30 @@ def test_the_library_needs_no_settings_and_no_database() -> None:
         check=True,
     )
     assert found.stdout.strip() == "5/minute Limiter"
+
+
+DECISION = Decision(
+    allowed=False,
+    state=State.REFUSED,
+    limit=5,
+    remaining=2,
+    retry_after=timedelta(milliseconds=1_500),
+    reset_at=datetime(2026, 11, 20, 12, 0, 0, 7_000, tzinfo=UTC),
+    permit="p",
+    refusals=(Refusal("5/minute", 0, timedelta(seconds=1)), Refusal("x", 1, timedelta.max)),
+)
+
+
+def test_a_decision_is_copied_and_pickled_whole() -> None:
+    for other in (pickle.loads(pickle.dumps(DECISION)), copy.deepcopy(DECISION)):  # noqa: S301 - ours
+        assert other == DECISION
+        assert hash(other) == hash(DECISION)
+
+
+def test_a_decision_does_not_change() -> None:
+    decision: Any = DECISION
+    with pytest.raises(AttributeError):
+        decision.allowed = True
+    with pytest.raises(AttributeError):
+        del decision.limit
+    assert not decision

@@ -17,8 +17,8 @@ from celery.contrib.testing.worker import start_worker
 
 from dispatcher.limiters import FixedWindow, Request, SlidingList, SlidingLog, State, parse
 from dispatcher.limiters.algorithm import CountPerLength
-from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, svg
-from tests.support.limiters import Clocked
+from docs.pictures.draw_limiters import ARRIVALS, PICTURE, decisions, limits, svg
+from tests.support.limiters import Clocked, exported_limits
 from tests.support.processes import in_processes
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -160,6 +160,13 @@ def test_two_workers_share_ten_a_second(redis_server: RedisServer) -> None:
         day = parse("100000/day").on(client, prefix="shop")
         assert sorted(map(int, orders)) == list(range(FURTHER))
         assert day.peek("acme").remaining == 100_000 - 10 - FURTHER
+
+
+def test_every_limit_has_a_row_and_a_paragraph_by_the_clock() -> None:
+    classes = {each.__name__ for each in exported_limits()}
+    table = PAGE.read_text().split("## Choosing a limiter")[1].split("\n\n")[1]
+    assert classes - set(re.findall(r"`(\w+)", table)) == set()
+    assert {type(each).__name__ for each in limits().values()} == classes
 
 
 def test_the_picture_is_the_one_that_the_script_draws(moved: Clocked) -> None:

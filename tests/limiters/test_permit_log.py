@@ -1,26 +1,34 @@
-"""One log or several: counts, waits, what is kept and given back."""
+"""One log or several: counts, waits, what is kept and given back, also where replies are lost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dispatcher import LimitersUnavailable
-from dispatcher.limiters import Permit, PermitRequest, Permits
+from dispatcher.limiters import Permit, PermitLogs, Permits, permit_logs
 from dispatcher.quota import Limit
+from dispatcher.redis import scripts
 from dispatcher.redis.keys import PermitKeys, line_of
+from dispatcher.redis.scripts import Call, Script
 from dispatcher.scope import NOBODY
 from dispatcher.times.clock import SystemClock
 from tests.support.limiters import Clocked
-from tests.support.permits import EPOCH, HOLD, Logs, logs_on
+from tests.support.permits import HOLD, KEYS, Logs, kinds, leg, logs_on
+from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 
 MS = timedelta(milliseconds=1)
 Make = Callable[..., Logs]
+TRIES = 3
+ONE, TWO, THREE = (leg(name, "wide", "log") for name in (b"one", b"two", b"three"))
 
 
 @pytest.fixture
@@ -77,9 +85,14 @@ def test_the_only_one_in_line_may_lose_its_turn_and_get_its_permit_in_one_call(
 ) -> None:
     limits = {"sms": (Limit(2, 60_000),)}
     permits = Permits(
-        moved, namespace="test", scope_limits=(), channel_limits=limits, clock=SystemClock()
+        moved,
+        namespace="test",
+        shards=1,
+        scope_limits=(),
+        channel_limits=limits,
+        clock=SystemClock(),
     )
-    keys = PermitKeys("test")
+    keys = PermitKeys("test", 0)
     moved.hset(keys.epoch, "server", "any")
     first, second, late, other = (Permit(uuid4(), 1, NOBODY, "sms") for _ in range(4))
     assert [each.allowed for each in permits.acquire([first, second, late], hold=MS)] == [
@@ -108,7 +121,7 @@ def test_requests_of_one_script_count_against_each_other_across_logs(make: Make)
     limits = {"a": [Limit(1, 60_000)], "b": [Limit(1, 60_000)], "both": [Limit(2, 60_000)]}
     wanted = [("a", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"4")]
     decisions = logs.log.acquire(
-        [PermitRequest(permit, (name, "both")) for name, permit in wanted], limits, hold=HOLD
+        [leg(permit, name, "both") for name, permit in wanted], kinds(limits), hold=HOLD
     )
     assert [each.allowed for each in decisions] == [True, False, True, False]
     assert set(logs.members("both")) == {b"1", b"3"}
@@ -163,7 +176,7 @@ def test_settle_moves_a_permit_to_its_hand_over(make: Make) -> None:
 
 def test_no_hand_over_counts_from_earlier_than_it_was(make: Make) -> None:
     logs = make("1000/hour")
-    logs.client.set("rebuild", "mine")
+    logs.client.set(KEYS.rebuild, "mine")
     for number in range(50):
         permit = number.to_bytes(2, "big")
         logs.acquire(permit)
@@ -173,9 +186,8 @@ def test_no_hand_over_counts_from_earlier_than_it_was(make: Make) -> None:
         logs.client.delete("log")
         seconds, microseconds = logs.client.time()
         logs.log.restore(
-            [(PermitRequest(permit, ("log",)), timedelta(0))],
-            rebuild_key="rebuild",
-            marker="mine",
+            [(leg(permit, "log"), timedelta(0))],
+            {KEYS: "mine"},
             marker_life=timedelta(seconds=9),
             longest=timedelta(hours=1),
         )
@@ -185,7 +197,7 @@ def test_no_hand_over_counts_from_earlier_than_it_was(make: Make) -> None:
 def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> None:
     logs = make("1/hour")
     logs.acquire(b"1")
-    logs.log.give_back([PermitRequest(b"1", ("log",))])
+    logs.log.give_back([leg(b"1", "log")])
     logs.settle(b"1")
     logs.settle(b"never")
     assert logs.members() == {}
@@ -194,7 +206,7 @@ def test_settle_does_not_bring_back_what_was_given_back_or_lost(make: Make) -> N
 def test_a_permit_given_back_is_free_at_once_in_every_log(make: Make) -> None:
     logs = make("1/hour")
     logs.acquire(b"1", logs=["a", "b"])
-    logs.log.give_back([PermitRequest(b"1", ("a", "b")), PermitRequest(b"unknown", ("a",))])
+    logs.log.give_back([leg(b"1", "a", "b"), leg(b"unknown", "a")])
     assert logs.members("a") == logs.members("b") == {}
     assert logs.acquire(b"2", logs=["a", "b"])[0].allowed
 
@@ -227,7 +239,7 @@ def test_what_counts_no_more_is_trimmed(make: Make) -> None:
 
 def test_without_an_epoch_nothing_is_granted(make: Make) -> None:
     logs = make("5/minute")
-    logs.client.delete(EPOCH)
+    logs.client.delete(KEYS.epoch)
     with pytest.raises(LimitersUnavailable, match="not complete"):
         logs.acquire(b"1")
     assert logs.client.keys("*") == []
@@ -236,7 +248,7 @@ def test_without_an_epoch_nothing_is_granted(make: Make) -> None:
 def test_requests_without_logs_are_granted(make: Make) -> None:
     logs = make()
     assert logs.acquire(b"1", logs=[])[0].allowed
-    assert logs.client.keys("*") == [EPOCH.encode()]
+    assert logs.client.keys("*") == [KEYS.epoch.encode()]
 
 
 def test_nothing_is_asked_for_a_group_of_none(make: Make) -> None:
@@ -245,14 +257,14 @@ def test_nothing_is_asked_for_a_group_of_none(make: Make) -> None:
 
 def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None:
     logs = make("3/hour")
-    logs.client.set("rebuild", "mine")
-    taken = [(PermitRequest(b"old", ("log",)), timedelta(minutes=10)),
-             (PermitRequest(b"in hand", ("log",)), -timedelta(seconds=10))]  # fmt: skip
-    words = {"rebuild_key": "rebuild", "marker_life": HOLD, "longest": timedelta(hours=1)}
-    logs.log.restore(taken, marker="another's", **words)  # type: ignore[arg-type]  # one dict for brevity
+    logs.client.set(KEYS.rebuild, "mine")
+    taken = [(leg(b"old", "log"), timedelta(minutes=10)),
+             (leg(b"in hand", "log"), -timedelta(seconds=10))]  # fmt: skip
+    words = {"marker_life": HOLD, "longest": timedelta(hours=1)}
+    logs.log.restore(taken, {KEYS: "another's"}, **words)
     assert logs.members() == {}
     began = logs.now()
-    logs.log.restore(taken, marker="mine", **words)  # type: ignore[arg-type]  # one dict for brevity
+    logs.log.restore(taken, {KEYS: "mine"}, **words)
     ended = logs.now()
     members = logs.members()
     assert began + 1 - 600_000 <= members[b"old"] <= ended + 1 - 600_000
@@ -263,13 +275,12 @@ def test_a_rebuild_restores_ages_and_is_fenced_by_its_marker(make: Make) -> None
 def test_a_claim_that_had_no_permit_gets_none_by_a_rebuild(make: Make) -> None:
     """The store knows which claims are under way, not which of them have asked."""
     logs = make("2/minute")
-    logs.client.set("{test}:rebuild", "mine")
-    requests = [PermitRequest(each, ("log",)) for each in (b"a" * 20, b"b" * 20, b"c" * 20)]
+    logs.client.set(KEYS.rebuild, "mine")
+    requests = [leg(each, "log") for each in (b"a" * 20, b"b" * 20, b"c" * 20)]
 
     logs.log.restore(
         [(each, -HOLD) for each in requests],
-        rebuild_key="{test}:rebuild",
-        marker="mine",
+        {KEYS: "mine"},
         marker_life=HOLD,
         longest=timedelta(minutes=1),
     )
@@ -283,28 +294,88 @@ def test_a_claim_that_had_no_permit_gets_none_by_a_rebuild(make: Make) -> None:
     assert repeated.allowed
 
 
-def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(make: Make) -> None:
+def test_a_rebuild_restores_many_logs_a_few_hundred_permits_at_a_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs = make("3/hour")
-    logs.client.set("rebuild", "mine")
+    logs.client.set(KEYS.rebuild, "mine")
     of_many = [f"log {number % 211}" for number in range(700)]
     taken = [
-        (PermitRequest(b"%d" % number, (log, "all")), timedelta(seconds=number))
+        (leg(b"%d" % number, log, "all"), timedelta(seconds=number))
         for number, log in enumerate(of_many)
     ]
     words: list[int] = []
-    script = vars(logs.log)["_restore"]
+    replies_of = scripts.replies_of
 
-    def counted(**given: Any) -> Any:
-        words.append(len(given["args"]))
-        return script(**given)
+    def counted(client: redis.Redis, script: Script, calls: Sequence[Call]) -> list[Any]:
+        words.extend(len(each) for _, each in calls)
+        return replies_of(client, script, calls)
 
-    vars(logs.log)["_restore"] = counted
-    logs.log.restore(
-        taken, rebuild_key="rebuild", marker="mine", marker_life=HOLD, longest=timedelta(hours=1)
-    )
+    monkeypatch.setattr(permit_logs, "replies_of", counted)
+    logs.log.restore(taken, {KEYS: "mine"}, marker_life=HOLD, longest=timedelta(hours=1))
     assert max(words) < 1_200
     for log in {*of_many}:
         found = logs.client.zrange(log, 0, -1)
         assert set(found) == {b"%d" % n for n, each in enumerate(of_many) if each == log}
         assert logs.client.pttl(log) > 0
     assert logs.client.zcard("all") == 700
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.socket) as line:
+        yield line
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[PermitLogs]:
+    retry = Retry(NoBackoff(), TRIES)
+    with redis.Redis(port=proxy.port, retry=retry, socket_timeout=5) as client:
+        yield PermitLogs(client, [KEYS], clock=SystemClock())
+
+
+@pytest.mark.parametrize("lost", [1, TRIES])
+def test_permits_are_granted_once_however_often_their_reply_is_lost(
+    make: Make, through: PermitLogs, proxy: Proxy, lost: int
+) -> None:
+    logs = make("2/hour")
+    limits = {"wide": logs.limits, "log": logs.limits}
+    through.acquire([ONE], kinds(limits), hold=HOLD)
+    proxy.drop_reply(b"two", times=lost)
+    answers = through.acquire([TWO, THREE], kinds(limits), hold=HOLD)
+    assert proxy.dropped == lost
+    assert [each.allowed for each in answers] == [True, False]
+    assert set(logs.members("wide")) == set(logs.members()) == {b"one", b"two"}
+
+
+def test_without_any_reply_a_permit_may_count_and_is_not_given(
+    make: Make, through: PermitLogs, proxy: Proxy
+) -> None:
+    logs = make("2/hour")
+    proxy.drop_reply(b"one", times=99)
+    with pytest.raises(LimitersUnavailable):
+        through.acquire([ONE], kinds({"wide": logs.limits, "log": logs.limits}), hold=HOLD)
+    assert proxy.dropped == 1 + TRIES
+    assert set(logs.members()) == {b"one"}
+    proxy.pass_all()
+    through.give_back([ONE])
+    assert logs.members() == {}
+
+
+@pytest.mark.parametrize("since_ms", [0, 40, -60_000], ids=["now", "a while ago", "to come"])
+@pytest.mark.parametrize("lost", [1, TRIES])
+def test_a_permit_that_is_settled_again_never_counts_from_earlier(
+    make: Make, through: PermitLogs, proxy: Proxy, since_ms: int, lost: int
+) -> None:
+    logs = make("2/hour")
+    logs.acquire(b"one", b"two", logs=["wide", "log"])
+    before = logs.members()[b"two"]
+    proxy.drop_reply(b"one", times=lost)
+    asked = logs.now()
+    through.settle([(ONE, timedelta(milliseconds=since_ms))])
+    answered = logs.now()
+    assert proxy.dropped == lost
+    for log in ("wide", "log"):
+        found = logs.members(log)
+        assert asked < found[b"one"] + since_ms <= answered + 1
+        assert found[b"two"] == before

@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from sqlalchemy import Engine, event
 
-from dispatcher.operations.doctor import Finding
+from dispatcher.operations.findings import Finding
 from dispatcher.redis.keys import SignKeys
 from dispatcher.store import Database
 from dispatcher.telemetry.liveness import Kind
@@ -38,7 +38,7 @@ from tests.support.examining import (
 )
 from tests.support.house import House, house_on
 from tests.support.house_fixtures import Build
-from tests.support.migrations import become_next_version
+from tests.support.migrations import HEAD, NEXT, REVISIONS, become_next_version
 from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
@@ -71,7 +71,7 @@ def test_a_sound_deployment_is_ok_and_looking_changes_nothing(house: House) -> N
     before = house.snapshot()
     found = examined(house, at_work=False)
     assert levels(found) == FSYNC_OFF[house.database.url.get_backend_name()]
-    assert len(found) == 39
+    assert len(found) == 43
     assert stops(house) == set()
     assert house.snapshot() == before
 
@@ -154,7 +154,7 @@ def test_parts_that_are_closed_stale_too_short_or_being_rebuilt(house: House) ->
     assert found.found.startswith("closed: shard 0, shard 1, shard 2; being rebuilt: shard 3.")
     house.redis.delete(keys[3].rebuild)
     house.open()
-    assert examined(house)["redis.complete"].found == "all 5 parts are complete"
+    assert examined(house)["redis.complete"].found == "all 8 parts are complete"
 
 
 def test_a_redis_that_is_away_is_one_error_and_stops_no_worker(lone: House) -> None:
@@ -182,7 +182,7 @@ def test_a_database_one_migration_behind_stops_the_worker(
     assert (found["store.migrations"].level, found["store.migrations"].stops_worker) == (
         ERROR, True,
     )  # fmt: skip
-    assert "at revision 0001; missing: 0002" in found["store.migrations"].found
+    assert f"at revision {HEAD}; missing: {NEXT}" in found["store.migrations"].found
     assert found["work.overdue"].level is SKIPPED
     assert stops(house) == {"store.migrations"}
 
@@ -190,7 +190,7 @@ def test_a_database_one_migration_behind_stops_the_worker(
 def test_a_database_without_tables_stops_the_worker(build: Build, empty_database_url: str) -> None:
     house = build(url=empty_database_url, clock=SystemClock(), opened=False)
     found = examined(house)
-    assert "without tables; missing: 0001" in found["store.migrations"].found
+    assert f"without tables; missing: {', '.join(REVISIONS)}" in found["store.migrations"].found
     assert found["store.indexes"].level is SKIPPED
     assert stops(house) == {"store.migrations"}
 
@@ -212,11 +212,12 @@ def test_a_dropped_index_of_the_sweep_is_warned_of(house: House) -> None:
 
 
 @on_postgres
-def test_without_the_unique_key_the_worker_does_not_start(house: House) -> None:
-    house.sql(
-        "ALTER TABLE dispatcher_messages DROP CONSTRAINT uq_dispatcher_messages_idempotency_key"
-    )
-    assert examined(house)["store.indexes"].level is ERROR
+def test_without_a_primary_key_the_worker_does_not_start(house: House) -> None:
+    key = "pk_dispatcher_idempotency_keys"
+    house.sql(f"ALTER TABLE dispatcher_idempotency_keys DROP CONSTRAINT {key}")
+    found = examined(house)["store.indexes"]
+    assert found.level is ERROR
+    assert key in found.found
     assert stops(house) == {"store.indexes"}
 
 
@@ -262,7 +263,8 @@ def test_a_database_that_is_away_is_one_error(house: House, tmp_path: Path) -> N
     )
     assert levels(found, "store") == {
         "store.answers": ERROR, "store.migrations": SKIPPED, "store.indexes": SKIPPED,
-        "store.durability": SKIPPED, "store.writes": SKIPPED,
+        "store.durability": SKIPPED, "store.writes": SKIPPED, "store.transactions": SKIPPED,
+        "store.dead_rows": SKIPPED, "store.replication": SKIPPED,
     }  # fmt: skip
     assert found["clock.store"].level is SKIPPED
 
@@ -452,7 +454,7 @@ def test_a_database_that_takes_no_rows_is_an_error(lone: House) -> None:
     finally:
         event.remove(Engine, "connect", full)
     assert found.level is ERROR
-    assert "every submit fails" in found.found.lower()
+    assert "SQLITE_FULL: no space is left. Every submit fails" in found.found
     assert examined(lone)["store.writes"].level is OK
     assert lone.snapshot().messages == before.messages
 

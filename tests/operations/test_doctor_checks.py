@@ -7,11 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from dispatcher.operations.doctor import Level, clock_checks, redis_checks, store_checks
-from dispatcher.operations.doctor.clock_checks import OF_STORE, Offset, measure
-from dispatcher.operations.doctor.doctor import Examination
-from dispatcher.operations.doctor.finding import Finding
-from dispatcher.operations.doctor.store_checks import StoreFacts
+from dispatcher.operations import server_checks
+from dispatcher.operations.findings import Examination, Finding, Level
+from dispatcher.operations.server_checks import Offset, StoreFacts, measure
 from dispatcher.reservation import ClusterFacts, RedisFacts
 from dispatcher.store import Durability, SchemaStanding
 from dispatcher.store.engines.mariadb import MariaDBEngine
@@ -20,6 +18,7 @@ from dispatcher.store.migrate import Obstacle
 from tests.support.clock import NOON, MovableClock
 
 SOUND = RedisFacts(
+    name="",
     version="7.2.4", valkey="", is_private=False, run_id="a", database=0, policy="noeviction",
     is_replica=False,
     failed_writes=(), has_log=True, has_snapshots=True, replicas=0, waits_for_replicas=False,
@@ -40,7 +39,7 @@ SECOND, MS = timedelta(seconds=1), timedelta(milliseconds=1)
     ],
 )
 def test_old_servers_stop_the_worker(version: str, level: Level) -> None:
-    found = redis_checks.version(replace(SOUND, version=version))
+    found = server_checks.redis_version(replace(SOUND, version=version))
     assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
 
 
@@ -63,33 +62,46 @@ def test_a_server_with_known_holes_is_warned_of_where_others_reach_it(
     version: str, valkey: str, level: Level
 ) -> None:
     facts = replace(SOUND, version=version, valkey=valkey)
-    assert redis_checks.vulnerabilities(facts).level is level
-    assert redis_checks.vulnerabilities(replace(facts, is_private=True)).level is Level.OK
+    assert server_checks.redis_vulnerabilities(facts).level is level
+    assert server_checks.redis_vulnerabilities(replace(facts, is_private=True)).level is Level.OK
 
 
 def test_a_disk_that_takes_no_writes() -> None:
-    found = redis_checks.writes(replace(SOUND, failed_writes=("log",)))
+    found = server_checks.redis_writes(replace(SOUND, failed_writes=("log",)))
     assert found.level is Level.ERROR
     assert "the last log could not be written" in found.found
     assert not found.stops_worker
 
 
 def test_a_server_that_does_not_tell_of_snapshots() -> None:
-    found = redis_checks.persistence(replace(SOUND, has_log=False, has_snapshots=None))
+    found = server_checks.redis_persistence(replace(SOUND, has_log=False, has_snapshots=None))
     assert found.level is Level.WARNING
     assert "does not tell" in found.found
 
 
 @pytest.mark.parametrize("nodes", [0, 2, 3])
-def test_a_cluster_of_several_nodes_stops_the_worker(nodes: int) -> None:
-    found = redis_checks.cluster(replace(SOUND, cluster=ClusterFacts(serves=True, nodes=nodes)))
-    assert found.stops_worker
+@pytest.mark.parametrize("all_nodes_asked", [True, False])
+def test_a_cluster_of_which_one_node_is_asked_stops_the_worker(
+    nodes: int, all_nodes_asked: bool
+) -> None:
+    cluster = ClusterFacts(serves=True, nodes=nodes, all_nodes_asked=all_nodes_asked)
+    assert server_checks.redis_cluster(replace(SOUND, cluster=cluster)).stops_worker is not (
+        all_nodes_asked
+    )
+
+
+def test_the_worst_of_several_servers_is_found_and_named() -> None:
+    checks = {each.name: each for each in server_checks.OF_REDIS}
+    servers = [replace(SOUND, name="a:1"), replace(SOUND, name="b:2", policy="allkeys-lru")]
+    found = checks["redis.eviction"](servers)
+    assert (found.level, found.stops_worker) == (Level.ERROR, True)
+    assert found.found.startswith("b:2: ")
 
 
 def test_tables_of_another_program_stop_the_worker() -> None:
     obstacle = Obstacle("it has dispatcher_messages", "set another table_prefix")
     standing = SchemaStanding(None, "0001", ("0001",), is_known=True, obstacle=obstacle)
-    found = store_checks.migrations(StoreFacts(standing, None, Durability({}, (), "")))
+    found = server_checks.store_migrations(StoreFacts(standing, None, Durability({}, (), "")))
     assert (found.level, found.stops_worker) == (Level.ERROR, True)
     assert (found.found, found.remedy) == (
         "the database cannot be migrated: it has dispatcher_messages", "set another table_prefix",
@@ -101,10 +113,10 @@ def test_a_postgres_that_is_durable() -> None:
     durable = {"fsync": "on", "synchronous_commit": "on"}
     judge = PostgreSQLEngine.durable.judge
     facts = StoreFacts(standing, (), judge(durable))
-    assert store_checks.durability(facts).level is Level.OK
+    assert server_checks.store_durability(facts).level is Level.OK
     for name in durable:
         asleep = facts._replace(durability=judge(durable | {name: "off"}))
-        assert store_checks.durability(asleep).level is Level.WARNING
+        assert server_checks.store_durability(asleep).level is Level.WARNING
 
 
 def test_a_mariadb_that_is_durable() -> None:
@@ -112,7 +124,7 @@ def test_a_mariadb_that_is_durable() -> None:
     name = "innodb_flush_log_at_trx_commit"
     for value, level in (("1", Level.OK), ("2", Level.WARNING), ("0", Level.WARNING)):
         facts = StoreFacts(standing, (), MariaDBEngine.durable.judge({name: value}))
-        assert store_checks.durability(facts).level is level
+        assert server_checks.store_durability(facts).level is level
 
 
 class Line:
@@ -178,13 +190,13 @@ def test_a_clock_that_is_set_while_it_is_measured_gives_the_narrowest_look() -> 
     ],
 )
 def test_clocks_are_judged_by_what_is_certain(least: int, most: int, level: Level) -> None:
-    found = OF_STORE(Offset(least * MS, most * MS))
+    found = server_checks.STORE_CLOCK(Offset(least * MS, most * MS))
     assert (found.level, found.stops_worker) == (level, level is Level.ERROR)
 
 
 def test_a_slow_line_is_not_a_wrong_clock() -> None:
     line = Line(0 * MS, 3 * SECOND, 3 * SECOND)
-    found = clock_checks.OF_REDIS(measure(line.ask, line.clock))
+    found = server_checks.REDIS_CLOCK(measure(line.ask, line.clock))
     assert found.level is Level.WARNING
     assert "took too long to tell" in found.found
     assert line.clock.now() > NOON

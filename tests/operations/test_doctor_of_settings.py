@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from dispatcher import Message, PermanentFailure, Settings
-from dispatcher.operations.doctor import Finding
+from dispatcher.operations.findings import Finding
 from dispatcher.times.clock import SystemClock
 from tests.support.examining import ERROR, OK, WARNING, examined, levels
 from tests.support.house import House
@@ -86,7 +86,7 @@ def test_a_mail_server_that_is_away(house: House) -> None:
 def test_a_mail_server_that_says_no_or_nothing(
     house: House, monkeypatch: pytest.MonkeyPatch, word: str, answer: str
 ) -> None:
-    monkeypatch.setattr("dispatcher.transports.smtp.transport._PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("dispatcher.transports.smtp._PROBE_SECONDS", 0.2)
     with ScriptedServer({word: answer, "HELO": answer}) as server:
         began = time.monotonic()
         found = looked_at(house, email=email(f"smtp://127.0.0.1:{server.port}"))

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import re
+import shutil
+import socket
+import subprocess
+from contextlib import ExitStack
 from dataclasses import replace
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from dispatcher.operations.doctor import redis_checks
-from dispatcher.operations.doctor.finding import Level
+from dispatcher import Settings
+from dispatcher.embedded import redis_server
+from dispatcher.operations import server_checks
+from dispatcher.operations.findings import Level
+from dispatcher.telemetry.prometheus import _Handler
 from tests.operations.test_doctor_checks import SOUND
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text("utf-8")
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
+FILE = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+CLUSTER = {name: each for name, each in SERVICES.items() if each.get("profiles") == ["cluster"]}
+NODES = {name: each for name, each in CLUSTER.items() if re.fullmatch(r"redis-\d", name)}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -43,7 +57,7 @@ def test_images_are_named_by_exact_versions() -> None:
     images |= set(
         re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     )
-    assert len(images) == 3
+    assert len(images) == 4
     for each in images:
         assert re.fullmatch(r"[a-z]+:\d+\.\d+(\.\d+)?(-slim-[a-z]+)?", each), each
 
@@ -53,4 +67,110 @@ def test_the_doctor_knows_no_vulnerability_of_the_redis_servers() -> None:
         name, _, version = service["image"].partition(":")
         if name == "redis":
             facts = replace(SOUND, version=version, valkey="", is_private=False)
-            assert redis_checks.vulnerabilities(facts).level is Level.OK, version
+            assert server_checks.redis_vulnerabilities(facts).level is Level.OK, version
+
+
+def test_the_small_deployment_needs_nothing_of_the_cluster() -> None:
+    small = SERVICES.keys() - CLUSTER.keys()
+    assert small == {"postgres", "redis", "broker", "migrate", "worker", "beat"}
+    for name in small:
+        assert not SERVICES[name].get("depends_on", {}).keys() & CLUSTER.keys(), name
+        assert "networks" not in SERVICES[name], name
+
+
+def test_a_service_of_the_cluster_waits_for_servers_that_there_are() -> None:
+    assert len(NODES) == 6
+    for name, each in CLUSTER.items():
+        assert {*each.get("depends_on", {})} <= SERVICES.keys(), name
+    assert CLUSTER["redis-cluster"]["depends_on"].keys() == NODES.keys()
+    named = {each.partition(":")[0] for node in NODES.values() for each in node["volumes"]}
+    assert named == NODES.keys() <= FILE["volumes"].keys(), "each node has data of its own"
+
+
+def test_the_nodes_are_joined_at_the_addresses_that_they_have() -> None:
+    network = FILE["networks"]["redis-cluster"]["ipam"]["config"][0]["subnet"]
+    held = [node["networks"]["redis-cluster"]["ipv4_address"] for node in NODES.values()]
+    joined = CLUSTER["redis-cluster"]["environment"]["NODES"].split()
+    assert joined == [f"{each}:6379" for each in held]
+    assert len(set(held)) == 6
+    assert all(ip_address(each) in ip_network(network) for each in held)
+
+
+def test_worker_and_beat_of_the_cluster_have_settings_that_there_are() -> None:
+    worker, beat = CLUSTER["cluster-worker"]["environment"], CLUSTER["cluster-beat"]["environment"]
+    assert worker == beat
+    fields = {name.removeprefix("DISPATCHER_").lower() for name in worker}
+    assert fields <= Settings.model_fields.keys()
+    assert worker["DISPATCHER_TABLE_SCHEMA"], "two Redis must not judge the messages of one store"
+    scheme, _, rest = worker["DISPATCHER_REDIS_URL"].partition("://")
+    hosts = rest.rpartition("@")[2].split(",")
+    assert scheme == "redis+cluster"
+    assert {each.removesuffix(":6379") for each in hosts} <= NODES.keys()
+    broker = worker["DISPATCHER_BROKER_URL"]
+    rabbitmq = CLUSTER["rabbitmq"]["environment"]
+    assert broker.startswith(f"amqp://{rabbitmq['RABBITMQ_DEFAULT_USER']}:")
+    assert broker.endswith(f"@rabbitmq:5672/{rabbitmq['RABBITMQ_DEFAULT_VHOST']}")
+    assert Settings.load().queue_type == "quorum"
+
+
+@pytest.mark.parametrize("name", ["worker", "beat", "cluster-worker", "cluster-beat"])
+def test_a_health_check_asks_a_path_and_a_port_that_answer(name: str) -> None:
+    given = {
+        name.removeprefix("DISPATCHER_").lower(): each
+        for name, each in SERVICES[name]["environment"].items()
+    }
+    assert given.keys() <= Settings.model_fields.keys()
+    command, _, program = SERVICES[name]["healthcheck"]["test"][1:]
+    assert command == "python"
+    compile(program, name, "exec")
+    asked = urlsplit(re.findall(r"http://[^\"]+", program)[0])
+    assert asked.port == int(given["metrics_port"])
+    assert asked.path in _Handler._ANSWERS
+    assert "metrics" in (ROOT / "Dockerfile").read_text("utf-8")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1]) % 40_000 + 10_000  # the bus listens 10,000 above
+
+
+@pytest.mark.long
+def test_the_nodes_start_by_their_options_and_are_joined_once(tmp_path: Path) -> None:
+    """The commands of the file, on this machine: with other ports, and without passwords."""
+    command = shutil.which(
+        "redis-cli", path=f"{Path(redis_server()).parent}:/usr/bin:/usr/local/bin"
+    )
+    if command is None:
+        pytest.skip("no redis-cli found")
+    options = [
+        word
+        for each in NODES["redis-1"]["command"][1:]
+        if not each.startswith(("--requirepass", "--masterauth", "--cluster-config-file", "--save"))
+        for word in each.split()
+    ]
+    assert {"--cluster-enabled", "--appendonly", "noeviction"} <= {*options}
+    script = CLUSTER["redis-cluster"]["command"][2].replace("$$", "$")
+    with ExitStack() as stack:
+        ports = [_free_port() for _ in NODES]
+        nodes = [
+            stack.enter_context(
+                RedisServer("--port", str(port), "--bind", "127.0.0.1", *options)
+            ).client()
+            for port in ports
+        ]
+        env = {
+            "PATH": f"{Path(command).parent}:/usr/bin:/bin",
+            "NODES": " ".join(f"127.0.0.1:{each}" for each in ports),
+        }
+        for _ in range(2):  # the second time it finds them joined
+            joining = ["sh", "-ec", script]
+            subprocess.run(joining, check=True, env=env, cwd=tmp_path, timeout=120)
+
+        def has_replica(node: Any) -> bool:
+            return int(node.info("replication")["connected_slaves"]) == 1
+
+        wait_until(lambda: sum(has_replica(node) for node in nodes) == 3)
+        for node in nodes:
+            stack.callback(node.close)
+            assert node.info("cluster")["cluster_enabled"] == 1

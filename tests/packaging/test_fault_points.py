@@ -54,6 +54,12 @@ def test_every_point_stands_in_the_code_once_and_is_known() -> None:
     assert named == Counter(POINTS)
 
 
+def test_every_point_is_named_in_a_test() -> None:
+    tests = Path(__file__).parents[1].rglob("test_*.py")
+    texts = "".join(each.read_text() for each in tests)
+    assert {point for point in POINTS if point not in texts} == set()
+
+
 def test_where_nothing_is_armed_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     App(Settings())

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dispatcher.cli import app, every_command
-from dispatcher.cli.commands import _COMMANDS
+from dispatcher.cli.app import COMMANDS
 
 HEAVY = frozenset({"alembic", "asyncio", "celery", "kombu", "pydantic", "redis", "sqlalchemy"})
 _RUN = """
@@ -44,7 +44,7 @@ def test_help_and_version_need_no_server_s_library(line: str) -> None:
 
 
 def test_the_list_of_commands_is_that_of_their_modules() -> None:
-    listed = {name: each.help for name, each in _COMMANDS.items()}
+    listed = {name: each.help for name, each in COMMANDS.items()}
     every = every_command().commands
     assert list(every) == list(listed)
     assert {name: (each.help or "").split("\n\n")[0] for name, each in every.items()} == listed

@@ -8,19 +8,26 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.errors import DispatcherError, IdempotencyConflict, NoPlace, QuotaExceeded
+from dispatcher.errors import DispatcherError, IdempotencyConflict, QuotaExceeded, SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Booked, Bulk, Request, Reservation, Submit, Terms
+from dispatcher.reservation import (
+    Booked,
+    Bulk,
+    Rebooked,
+    Request,
+    Reservation,
+    Submit,
+    Terms,
+)
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, counted
 from dispatcher.times.quiet_hours import Hours
-from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.limits import little_at_once
-from tests.support.reserving import Reserving, reserving
+from tests.support.reserving import Reserving, late_releases, reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
 
@@ -47,15 +54,23 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def wish(asked: int) -> dict[str, Any]:
+    """Return what one draft asks for that wants this time or none."""
+    plain = {"channel": "sms", "tenant": None, "room": 0, "quiet": None, "key": None}
+    return {"scope": "person 0", "asked": asked, **plain}
+
+
 def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[Request]:
     """Return what is asked for as requests of new messages."""
     found = []
     for number, each in enumerate(asked):
         further = {"tenant": each["tenant"]} if each["tenant"] else {}
         scopes = counted(kinds, scope=each["scope"], channel=each["channel"], scopes=further)
-        # Within a batch a key has one draft; an odd one is that of a twin under way.
+        # Within a batch a key has one draft; an odd one is that of a duplicate under way.
         key = each["key"]
-        submit = None if key is None else Submit(f"{number if key % 2 else f'twin {key}'}", "print")
+        submit = (
+            None if key is None else Submit(f"{number if key % 2 else f'duplicate {key}'}", "print")
+        )
         at = BASE + each["asked"]
         terms = Terms(scopes, quiet=each["quiet"])
         found.append(Request(new_id(), terms, at, at + each["room"], submit))
@@ -63,34 +78,32 @@ def requests(asked: Sequence[Mapping[str, Any]], kinds: Any) -> list[Request]:
 
 
 Names = dict[UUID, UUID]
-"""The ids that messages without a key have got on their way, and those that they began with."""
+"""The ids that messages have got on their way, and those that they began with."""
 
 
-def alone(real: Reserving, request: Request, names: Names) -> Booked | DispatcherError:
+def alone(real: Reserving, request: Request, names: Names) -> int | Reservation | DispatcherError:
     """Book one message as submit does."""
     try:
-        booking = real.windows.reserve(
-            request.message_id,
-            terms=request.terms,
-            send_at=from_ms(request.asked_ms),
-            latest=from_ms(request.latest_ms),
-            submit=request.submit,
-        )
-    except (NoPlace, IdempotencyConflict) as refused:
+        found = real.windows.book(request)
+    except (SlotRefused, IdempotencyConflict) as refused:
         return refused
-    return ours(request, Reservation(booking.message_id, to_ms(booking.send_at)), names)
+    return ours(request, found, names)
 
 
 def ours(
     request: Request, found: Booked | DispatcherError, names: Names
-) -> Booked | DispatcherError:
-    """Return when it is booked, or the place of its twin."""
+) -> int | Reservation | DispatcherError:
+    """Return when it is booked, or the place of its duplicate."""
+    own = request.message_id
+    if isinstance(found, Rebooked):
+        renewed, found = found
+        names[renewed.message_id] = own
+        own = renewed.message_id
     if not isinstance(found, Reservation):
         return found
-    if request.submit is None:
-        names[found.message_id] = request.message_id
-    is_ours = names.get(found.message_id, found.message_id) == request.message_id
-    return found.at_ms if is_ours else found
+    if found.message_id == own:
+        return found.at_ms
+    return found._replace(message_id=names.get(found.message_id, found.message_id))
 
 
 def seen(found: Booked | DispatcherError, names: Names) -> Any:
@@ -127,10 +140,10 @@ def windows(real: Reserving, names: Names) -> dict[bytes, list[Any]]:
 
 
 def booked_before(
-    real: Reserving, taken: Sequence[Request], twins: Sequence[Request], names: Names
+    real: Reserving, taken: Sequence[Request], duplicates: Sequence[Request], names: Names
 ) -> None:
-    """Let others stand in the way, and twins of some drafts be under way."""
-    for each in (*taken, *twins):
+    """Let others stand in the way, and duplicates of some drafts be under way."""
+    for each in (*taken, *duplicates):
         alone(real, each, names)
 
 
@@ -149,10 +162,10 @@ def compare(
         if each.submit and each.submit.key in keys:
             batch[place] = each._replace(submit=None)
         keys |= {each.submit.key} if each.submit else set()
-    twins = [
+    duplicates = [
         each._replace(message_id=new_id(), submit=Submit(each.submit.key, "print"))
         for each in batch
-        if each.submit and each.submit.key.startswith("twin")
+        if each.submit and each.submit.key.startswith("duplicate")
     ]
     sides = []
     for bulk in (True, False):
@@ -162,13 +175,15 @@ def compare(
         ) as real:
             real.open()
             names: Names = {}
-            booked_before(real, taken, twins, names)
+            booked_before(real, taken, duplicates, names)
+            repeat = late_releases(real)
             if bulk:
                 found = Bulk(real.windows).reserve(batch)
                 found = [ours(each, it, names) for each, it in zip(batch, found, strict=True)]
             else:
                 found = [alone(real, each, names) for each in batch]
             sides.append(([seen(each, names) for each in found], windows(real, names)))
+            repeat()
             left = list(real.client.scan_iter(match=f"{{{space}:*"))
             real.client.unlink(*left)
     assert sides[0] == sides[1]
@@ -197,10 +212,11 @@ def test_a_batch_comes_to_what_its_messages_come_to_one_by_one(
 
 @property_test
 @given(chosen=rules, before=st.lists(wishes(), max_size=6), asked=st.lists(wishes(), max_size=16))
+@example(chosen={PLAIN: [Quota(2, 2), Quota(1, 1)]}, before=[], asked=[*map(wish, (0, 1, 0, 0))])
 def test_so_it_does_where_a_script_may_do_little_and_few_steps_are_made(
     redis_server: RedisServer, chosen: Any, before: Any, asked: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(3))
+        monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(3))
         monkeypatch.setattr("dispatcher.reservation.bulk._MOST_STEPS", 2)
         compare(redis_server, 4, chosen, before, asked)

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatcher.errors import (
+    BatchRefused,
     DispatcherError,
     IdempotencyConflict,
     InvalidSendTime,
-    NoPlace,
     ReservationsUnavailable,
+    SlotRefused,
     TooLate,
 )
 from dispatcher.message import Message, Rejection, new_id
 from dispatcher.reservation import Submit
 from dispatcher.store import NewTime
+from dispatcher.submission import Result
 from dispatcher.submission.schedule import schedule
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support.all_windows import (
@@ -36,11 +38,23 @@ from tests.support.all_windows import (
 )
 from tests.support.clock import MovableClock
 from tests.support.house import FAR, House, house_on
-from tests.support.house_asks import QUIET, SETTINGS, asks, named, offsets, rooms
-from tests.support.house_checks import HouseChecks
-from tests.support.house_model import FAR_AWAY, Accepted, Ask, HouseModel, Orphan
+from tests.support.house_model import (
+    FAR_AWAY,
+    QUIET,
+    SETTINGS,
+    Accepted,
+    Ask,
+    Expected,
+    HouseModel,
+    Orphan,
+    asks,
+    named,
+    offsets,
+    rooms,
+)
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples
+from tests.support.zoned_model import is_quiet
 
 MINUTE = timedelta(minutes=1)
 LONG_PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -49,7 +63,14 @@ NEVER_CLOSED = precondition(lambda self: not self.model.closed)
 SOMETHING = precondition(lambda self: self.model.stored)
 
 
-class HouseMachine(HouseChecks, RuleBasedStateMachine):
+def agree(message: Message, accepted: Accepted) -> bool:
+    """Whether a message says what was accepted."""
+    expires = None if message.expires_at is None else to_ms(message.expires_at)
+    said = to_ms(message.send_at), expires, message.body["text"]
+    return said == (accepted.at, accepted.expires, accepted.text)
+
+
+class HouseMachine(RuleBasedStateMachine):
     """One house that all examples share, each on emptied servers."""
 
     house: House
@@ -58,6 +79,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     def begin(self) -> None:
         self.house.redis.flushall()
         self.house.sql("DELETE FROM dispatcher_messages")
+        self.house.sql("DELETE FROM dispatcher_idempotency_keys")
         self.house.open()
         self.house.moved.set_wall(FAR)
         self.model = HouseModel(self.house, {"memory": (QUIET,)}, to_ms(FAR))
@@ -224,7 +246,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     def die_between_reserve_and_commit(self, ask: Ask) -> None:
         if not isinstance(self.model.expected(ask), int):
             return
-        if self.model.twins(ask) in self.model.orphans:
+        if self.model.duplicates(ask) in self.model.orphans:
             return
         valid = schedule(
             ask.draft(self.model.start), settings=self.house.settings, now=self.house.clock.now()
@@ -236,7 +258,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         at = to_ms(booking.send_at)
         self.model.ledger.book(self.model.wish(ask).scopes, booking.message_id, at)
         if ask.key is not None:
-            self.model.orphans[self.model.twins(ask)] = Orphan(booking.message_id, ask)
+            self.model.orphans[self.model.duplicates(ask)] = Orphan(booking.message_id, ask)
 
     @NEVER_CLOSED
     @SOMETHING
@@ -245,7 +267,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
         message_id, accepted = self.pick(choice)
         asked = self.model.start + offset
         slot = self.model.slot(accepted.wish, asked, asked, message_id)
-        if not accepted.may_change or slot is NoPlace or asked == accepted.at:
+        if not accepted.may_change or slot is SlotRefused or asked == accepted.at:
             return
         moving = self.house.parts.windows.move(
             message_id, terms=accepted.wish.terms, send_at=from_ms(asked)
@@ -296,7 +318,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             number = choice % self.house.settings.shards
             self.house.redis.delete(shards(self.house)[number].epoch)
             self.model.closed = {number}
-            self.end_twins()
+            self.end_duplicates()
 
     @SOMETHING
     @rule(minutes=st.integers(1, 2))
@@ -317,7 +339,7 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
     @SOMETHING
     @rule()
     def reconcile_past_the_grace(self) -> None:
-        self.end_twins()
+        self.end_duplicates()
         for _ in range(4):
             let_graces_pass(self.house)
             self.reconcile()
@@ -347,14 +369,110 @@ class HouseMachine(HouseChecks, RuleBasedStateMachine):
             times = sorted(self.model.promised(scope).values())
             assert self.model.ledger.broken(scope, times) == []
 
+    # Whether what the house answers is what its model expects; and the model learns it.
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a batch is booked draft by draft, because all scopes share a shard."""
+        return self.model.house.settings.shards == 1
+
+    def check_message(self, ask: Ask, message: Message, expected: Expected) -> None:
+        if isinstance(expected, UUID):
+            assert message.id == expected
+            return
+        assert to_ms(message.send_at) == expected
+        orphan = self.model.orphans.get(self.model.duplicates(ask))
+        if orphan is not None:
+            assert message.id == orphan.message_id
+        self.model.accept(ask, message)
+        assert agree(message, self.model.stored[message.id])
+
+    def check_error(self, ask: Ask, error: DispatcherError, expected: Expected) -> None:
+        assert isinstance(expected, type)
+        assert isinstance(error, expected)
+        if isinstance(error, SlotRefused):
+            self.model.ledger.check(self.model.wish(ask), self.model.start + ask.offset, error)
+
+    def check_moved(self, message: Message, asked: int, latest: int) -> None:
+        accepted, at = self.model.stored[message.id], to_ms(message.send_at)
+        assert accepted.may_change
+        if asked == accepted.at:
+            assert at == asked
+        else:
+            assert not self.model.is_closed(accepted.wish)
+            assert at == self.model.slot(accepted.wish, asked, latest, message.id)
+            self.model.ledger.book(accepted.wish.scopes, message.id, at)
+        accepted.at = at
+        assert agree(message, accepted)
+
+    def check_not_moved(
+        self, message_id: UUID, asked: int, latest: int, error: DispatcherError
+    ) -> None:
+        accepted = self.model.stored[message_id]
+        if isinstance(error, TooLate):
+            assert not accepted.may_change
+        elif isinstance(error, ReservationsUnavailable):
+            assert self.model.is_closed(accepted.wish)
+        elif isinstance(error, InvalidSendTime):
+            assert asked < self.model.now or asked >= (accepted.expires or FAR_AWAY)
+        else:
+            assert isinstance(error, SlotRefused)
+            assert self.model.slot(accepted.wish, asked, latest, message_id) is SlotRefused
+            self.model.ledger.check(accepted.wish, asked, error, without=message_id)
+
+    def check_none_of_many(self, results: list[Result], expected: list[Expected]) -> None:
+        """A batch of which all or none was to be accepted, and was not."""
+        reasons = [each.error for each in results if isinstance(each, Rejection)]
+        assert not all(isinstance(each, BatchRefused) for each in reasons)
+        for wanted, result in zip(expected, results, strict=True):
+            if isinstance(wanted, UUID):
+                assert isinstance(result, Message)
+                assert result.id == wanted
+                continue
+            assert isinstance(result, Rejection)
+            if self.in_order and isinstance(wanted, type):
+                assert isinstance(result.error, wanted | BatchRefused)
+            elif self.in_order:
+                assert isinstance(result.error, BatchRefused)
+
+    def check_each_of_many(
+        self, some: list[Ask], results: list[Result], expected: list[Expected]
+    ) -> None:
+        for ask, wanted, result in zip(some, expected, results, strict=True):
+            if isinstance(result, Message) and isinstance(wanted, UUID):
+                assert result.id == wanted
+            elif isinstance(result, Message):
+                at, wish = to_ms(result.send_at), self.model.wish(ask)
+                assert self.model.start + ask.offset <= at <= self.model.latest(ask)
+                assert not is_quiet(wish.items, wish.zone, at)
+                assert wanted == at or not self.in_order
+                self.model.accept(ask, result)
+        for ask, wanted, result in zip(some, expected, results, strict=True):
+            if isinstance(result, Rejection):
+                self._check_refused_of_many(ask, result.error, wanted)
+
+    def _check_refused_of_many(self, ask: Ask, error: Exception, wanted: Expected) -> None:
+        """Fail unless a refused draft has no place even now that all others have theirs."""
+        if not isinstance(error, SlotRefused):
+            assert isinstance(wanted, type)
+            assert isinstance(error, wanted)
+            return
+        wish, asked = self.model.wish(ask), self.model.start + ask.offset
+        latest = self.model.latest(ask)
+        assert self.model.slot(wish, asked, latest) is SlotRefused
+        assert latest < to_ms(error.next_slot) <= self.model.ledger.slot(wish, asked)
+        if self.in_order:
+            assert wanted is SlotRefused
+            self.model.ledger.check_reason(wish, asked, error)
+
     def teardown(self) -> None:
         if hasattr(self, "model"):
             self.reconcile_past_the_grace()
             self.the_windows_are_the_model()
 
-    def end_twins(self) -> None:
+    def end_duplicates(self) -> None:
         """What is left of keyed submits that died ends."""
-        names = list(self.house.redis.scan_iter(match="*:twins:*"))
+        names = list(self.house.redis.scan_iter(match="*:duplicates:*"))
         if names:
             self.house.redis.delete(*names)
         self.model.orphans.clear()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dispatcher.quota import Quota
 from tests.support.large_windows import BASE, PATTERNS, Calls, Filled, lone
-from tests.support.packed_model import next_free
+from tests.support.model import next_free
 from tests.support.reserving import Reserving
 from tests.support.servers import RedisServer
 from tests.support.soak import examples
@@ -137,7 +137,7 @@ def test_a_long_quota_is_not_judged_anew_at_each_step_of_another(
 def test_one_call_counts_no_more_than_it_says(redis_session: RedisServer) -> None:
     """Each minute is taken, and four longer quotas are to be looked at for each: none blocks."""
     hours = [Quota(count, 60 * MINUTE) for count in (65, 70, 80, 100)]
-    minutes = [n * MINUTE for n in range(1_500)]
+    minutes = [n * MINUTE for n in range(5_000)]
     one = Filled(redis_session.url, [Quota(1, MINUTE), *hours], minutes)
     shards: Any = one.real.windows.shards
     run, made = shards._run, list[int]()

@@ -11,26 +11,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from dispatcher.limiters import (
-    GCRA,
-    Algorithm,
-    Concurrency,
-    CounterPerKey,
-    FixedWindow,
-    SlidingCounter,
-    SlidingList,
-    SlidingLog,
-    State,
-)
+from dispatcher.limiters import Algorithm, CoolDown, FixedWindow, State
 from dispatcher.times.periods import bounds
-from tests.support.limiter_models import (
-    CounterModel,
-    LogModel,
-    Model,
-    SpacingModel,
-    WindowModel,
-)
-from tests.support.limiters import MS, START_US, Clocked, clocked
+from tests.support.limiter_models import MODELS, Model, WindowModel
+from tests.support.limiters import COUNTED, MINUTE, MS, START_US, Clocked, clocked, exported_limits
 from tests.support.servers import RedisServer
 from tests.support.soak import SOAKING, examples
 
@@ -46,18 +30,18 @@ class AlignedModel(WindowModel):
 
 
 Pair = Callable[[int, int], tuple[Algorithm, Model]]
+
+
+def _pair(make: Callable[[int, timedelta], Algorithm], model: type[Model]) -> Pair:
+    return lambda n, ms: (make(n, ms * MS), model(n, ms))
+
+
 PAIRS: dict[str, Pair] = {
-    "FixedWindow": lambda n, ms: (FixedWindow(n, ms * MS), WindowModel(n, ms)),
-    "aligned": lambda n, ms: (
+    "AlignedWindow": lambda n, ms: (
         FixedWindow(n, max(ms // 1_000, 1) * 1_000 * MS, align=ZONE),
         AlignedModel(n, max(ms // 1_000, 1) * 1_000),
     ),
-    "CounterPerKey": lambda n, ms: (CounterPerKey(n, ms * MS), WindowModel(n, ms)),
-    "SlidingLog": lambda n, ms: (SlidingLog(n, ms * MS), LogModel(n, ms)),
-    "SlidingList": lambda n, ms: (SlidingList(n, ms * MS), LogModel(n, ms)),
-    "SlidingCounter": lambda n, ms: (SlidingCounter(n, ms * MS), CounterModel(n, ms)),
-    "GCRA": lambda n, ms: (GCRA(n, ms * MS, max_burst=n - 1), SpacingModel(n, ms)),
-    "Concurrency": lambda n, ms: (Concurrency(n, hold=ms * MS), LogModel(n, ms)),
+    **{name: _pair(COUNTED[name], model) for name, model in MODELS.items()},
 }
 
 
@@ -174,6 +158,12 @@ class Story(RuleBasedStateMachine):
         if wait:
             self.client.advance(min(wait, MS))
             assert self.limiter.peek("ada").allowed
+
+
+def test_every_limit_that_counts_has_a_model() -> None:
+    assert set(PAIRS) == set(COUNTED)
+    tried = {type(make(1, MINUTE)) for make in COUNTED.values()}
+    assert {*exported_limits()} - tried == {CoolDown}, "which counts nothing"
 
 
 @pytest.fixture(scope="module")

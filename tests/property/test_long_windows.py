@@ -1,13 +1,11 @@
-"""Scopes so full that one call of a script cannot reach the next slot."""
+"""Scopes so full that one call of a script cannot reach the next slot, or may just reach it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from uuid import UUID
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,92 +15,142 @@ from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
-from tests.support.reserving import Reserving, window
+from tests.support.reserving import Reserving, calls_of
 from tests.support.soak import examples
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
 LENGTH = 10
+SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
+QUOTAS = (Quota.parse("1/second"), Quota.parse("1000/day"))
+Opened = Callable[..., Reserving]
 
 
-@dataclass(frozen=True)
-class Packed:
-    """So many full groups, one length apart, with groups left out."""
-
-    count: int
-    groups: int
-    holes: frozenset[int]
-
-    @property
-    def members(self) -> list[int]:
-        return [
-            BASE + group * LENGTH
-            for group in range(self.groups)
-            if group not in self.holes
-            for _ in range(self.count)
-        ]
+def fill(real: Reserving, members: Sequence[int]) -> str:
+    """Put the members straight into the window of a fresh scope; return the scope."""
+    scope = str(new_id())
+    packed: dict[Any, int] = {new_id().bytes: time for time in members}
+    real.client.zadd(real.keys(scope).window(scope), packed)
+    return scope
 
 
-packed = st.builds(
-    Packed,
-    st.integers(1, 2),
-    st.integers(1_010, 1_300),
-    st.frozensets(st.integers(0, 1_299), max_size=3),
-)
-long_search = settings(
+def check(
+    real: Reserving, quotas: Sequence[Quota], members: Sequence[int], asked: int, room: int
+) -> None:
+    """Fail unless a scope with these members gives the slot that the rule says, and none before."""
+    rule = [(each.count, each.length_ms) for each in quotas]
+    assert not any(model.is_broken(members, quota) for quota in rule)
+    scope, message_id = fill(real, members), new_id()
+    slot, terms = model.next_slot(members, asked, rule), Terms.plain(scope)
+
+    def reserve(latest: int) -> int:
+        asked_at, until = from_ms(asked), from_ms(latest)
+        return to_ms(
+            real.windows.reserve(message_id, terms=terms, send_at=asked_at, latest=until).send_at
+        )
+
+    assert to_ms(real.windows.next_slot(terms, from_ms(asked))) == slot
+    for latest in (each for each in (asked, slot - 1, asked + room) if asked <= each < slot):
+        with pytest.raises(QuotaExceeded) as caught:
+            reserve(latest)
+        refusal, in_the_way = caught.value, real.members(scope)
+        assert to_ms(refusal.next_slot) == slot
+        times = [in_the_way[each] for each in refusal.conflicting]
+        assert (refusal.quota, len(times)) == (str(quotas[0]), quotas[0].count)
+        assert model.is_broken([*times, asked], rule[0])
+        assert message_id not in in_the_way
+    assert reserve(max(slot, asked + room)) == slot
+    assert real.members(scope)[message_id] == slot
+
+
+@st.composite
+def full_groups(draw: st.DrawFn) -> list[int]:
+    """Draw full groups of one or two, one length apart, with groups left out."""
+    holes = draw(st.frozensets(st.integers(0, 1_299), max_size=3))
+    count, groups = draw(st.integers(1, 2)), draw(st.integers(1_010, 1_300))
+    left = [BASE + group * LENGTH for group in range(groups) if group not in holes]
+    return sorted(left * count)
+
+
+@settings(
     max_examples=examples(40),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-def fill(real: Reserving, plan: Packed) -> str:
-    """Put the members straight into the window of a fresh scope; return the scope."""
-    scope = str(new_id())
-    members: dict[bytes, int] = {new_id().bytes: time for time in plan.members}
-    real.client.zadd(real.keys(scope).window(scope), members)
-    return scope
-
-
-@long_search
-@given(plan=packed, offset=st.integers(0, 40), room=st.integers(0, 15_000))
+@given(members=full_groups(), offset=st.integers(0, 40), room=st.integers(0, 15_000))
 def test_a_search_longer_than_one_call_finds_the_first_slot(
-    opened: Callable[..., Reserving], plan: Packed, offset: int, room: int
+    opened: Opened, members: list[int], offset: int, room: int
 ) -> None:
-    real = opened(Quota(plan.count, LENGTH))
-    scope, rule = fill(real, plan), [(plan.count, LENGTH)]
-    asked = BASE + offset
-    slot = model.next_slot(plan.members, asked, rule)
-
-    assert to_ms(real.windows.next_slot(Terms.plain(scope), from_ms(asked))) == slot
-
-    message_id = new_id()
-    if slot > asked:
-        with pytest.raises(QuotaExceeded) as refused:
-            real.windows.reserve(message_id, terms=Terms.plain(scope), send_at=from_ms(asked))
-        assert to_ms(refused.value.next_slot) == slot
-        check_conflicting(real.client, real.keys(scope).window(scope), refused.value, asked)
-
-    latest = from_ms(asked + room)
-    if slot > asked + room:
-        with pytest.raises(QuotaExceeded) as refused:
-            real.windows.reserve(
-                message_id, terms=Terms.plain(scope), send_at=from_ms(asked), latest=latest
-            )
-        assert to_ms(refused.value.next_slot) == slot
-        check_conflicting(real.client, real.keys(scope).window(scope), refused.value, asked)
-        assert message_id not in real.members(scope)
-    else:
-        booking = real.windows.reserve(
-            message_id, terms=Terms.plain(scope), send_at=from_ms(asked), latest=latest
-        )
-        assert to_ms(booking.send_at) == slot
-        assert real.members(scope)[message_id] == slot
+    quota = Quota(members.count(members[0]), LENGTH)
+    check(opened(quota), [quota], members, BASE + offset, room)
 
 
-def check_conflicting(client: redis.Redis, key: str, refusal: QuotaExceeded, asked: int) -> None:
-    members: dict[UUID, int] = window(client, key)
-    quota = Quota(len(refusal.conflicting), LENGTH)
-    times = [members[message_id] for message_id in refusal.conflicting]
-    assert str(quota) == refusal.quota
-    assert model.is_broken([*times, asked], (quota.count, quota.length_ms))
+def runs(*starts_and_counts: tuple[int, int]) -> list[int]:
+    """Members a second apart, so many from each start on."""
+    return sorted(
+        BASE + start + n * SECOND for start, count in starts_and_counts for n in range(count)
+    )
+
+
+PACKED: dict[str, list[int]] = {
+    "room for one in the day": runs((-23 * HOUR, 500), (0, 499), (23 * HOUR, 500)),
+    "no room left in the day": runs((-23 * HOUR, 400), (0, 600), (23 * HOUR, 400)),
+    "full days on both sides": runs((-20 * HOUR, 700), (4 * HOUR, 300), (5 * HOUR, 400)),
+    "two full days in a row": runs((0, 1_000), (DAY, 1_000)),
+    "room for one after a full row": runs((0, 999)),
+    "room for one after each of two full rows": runs((0, 999), (DAY, 999)),
+}
+"""Some 1,000 to 2,000 members that keep both a short and a long quota."""
+
+
+@pytest.mark.parametrize("members", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("offset", [0, 250 * SECOND + 7])
+def test_a_packed_scope_answers_as_the_rule_says(
+    opened: Opened, members: list[int], offset: int
+) -> None:
+    check(opened(*QUOTAS), QUOTAS, members, BASE + offset, 0)
+
+
+@pytest.fixture
+def real(opened: Opened) -> Reserving:
+    """Give windows whose scripts the server knows."""
+    real = opened(*QUOTAS)
+    real.windows.reserve(new_id(), terms=Terms.plain("warm"), send_at=from_ms(BASE))
+    real.windows.next_slot(Terms.plain("warm"), from_ms(BASE))
+    return real
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("room for one after a full row", 1, 1),
+        ("room for one after each of two full rows", 2, 1_000),
+    ],
+)
+def test_only_a_long_search_is_cut_into_several_calls(
+    real: Reserving, name: str, least: int, most: int
+) -> None:
+    terms, asked = Terms.plain(fill(real, PACKED[name])), from_ms(BASE)
+
+    def refused() -> None:
+        with pytest.raises(QuotaExceeded):
+            real.windows.reserve(new_id(), terms=terms, send_at=asked)
+
+    def shifted() -> None:
+        real.windows.reserve(new_id(), terms=terms, send_at=asked, latest=from_ms(BASE + DAY))
+
+    def searched() -> None:
+        real.windows.next_slot(terms, asked)
+
+    for action in (searched, refused, shifted):
+        assert least <= calls_of(real.client, action) <= most
+
+
+def test_what_fits_takes_one_call_also_in_a_packed_scope(real: Reserving) -> None:
+    terms = Terms.plain(fill(real, PACKED["room for one in the day"]))
+    free = from_ms(BASE + 499 * SECOND)
+
+    def book() -> None:
+        real.windows.reserve(new_id(), terms=terms, send_at=free)
+
+    assert calls_of(real.client, book) == 1

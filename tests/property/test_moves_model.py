@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.movers import Moves
-from tests.support.moves_house import House, Turns
-from tests.support.moves_model import LAYOUTS, Protocol, Scripts
-from tests.support.moves_search import Search
+from tests.support.moves_model import LAYOUTS, Moves, Protocol, Scripts
+from tests.support.moves_search import House, Search, Turns
 
 ONE, PAIR, TWO, TWICE = "one window", "two windows of a group", "two shards", "own shard twice"
 

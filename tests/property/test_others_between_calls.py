@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.errors import NoPlace
+from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
@@ -72,7 +72,7 @@ class Crowd:
             found = self.real.windows.reserve(
                 message_id, terms=terms, send_at=from_ms(asked), latest=from_ms(latest)
             )
-        except NoPlace:
+        except SlotRefused:
             return
         self.booked[message_id] = (to_ms(found.send_at), terms)
 
@@ -89,7 +89,7 @@ def test_no_quota_is_broken(redis_session: RedisServer, monkeypatch: pytest.Monk
     for seed in range(examples(40)):
         roll = Random(seed)  # noqa: S311 - no secret
         little = little_at_once(roll.choice([0, 3, 9, 40]))
-        monkeypatch.setattr("dispatcher.reservation.shards.source", little)
+        monkeypatch.setattr("dispatcher.reservation.shards.script", little)
         crowd = Crowd(redis_session.url, roll)
         with crowd.real:
             for _ in range(4 * crowd.size):

@@ -150,7 +150,7 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule()
     def confirm_everything(self) -> None:
         upkeep = cast("Reserving", self.real).upkeep
-        found = upkeep.unconfirmed(older_than=timedelta(0), at_most=1_000)
+        found = upkeep.unconfirmed(older_than=timedelta(0), limit=1_000)
         assert {each.message_id for each in found} == self.unconfirmed
         times = {message_id: from_ms(at) for message_id, at in self.booked.items()}
         assert upkeep.confirm(found, stored(times)) == 0
@@ -201,7 +201,7 @@ def test_windows_do_what_the_model_does(
     examples: int,
 ) -> None:
     if most_read is not None:
-        monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(most_read))
+        monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
 
     class Machine(WindowsMachine):
         url = redis_server.url

@@ -1,17 +1,28 @@
-"""One scope, one client: what is booked, kept, refused and given back."""
+"""One scope: what is booked, kept, refused, given back, by one client and by eight processes."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded
+from dispatcher.errors import QuietHours, QuotaExceeded
 from dispatcher.message import new_id
-from dispatcher.reservation import Terms
+from dispatcher.quota import CalendarQuota, Quota, parse_quota
+from dispatcher.reservation import Bulk, Request, Submit, Terms
 from dispatcher.reservation.upkeep import KEEP_MS
-from tests.support.reserving import Reserving, pending, stored, times_of
+from dispatcher.scope import plain
+from dispatcher.times.quiet_hours import Hours
+from dispatcher.times.send_time import from_ms
+from tests.support import model
+from tests.support.processes import in_processes
+from tests.support.reserving import Reserving, calls_of, ms, pending, reserving, stored, times_of
+from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -37,14 +48,14 @@ def test_times_exactly_one_length_apart_fit(opened: Opened) -> None:
 def test_a_refusal_leaves_no_trace(opened: Opened) -> None:
     real = opened()
     real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    before = {key: real.client.dump(key) for key in real.client.keys("*")}
+    before = real.dump()
     with pytest.raises(QuotaExceeded):
         real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     with pytest.raises(QuotaExceeded):
         real.windows.reserve(
             new_id(), terms=Terms.plain("ann"), send_at=NOON, latest=NOON + timedelta(seconds=59)
         )
-    assert {key: real.client.dump(key) for key in real.client.keys("*")} == before
+    assert real.dump() == before
 
 
 def test_scopes_do_not_touch_each_other(opened: Opened) -> None:
@@ -60,6 +71,37 @@ def test_a_cancelled_place_is_free_at_once(opened: Opened) -> None:
     real.windows.release(first.message_id, Terms.plain("ann"))
     assert pending(real.client, real.keys("ann")) == set()
     real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+
+
+def test_a_full_stretch_is_left_without_a_step_for_each_message_in_it(opened: Opened) -> None:
+    """The messages of a campaign that one quota spreads would else take longer and longer."""
+    real = opened(Quota(2, 1_000))
+    full = {n.to_bytes(16, "big"): ms(NOON) + n // 2 * 1_000 for n in range(2_000)}
+    real.client.zadd(real.keys("ann").window("ann"), full)
+    found = []
+
+    def book() -> None:
+        latest = NOON + timedelta(hours=1)
+        found.append(
+            real.windows.reserve(
+                new_id(), terms=Terms.plain("ann"), send_at=NOON, latest=latest
+            ).send_at
+        )
+
+    assert calls_of(real.client, book, "zcount", "zrangebyscore") < 50
+    assert found == [NOON + timedelta(seconds=1_000)]
+
+
+def test_messages_of_a_campaign_do_not_search_the_same_stretch_again(opened: Opened) -> None:
+    """A script ends when it has read much, so a search for each would take a call for each."""
+    real = opened(Quota(1, 1_000))
+    full = {n.to_bytes(16, "big"): ms(NOON) + n * 1_000 for n in range(1_000)}
+    real.client.zadd(real.keys("ann").window("ann"), full)
+    latest = ms(NOON + timedelta(hours=1))
+    campaign = [Request(new_id(), Terms.plain("ann"), ms(NOON), latest) for _ in range(200)]
+    found: list[object] = []
+    assert calls_of(real.client, lambda: found.extend(Bulk(real.windows).reserve(campaign))) < 20
+    assert found == [ms(NOON) + n * 1_000 for n in range(1_000, 1_200)]
 
 
 def test_a_latest_time_before_the_one_asked_for_means_no_shift(opened: Opened) -> None:
@@ -87,7 +129,7 @@ def test_a_reservation_waits_for_the_store_to_confirm_it(opened: Opened) -> None
 
 def confirm(real: Reserving) -> None:
     """Do what the sweep does when the store knows everything."""
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     assert real.upkeep.confirm(found, stored(times_of(real, found))) == 0
 
 
@@ -144,3 +186,160 @@ def test_members_that_count_no_more_are_trimmed(opened: Opened) -> None:
     booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     confirm(real)
     assert set(real.members("ann")) == {recent, booking.message_id}
+
+
+# Names and keys of any characters are booked as they are.
+
+
+LATER = datetime(2100, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("name", ["ann", "änn", "a\r\n$1\r\nb", "\0", "🦊" * 9])
+@pytest.mark.parametrize("submit", [None, Submit("kéy\r\n", "fingerprint")])
+def test_a_message_is_booked_whatever_its_scope_and_key(
+    opened: Opened, name: str, submit: Submit | None
+) -> None:
+    real = opened()
+    first, second = new_id(), new_id()
+    terms = Terms.plain(name)
+    real.windows.reserve(first, terms=terms, send_at=NOON, submit=submit)
+    assert real.members(name) == {first: ms(NOON)}
+    duplicate = real.windows.reserve(second, terms=terms, send_at=NOON, submit=submit, latest=LATER)
+    if submit is None:
+        assert set(real.members(name)) == {first, second}
+    else:
+        assert duplicate.message_id == first, "its key is the same to both"
+
+
+# The picture in docs/reservation.md is what the windows really do.
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reservation.md"
+NINE = datetime(2100, 1, 1, 9, tzinfo=UTC)
+COLUMN = timedelta(minutes=5)
+TERMS = Terms.plain("ann")
+
+
+def rows(ending: str) -> list[str]:
+    """Return the rows of the two pictures that end with that word."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    return [line.split()[0] for line in lines if line.endswith(f"    {ending}")]
+
+
+def test_the_worked_picture_is_true(opened: Callable[..., Reserving]) -> None:
+    real = opened(Quota(2, 3_600_000))
+    booked, blocked = rows("booked"), rows("blocked")
+    assert len(booked) == len(blocked) == 2
+    there: set[int] = set()
+    for taken, closed in zip(booked, blocked, strict=True):
+        columns = {place for place, mark in enumerate(taken) if mark == "█"}
+        for place in columns - there:
+            real.windows.reserve(new_id(), terms=TERMS, send_at=NINE + place * COLUMN)
+        there = columns
+        times = [NINE + place * COLUMN for place in range(len(closed))]
+        fits = [real.windows.next_slot(TERMS, time) == time for time in times]
+        assert "".join("·" if fit else "░" for fit in fits) == closed
+    assert real.windows.next_slot(TERMS, NINE + timedelta(minutes=30)) == NINE + 36 * COLUMN
+
+
+# Real processes that book in one scope at the same time.
+
+
+BASE = 4_102_444_800_000  # 2100-01-01, ms
+QUOTAS = (Quota(1, 50), Quota(4, 400), Quota(12, 2_000))
+SPAN = 20_000
+TRIES = 250
+PROCESSES = 8
+
+
+def hammer(gate: Any, seed: int, url: str) -> tuple[int, int, int]:
+    """Book, shift and cancel at random; return how many were booked, refused and cancelled."""
+    roll = random.Random(seed)  # noqa: S311 - not for secrets
+    booked = refused = cancelled = 0
+    with reserving(url, QUOTAS) as real:
+        gate.wait(60)
+        for _ in range(TRIES):
+            asked = from_ms(BASE + roll.randrange(SPAN))
+            shift = asked + timedelta(milliseconds=300) if roll.random() < 0.3 else None
+            try:
+                booking = real.windows.reserve(
+                    new_id(), terms=Terms.plain("crowd"), send_at=asked, latest=shift
+                )
+            except QuotaExceeded:
+                refused += 1
+                continue
+            booked += 1
+            if roll.random() < 0.2:
+                real.windows.release(booking.message_id, Terms.plain("crowd"))
+                cancelled += 1
+    return booked, refused, cancelled
+
+
+def test_eight_processes_on_one_scope_break_no_quota(redis_server: RedisServer) -> None:
+    with reserving(redis_server.url, QUOTAS) as real:
+        real.open()
+        counts = in_processes(PROCESSES, hammer, redis_server.url)
+        booked, refused, cancelled = (sum(column) for column in zip(*counts, strict=True))
+        members = real.members("crowd")
+        assert len(members) == booked - cancelled
+        assert pending(real.client, real.keys("crowd")) == set(members)
+        for quota in QUOTAS:
+            assert not model.is_broken(members.values(), (quota.count, quota.length_ms))
+        assert booked > 0
+        assert refused > 0
+
+
+# A search that leaps from one rare open time to the next computes what lies there.
+
+
+ZONE = "Europe/Berlin"
+CLOSED = Hours.parse("sun 02:30-02:31").complement
+RARE = Terms((plain("ada"),), ZONE, CLOSED)
+START = datetime(2030, 1, 1, tzinfo=UTC)
+WEEKS = 262
+
+
+def openings() -> list[datetime]:
+    """Return the instants at which the clocks show half past two on a Sunday, both in autumn."""
+    local = [datetime(2030, 1, 6, 2, 30) + timedelta(weeks=n) for n in range(WEEKS)]  # noqa: DTZ001
+    instants = {
+        each.replace(tzinfo=ZoneInfo(ZONE), fold=fold).astimezone(UTC)
+        for each in local
+        for fold in (0, 1)
+    }
+    shown = {each: each.astimezone(ZoneInfo(ZONE)) for each in instants}
+    return sorted(each for each in instants if (shown[each].hour, shown[each].minute) == (2, 30))
+
+
+@pytest.mark.parametrize("quota", ["1/minute in local", "1/minute"])
+def test_a_shift_over_five_years_of_open_minutes_takes_few_calls(
+    opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch, quota: str
+) -> None:
+    real = opened(parse_quota(quota))
+    *taken, last = openings()
+    assert last - START > timedelta(days=5 * 365)
+    real.client.zadd(real.keys("ada").window("ada"), {new_id().bytes: ms(each) for each in taken})
+    with pytest.raises(QuietHours) as refused:
+        real.windows.reserve(new_id(), terms=RARE, send_at=START)
+    assert refused.value.next_slot == last
+    computed = 0
+    bounds = CalendarQuota.bounds
+
+    def counted(*given: Any) -> tuple[int, ...]:
+        nonlocal computed
+        computed += 1
+        return bounds(*given)
+
+    monkeypatch.setattr(CalendarQuota, "bounds", counted)
+    found: list[datetime] = []
+    calls = calls_of(
+        real.client,
+        lambda: found.append(
+            real.windows.reserve(
+                new_id(), terms=RARE, send_at=START, latest=START + timedelta(days=3_000)
+            ).send_at
+        ),
+    )
+    assert found == [last]
+    assert calls <= 40
+    assert computed <= 2 * WEEKS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -10,27 +11,20 @@ import pytest
 
 from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
-from dispatcher.reservation import Bulk, Request, Terms
+from dispatcher.quota import CalendarQuota, Quota
+from dispatcher.redis.keys import ShardKeys
+from dispatcher.reservation import Bulk, Request, Terms, arguments
+from dispatcher.reservation.arguments import Arguments
+from dispatcher.reservation.booking import Leg, LegRequest
+from dispatcher.reservation.terms import Rules
+from dispatcher.scope import PLAIN, Scope
+from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.send_time import to_ms
 from tests.support.proxy import Proxy
-from tests.support.reserving import Reserving, reserving
-from tests.support.servers import RedisServer
+from tests.support.reserving import Reserving
 
 NOON = to_ms(datetime(2100, 1, 1, 12, tzinfo=UTC))
 PEOPLE = [f"to {number}" for number in range(40)]
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as line:
-        yield line
-
-
-@pytest.fixture
-def through(proxy: Proxy) -> Iterator[Reserving]:
-    with reserving(f"redis://127.0.0.1:{proxy.port}", retries=3, timeout=1.0) as real:
-        real.open()
-        yield real
 
 
 def requests(at_ms: int = NOON) -> list[Request]:
@@ -112,3 +106,59 @@ def test_no_connection_is_lost_whatever_happens_to_the_replies(
         bulk.reserve(requests())
     pool = cast(Any, through.client.connection_pool)
     assert not pool._in_use_connections
+
+
+# What scripts are told, in the form in which it is sent.
+
+
+SIGNALLED = """
+import signal
+import hiredis
+from dispatcher.message import new_id
+from dispatcher.quota import Quota
+from dispatcher.redis.keys import ShardKeys
+from dispatcher.redis.scripts import _command
+from dispatcher.reservation.arguments import Arguments
+from dispatcher.reservation.booking import Leg, LegRequest
+from dispatcher.reservation.terms import Rules, Terms
+from dispatcher.scope import PLAIN
+
+def stop(*_):
+    raise TimeoutError
+
+terms = Terms.plain("ada")
+leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
+asked = [LegRequest(leg, new_id(), at_ms, at_ms + 1) for at_ms in range(10**12, 10**12 + 5_000)]
+names, words = Arguments(Rules({PLAIN: [Quota(1, 60_000)]}), 60_000).reserve(asked)
+signal.signal(signal.SIGALRM, stop)
+for _ in range(100):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        while True:
+            hiredis.pack_command(tuple(_command("EVALSHA", "sha", names, words)))
+    except TimeoutError:
+        pass
+"""
+
+
+def test_a_signal_that_raises_while_words_are_packed_does_not_end_the_process() -> None:
+    child = subprocess.run([sys.executable, "-c", SIGNALLED], check=False, timeout=60)
+    assert child.returncode == 0
+
+
+def test_what_depends_on_a_time_is_not_kept_for_later_calls() -> None:
+    """A batch may have hundreds of different periods, and none may ever be asked for again."""
+    rules = Rules({PLAIN: [CalendarQuota(10, "day", None)], "rolling": [Quota(7, 61_003)]})
+    asked = Arguments(rules, 60_000)
+    rolling = Terms((Scope("rolling", "ada", "ada"),))
+    before = arguments._encoded_once.cache_info().misses
+    for each in (Terms.plain("ada"), rolling._replace(quiet=Hours.parse("22:00-08:00"))):
+        asked.reserve([_request(rolling), _request(each)])
+    assert arguments._encoded_once.cache_info().misses == before
+    asked.reserve([_request(rolling)])
+    assert arguments._encoded_once.cache_info().misses == before + 1
+
+
+def _request(terms: Terms) -> LegRequest:
+    leg = Leg(ShardKeys("test", 0), terms, terms.scopes)
+    return LegRequest(leg, new_id(), 10**12, 10**12)

@@ -3,53 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher import Draft, Message, QuotaExceeded, Status
-from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
+from dispatcher import Draft, LimitersUnavailable, Message, QuotaExceeded, Status
+from dispatcher.limiters import Permit
+from dispatcher.message import new_id
+from dispatcher.operations.findings import Level
+from dispatcher.redis.keys import PermitKeys, ShardKeys, line_of, room_of, shard_of
 from tests.support.all_windows import let_graces_pass, promised, windows_of
 from tests.support.callers import callers_engine
-from tests.support.cluster import cluster_of_one
-from tests.support.house import BODY, House, hour_ago, house_on
+from tests.support.cluster import Member, cluster_of_one, three_masters
+from tests.support.examining import examined, levels
+from tests.support.house import BODY, Gate, House, hour_ago, house_on
 from tests.support.servers import RedisServer
 
+SHARDS = 64
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+LIMIT = 100
 SETTINGS: dict[str, Any] = {
     "channels": {
         "memory": {
             "transport": "memory",
             "quotas": ["3/minute"],
             "recipient_quotas": ["9/hour"],
-            "limits": ["100/minute"],
+            "limits": [f"{LIMIT}/minute"],
         }
     },
     "scopes": {"tenant": {"quotas": ["100/day in Europe/Berlin"]}},
-    "shards": 16,
+    "shards": SHARDS,
 }
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RedisServer]:
-    """One Redis that is a cluster of its own and serves all 16384 slots."""
-    with cluster_of_one() as (server, _):
-        yield server
+@dataclass(frozen=True)
+class Gates:
+    """Where windows and permits lie, and the servers that this is made of."""
+
+    gate: Gate
+    nodes: Sequence[Member]
+
+
+@pytest.fixture(
+    scope="module",
+    params=["one node", pytest.param("three masters", marks=pytest.mark.long)],
+)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Gates]:
+    """One Redis that is a cluster of its own, by the client of a server; or a real cluster."""
+    if request.param == "one node":
+        with cluster_of_one() as (server, _):
+            yield Gates(server, [server])
+    else:
+        with three_masters() as found:
+            yield Gates(found, found.nodes)
 
 
 @pytest.fixture
-def house(cluster: RedisServer, redis_server: RedisServer, sqlite_url: str) -> Iterator[House]:
+def house(cluster: Gates, redis_server: RedisServer, sqlite_url: str) -> Iterator[House]:
     """Give a house whose windows and permits lie in the cluster; its broker is another Redis."""
-    with cluster.client() as client:
-        client.flushall()
-        client.config_resetstat()
-    broker = f"redis+socket://{redis_server.socket}?virtual_host=1"
-    with house_on(cluster, sqlite_url, broker_url=broker, clock=hour_ago(), **SETTINGS) as built:
+    with house_in(cluster, redis_server, sqlite_url) as built:
         yield built
-        # Some errors of Redis are only logged, and the sweep makes them good.
-        assert "errorstat_CROSSSLOT" not in built.redis.info("errorstats")
+
+
+@contextmanager
+def house_in(cluster: Gates, broker: RedisServer, url: str) -> Iterator[House]:
+    for node in cluster.nodes:
+        node.command("CONFIG", "RESETSTAT")
+        if node.is_master:
+            node.command("FLUSHALL")
+    with house_on(broker, url, gate=cluster.gate, clock=hour_ago(), **SETTINGS) as built:
+        yield built
+    # Some errors of Redis are only logged, and the sweep makes them good.
+    for node in cluster.nodes:
+        assert "errorstat_CROSSSLOT" not in node.ask(lambda client: client.info("errorstats"))
 
 
 @pytest.fixture
@@ -60,17 +90,21 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def test_keys_that_a_script_touches_share_a_slot(cluster: RedisServer) -> None:
-    with cluster.client() as client:
+def test_keys_that_a_script_touches_share_a_slot(cluster: Gates) -> None:
+    with cluster.nodes[0].client() as client:
         for keys in (ShardKeys("house", 3), ShardKeys("house", 15)):
             names = [
-                keys.pending, keys.epoch, keys.rebuild, keys.window("ada"), keys.twins("key"),
+                keys.pending, keys.epoch, keys.rebuild, keys.window("ada"), keys.duplicates("key"),
                 keys.window("acme", "tenant"),
             ]  # fmt: skip
             assert len({client.execute_command("CLUSTER KEYSLOT", name) for name in names}) == 1
-        permits = PermitKeys("house")
-        names = [permits.epoch, permits.scope("ada"), permits.channel("sms")]
-        assert len({client.execute_command("CLUSTER KEYSLOT", name) for name in names}) == 1
+        for permits in (PermitKeys("house", 3), PermitKeys("house", 15)):
+            logs = [permits.scope("ada"), permits.channel("sms")]
+            names = [
+                *logs, *map(line_of, logs), *map(room_of, logs), permits.epoch, permits.rebuild,
+                permits.room, permits.closing("sms"),
+            ]  # fmt: skip
+            assert len({client.execute_command("CLUSTER KEYSLOT", name) for name in names}) == 1
 
 
 def test_submits_count_against_several_scopes(house: House) -> None:
@@ -113,13 +147,12 @@ def test_lost_windows_are_rebuilt(house: House) -> None:
 
 
 def test_another_number_of_shards_takes_every_epoch_back(
-    house: House, cluster: RedisServer, sqlite_url: str
+    house: House, cluster: Gates, redis_server: RedisServer, sqlite_url: str
 ) -> None:
     message = house.submit(send_in=2 * HOUR)
-    broker = house.settings.broker_url
-    changed = SETTINGS | {"shards": 5}
+    changed = SETTINGS | {"shards": SHARDS + 1}
     with house_on(
-        cluster, sqlite_url, broker_url=broker, clock=hour_ago(), opened=False, **changed
+        redis_server, sqlite_url, gate=cluster.gate, clock=hour_ago(), opened=False, **changed
     ) as other:
         other.parts.reconciler.reconcile(settle=timedelta(0))
         assert set(other.members()) == {message.id}
@@ -170,9 +203,9 @@ def submit_many(house: House, booked: Sequence[Message]) -> None:
     drafts = drafts_of(20)
     for atomic in (False, True):
         results = house.dispatcher.submit_many(drafts, atomic=atomic)
-        assert [each for each in results if isinstance(each, Message)] == [
-            *house.dispatcher.select()
-        ][::-1]
+        ids = [each.id for each in results if isinstance(each, Message)]
+        assert len(ids) == len(drafts)
+        assert sorted(ids, reverse=True) == [each.id for each in house.dispatcher.select()]
 
 
 def next_slot(house: House, booked: Sequence[Message]) -> None:
@@ -225,34 +258,109 @@ def duties_of_the_sweep(house: House, booked: Sequence[Message]) -> None:
     assert sweep.prune() == 2
 
 
+def close_permits(house: House, *names: str) -> int:
+    """Take back the epochs of the permit logs of scopes or channels; return how many they were."""
+    return sum(house.redis.delete(keys.epoch) for keys in set(map(house.permit_keys, names)))
+
+
 def deliver(house: House, booked: Sequence[Message]) -> None:
     now = [house.submit(name, send_in=timedelta(0), on_conflict="shift") for name in PEOPLE]
     late = house.submit(send_in=MINUTE)
     assert house.deliver(*now, late) == len(now)
     assert house.again(late).status is Status.SCHEDULED
     assert house.again(late).next_attempt_at > house.database_time()
-    house.redis.delete(PermitKeys("house").epoch)
+    close_permits(house, "ada", "memory")
     house.parts.reconciler.reconcile(settle=timedelta(0))
     assert len(house.permits()) == 1
+
+
+def looks(house: House, booked: Sequence[Message]) -> None:
+    """What operators look at: doctor, status, ranking, figures for metrics."""
+    found = examined(house)
+    # What it warns of is about these servers, and not about a cluster of them.
+    assert levels(found, "redis.").keys() <= {"redis.replicas", "redis.vulnerabilities"}
+    assert found["redis.cluster"].level is Level.OK
+    assert found["redis.complete"].found.endswith("parts are complete")
+    seen = house.dispatcher.status()
+    assert seen.silence is None
+    assert seen.total(Status.SCHEDULED) == len(booked)
+    assert [each.name for each in seen.workers or ()] == ["somebody"]
+    [top] = house.dispatcher.top("channel").tops
+    assert (top.messages, top.fullest and top.fullest.fill) == (len(booked), 1.0)
+    assert house.parts.overviews.vitals().workers == 1
+
+
+def permits(house: House, booked: Sequence[Message]) -> None:
+    """Grant, refuse, close, give back and rebuild what lies in the shards of many scopes."""
+    people = [f"person {n}" for n in range(2 * LIMIT)]
+    shards = {shard_of(name, 16) for name in (*people, "memory")}
+    assert len(shards) == 16
+    taken = [Permit(new_id(), 1, name, "memory") for name in people]
+    ask = house.parts.permits.acquire
+    answers = ask(taken, hold=MINUTE)
+    granted = [each for each, answer in zip(taken, answers, strict=True) if answer.allowed]
+    assert granted == taken[:LIMIT]
+    assert {name for name in people if house.permits(name)} == {each.scope for each in granted}
+
+    house.parts.permits.settle([(each, timedelta(0)) for each in granted[:9]])
+    house.parts.permits.extend(granted[9:], hold=HOUR)
+    house.parts.permits.give_back(granted[9:])
+    assert [name for name in people if house.permits(name)] == [each.scope for each in granted[:9]]
+    waiting = house.parts.permits.waiting(logs=9, each=9)
+    log = house.permit_keys("memory").channel("memory")
+    assert len(waiting.pop(log)) == 9
+    assert not any(waiting.values()), "no message waits for a scope"
+    house.parts.permits.called({log: []}, set())
+
+    house.parts.permits.close("memory", MINUTE)
+    assert not any(answer.allowed for answer in ask(granted[9:12], hold=MINUTE))
+    house.redis.delete(house.permit_keys("memory").closing("memory"))
+    [fill] = vars(house.parts.overviews)["_fills"].read()
+    assert fill.limits[0].used == 9
+
+    closed = close_permits(house, people[0], people[1], "memory")
+    with pytest.raises(LimitersUnavailable):
+        ask(taken, hold=MINUTE)
+    house.parts.permits.give_back(taken)
+    assert house.parts.reconciler.reconcile(settle=timedelta(0)).rebuilt == closed
+    assert any(answer.allowed for answer in ask(taken, hold=MINUTE))
+    house.parts.permits.give_back(taken)
 
 
 ACTIONS: Mapping[str, Callable[[House, Sequence[Message]], None]] = {
     each.__name__: each
     for each in (
         verify, rebuild, timeline, plan, submit_many, next_slot, reschedule, cancel,
-        in_a_transaction, duties_of_the_sweep, deliver,
+        in_a_transaction, duties_of_the_sweep, deliver, looks, permits,
     )
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_no_action_crosses_slots(house: House, action: str) -> None:
-    shards = {shard_of(home, 16) for home in (*PEOPLE, "@channel.memory", "@tenant:acme")}
+    shards = {shard_of(home, SHARDS) for home in (*PEOPLE, "@channel.memory", "@tenant:acme")}
     assert len(shards) == 2 + len(PEOPLE)
+    act(house, action)
+
+
+def act(house: House, *actions: str) -> None:
+    """Book, act, let the sweep settle everything, and compare the windows with SQL."""
     results = house.dispatcher.submit_many(drafts_of(10))
     booked = [each for each in results if isinstance(each, Message)]
-    ACTIONS[action](house, booked)
+    assert len(booked) == 10
+    for action in actions:
+        ACTIONS[action](house, booked)
     let_graces_pass(house)
     house.reconciled()
     assert windows_of(house) == promised(house)
     assert house.dispatcher.verify_windows().equal
+
+
+def test_three_masters_serve_the_house(redis_server: RedisServer, sqlite_url: str) -> None:
+    """A cluster that ``make test`` has time for; the parametrised tests say more."""
+    with three_masters() as cluster:
+        gates = Gates(cluster, cluster.nodes)
+        with house_in(gates, redis_server, sqlite_url) as house:
+            act(house, "verify", "timeline", "plan", "looks", "deliver")
+            owners = {cluster.master_of_key(name) for name in windows_of(house)}
+            assert len(owners) == 3

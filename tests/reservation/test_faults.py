@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from dispatcher.errors import ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.reservation import Submit, Terms
 from tests.support.proxy import Proxy
-from tests.support.reserving import Reserving, pending, reserving
+from tests.support.reserving import Reserving, pending, reserving, value_of
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -19,20 +19,6 @@ EVICTING = [
     *("allkeys-lru", "allkeys-lfu", "allkeys-random"),
     *("volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"),
 ]
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as line:
-        yield line
-
-
-@pytest.fixture
-def through(proxy: Proxy) -> Iterator[Reserving]:
-    """Windows whose every connection goes through the proxy."""
-    with reserving(f"redis://127.0.0.1:{proxy.port}", retries=3, timeout=1.0) as real:
-        real.open()
-        yield real
 
 
 def refuses(real: Reserving) -> ReservationsUnavailable:
@@ -151,7 +137,7 @@ def test_a_full_redis_is_reported_and_keeps_no_trace(own_redis: RedisServer) -> 
     with reserving(own_redis.url) as real, own_redis.client() as plain:
         real.open()
         kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-        before = {key: plain.dump(key) for key in plain.keys("*")}
+        before = {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))}
         plain.config_set("maxmemory", 1)
         later = NOON + timedelta(hours=1)
         for submit in (None, Submit("key", "print")):
@@ -159,7 +145,7 @@ def test_a_full_redis_is_reported_and_keeps_no_trace(own_redis: RedisServer) -> 
                 real.windows.reserve(
                     new_id(), terms=Terms.plain("ann"), send_at=later, submit=submit
                 )
-        assert {key: plain.dump(key) for key in plain.keys("*")} == before
+        assert {key: value_of(plain, key) for key in cast("list[bytes]", plain.keys("*"))} == before
         real.windows.release(
             kept.message_id, Terms.plain("ann")
         )  # giving back works, else it never recovers

@@ -12,8 +12,9 @@ from uuid import uuid4
 import pytest
 
 from dispatcher import Draft, Fault, ReservationsUnavailable
-from dispatcher.errors import NoPlace
-from dispatcher.operations.doctor import Level
+from dispatcher.errors import SlotRefused
+from dispatcher.operations.findings import Level
+from dispatcher.reservation import foreign_keys
 from tests.support.all_windows import promised, windows_of
 from tests.support.examining import doctor_for
 from tests.support.house import BODY, FAR, House
@@ -45,9 +46,9 @@ def database_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 @pytest.fixture
 def house(build: Build) -> House:
-    """Give a house in which one message of ada is stored, and 1 a minute may be."""
+    """Give a house in which one message of olga is stored, and 1 a minute may be."""
     house = build(quotas="1/minute")
-    house.submit("ada", send_at=LATER)
+    house.submit("olga", send_at=LATER)
     return house
 
 
@@ -78,39 +79,51 @@ def test_it_is_set_aside_and_the_windows_are_rebuilt(
     house: House, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert found_by_doctor(house) is Level.OK
-    keys = house.keys("ada")
-    name = keys.window("ada") if what in WINDOWS else keys.pending
+    keys = house.keys("olga")
+    name = keys.window("olga") if what in WINDOWS else keys.pending
     if "no id" not in what and "without" not in what:
         house.redis.delete(name)
     (WINDOWS | PENDING)[what](house.redis, name)
-    with pytest.raises((NoPlace, ReservationsUnavailable)):
-        house.submit("ada", send_at=LATER)
+    with pytest.raises((SlotRefused, ReservationsUnavailable)):
+        house.submit("olga", send_at=LATER)
     if what in WINDOWS:
         differences = house.dispatcher.verify_windows().differences
-        assert (Fault.FOREIGN, "ada") in {(each.fault, each.scope) for each in differences}
-    if what in WINDOWS and "no id" not in what:
-        assert found_by_doctor(house) is Level.ERROR
+        assert (Fault.FOREIGN, "olga") in {(each.fault, each.scope) for each in differences}
+    before = house.snapshot()
+    assert found_by_doctor(house) is Level.ERROR
+    assert house.snapshot() == before, "looking changes nothing"
     assert turns(house) <= 2
     assert [each.split(b":", 4)[-1] for each in aside(house)] == [name.split(":", 2)[-1].encode()]
     assert windows_of(house) == promised(house)
     assert house.dispatcher.verify_windows().equal
     assert found_by_doctor(house) is Level.WARNING
     assert "not ours" in caplog.text
-    assert "ada" not in caplog.text
-    with pytest.raises(NoPlace):
-        house.submit("ada", send_at=LATER)
+    assert "olga" not in caplog.text
+    with pytest.raises(SlotRefused):
+        house.submit("olga", send_at=LATER)
+
+
+def test_the_doctor_looks_at_a_bounded_number_of_windows(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep looks at all of them, some in each turn."""
+    for name in ("olga", "ben"):
+        house.redis.zadd(house.keys(name).window(name), {"x": 1.0})
+    for most, seen in ((2, 2), (1, 1), (0, 0)):
+        monkeypatch.setattr(foreign_keys, "_MOST_WINDOWS", most)
+        assert foreign_keys.ForeignKeys(house.redis, house.parts.fence).there() == seen
 
 
 def test_nothing_is_accepted_between_setting_aside_and_the_rebuild(house: House) -> None:
-    key = house.keys("ada").window("ada")
+    key = house.keys("olga").window("ada")
     house.redis.delete(key)
     house.redis.set(key, "x")
     assert house.parts.upkeep.set_aside() == 1
     with pytest.raises(ReservationsUnavailable, match="not complete"):
-        house.submit("ada", send_at=LATER)
+        house.submit("olga", send_at=LATER)
     house.parts.reconciler.reconcile(settle=timedelta(0))
-    with pytest.raises(NoPlace):
-        house.submit("ada", send_at=LATER)
+    with pytest.raises(SlotRefused):
+        house.submit("olga", send_at=LATER)
 
 
 def test_what_is_ours_is_left_alone(house: House) -> None:

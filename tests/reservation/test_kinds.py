@@ -5,23 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from dispatcher.errors import QuotaExceeded, ReservationsUnavailable, TwinUnderWay
+from dispatcher.errors import DuplicateUnderWay, QuotaExceeded, ReservationsUnavailable
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.redis.keys import shard_of
-from dispatcher.reservation import Booking, Bulk, Request, Reserved, Submit, Terms, bulk
+from dispatcher.reservation import (
+    Booking,
+    Bulk,
+    Rebooked,
+    Request,
+    Reserved,
+    Submit,
+    Terms,
+    bulk,
+)
 from dispatcher.reservation.booking import LegRequest
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope, counted
 from tests.support.doubles import once
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, TOKENS, Reserving, calls_of, ms, reserving, stored
+from tests.support.reserving import (
+    SHARDS,
+    TOKENS,
+    Reserving,
+    calls_of,
+    late_releases,
+    ms,
+    named,
+    reserving,
+    stored,
+)
 from tests.support.servers import RedisServer
 
 NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
@@ -37,12 +55,6 @@ KINDS: Mapping[str, Sequence[AnyQuota]] = {
 SMS = shard_of("@channel.sms", SHARDS)
 OWN, EARLY, LATE = [shard for shard in range(SHARDS) if shard != SMS]
 """Shards beside that of the channel: of recipients, and of tenants before and after it."""
-
-
-def named(shard: int, home: str = "{}") -> str:
-    """Return a name that makes its scope lie in that shard."""
-    names = (f"name {n}" for n in count())
-    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
 
 
 ANN = named(OWN)
@@ -322,7 +334,7 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
     row = Reserved(booking.message_id, booking.terms.scopes, NOON)
     lose(real, booking, [TENANT])
     assert real.upkeep.put_back([row]) == 1
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     assert len(found) == 8
     assert real.upkeep.confirm(found, stored({booking.message_id: NOON})) == 0
     assert real.unconfirmed() == set()
@@ -330,7 +342,7 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
     assert real.places(orphan.terms.scopes[0]) == {}
 
     before = real.dump()
-    real.fence.close(real.client)
+    real.fence.close(real.client, real.fence.parts)
     rebuild = real.upkeep.begin()
     assert rebuild is not None
     real.upkeep.wipe(rebuild)
@@ -345,12 +357,14 @@ def test_the_store_confirms_restores_and_releases_all_windows_of_a_message(
     assert all(real.places(each) == {} for each in row.scopes)
 
 
-def test_a_twin_that_holds_its_places_stops_only_its_own_message_of_many(real: Reserving) -> None:
+def test_a_duplicate_that_holds_its_places_stops_only_its_own_message_of_many(
+    real: Reserving,
+) -> None:
     """It has booked at noon in the first shard; the channel has room only a second later."""
     died, lives = Submit("key", "print"), Submit("key", "print")
     first = real.windows.legs(terms())[0]
-    twin = new_id()
-    asked = LegRequest(first, twin, ms(NOON), ms(NOON), died)
+    duplicate = new_id()
+    asked = LegRequest(first, duplicate, ms(NOON), ms(NOON), died)
     assert real.windows.shards.book([asked]) == [ms(NOON)]
     fill(real, WHOLE, NOON, NOON, NOON)
     latest = ms(NOON + HOUR)
@@ -358,26 +372,27 @@ def test_a_twin_that_holds_its_places_stops_only_its_own_message_of_many(real: R
         Request(new_id(), terms(), ms(NOON), latest, lives),
         Request(new_id(), terms(named(EARLY)), ms(NOON), latest),
     ]
-    twin_under_way, shifted = Bulk(real.windows).reserve(requests)
-    assert isinstance(twin_under_way, TwinUnderWay)
-    assert shifted == ms(NOON + SECOND)
-    assert real.places(terms().scopes[0])[twin.bytes] == ms(NOON), "it may be stored yet"
-    with pytest.raises(TwinUnderWay):
+    duplicate_under_way, shifted = Bulk(real.windows).reserve(requests)
+    assert isinstance(duplicate_under_way, DuplicateUnderWay)
+    assert isinstance(shifted, Rebooked), "at noon it was released"
+    assert shifted.reservation.at_ms == ms(NOON + SECOND)
+    assert real.places(terms().scopes[0])[duplicate.bytes] == ms(NOON), "it may be stored yet"
+    with pytest.raises(DuplicateUnderWay):
         real.windows.reserve(
             new_id(), terms=terms(), send_at=NOON, latest=NOON + HOUR, submit=Submit("key", "print")
         )
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["goes on", "gives up meanwhile"])
-def test_a_twin_that_is_changing_its_time_stops_only_its_own_message_of_many(
+def test_a_duplicate_that_is_changing_its_time_stops_only_its_own_message_of_many(
     real: Reserving, ends: bool
 ) -> None:
     """It has its new time in the first shard, and still the old one in that of the channel."""
-    twin, theirs = new_id(), Submit("key", "print")
+    duplicate, theirs = new_id(), Submit("key", "print")
     first, second = real.windows.legs(terms())
     shards = real.windows.shards
     for leg, at, submit in ((first, NOON + MINUTE, theirs), (second, NOON, None)):
-        shards.book([LegRequest(leg, twin, ms(at), ms(at), submit)])
+        shards.book([LegRequest(leg, duplicate, ms(at), ms(at), submit)])
     if ends:
         # Its reservations stay while ours is asked for on its own: we rely on them then.
         real_book = shards.book
@@ -388,16 +403,41 @@ def test_a_twin_that_is_changing_its_time_stops_only_its_own_message_of_many(
                 end()
             return found
 
-        end = once(lambda: shards.release(first, twin, theirs))
+        end = once(lambda: shards.release(first, duplicate, theirs))
         shards.book = book  # type: ignore[method-assign]  # this one, to act behind it
     requests = [
         Request(new_id(), terms(), ms(NOON), ms(NOON + HOUR), Submit("key", "print")),
         Request(new_id(), terms(named(EARLY)), ms(NOON), ms(NOON)),
     ]
-    twin_under_way, other = Bulk(real.windows).reserve(requests)
-    assert isinstance(twin_under_way, TwinUnderWay)
+    duplicate_under_way, other = Bulk(real.windows).reserve(requests)
+    assert isinstance(duplicate_under_way, DuplicateUnderWay)
     assert other == ms(NOON)
-    assert (twin.bytes in real.places(terms().scopes[0])) is not ends
+    assert (duplicate.bytes in real.places(terms().scopes[0])) is not ends
+
+
+@pytest.mark.parametrize("submit", [None, Submit("key", "print")], ids=["plain", "keyed"])
+@pytest.mark.parametrize("many", [1, 2])
+def test_late_copies_of_releases_take_away_nothing_that_is_booked_since(
+    real: Reserving, submit: Submit | None, many: int
+) -> None:
+    """The channel has room only a second later, which its shard says when the other one is booked.
+
+    The first draft moves the second one, which is then booked again.
+    """
+    fill(real, WHOLE, NOON, NOON, NOON)
+    repeat = late_releases(real)
+    latest = ms(NOON + HOUR)
+    requests = [
+        Request(new_id(), terms(), ms(NOON), latest, submit),
+        Request(new_id(), terms(), ms(NOON), latest),
+    ][:many]
+    found = Bulk(real.windows).reserve(requests)
+    assert all(isinstance(each, Rebooked) for each in found), "something was released"
+    repeat()
+    own = terms().scopes[0]
+    assert sorted(real.places(own).values()) == [
+        ms(NOON + SECOND + number * MINUTE) for number in range(many)
+    ]
 
 
 def test_a_batch_that_breaks_off_leaves_nothing_under_new_ids(
@@ -425,3 +465,39 @@ def test_a_batch_that_breaks_off_leaves_nothing_under_new_ids(
         many.reserve(requests)
     many.withdraw(requests)
     assert real.places(terms().scopes[0]) == {}
+
+
+@pytest.mark.parametrize("submit", [None, Submit("key", "print")], ids=["plain", "keyed"])
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_reply_that_is_lost_at_any_step_leaves_nothing_under_new_ids(
+    real: Reserving, monkeypatch: pytest.MonkeyPatch, submit: Submit | None, many: int
+) -> None:
+    """The first reservation is released, as the channel has room only a second later."""
+    fill(real, WHOLE, NOON, NOON, NOON)
+    before, run, reserves = real.dump(), real.windows.shards._run, Bulk(real.windows)
+    left = 0
+
+    def lose(*given: Any) -> Any:
+        nonlocal left
+        replies = run(*given)
+        left -= 1
+        if not left:
+            raise ReservationsUnavailable("away")
+        return replies
+
+    monkeypatch.setattr(real.windows.shards, "_run", lose)
+    for number in range(1, 100):
+        latest = ms(NOON + HOUR)
+        asked = [Request(new_id(), terms(), ms(NOON), latest, submit)]
+        asked += [Request(new_id(), terms(named(EARLY)), ms(NOON), latest)][: many - 1]
+        left = number
+        try:
+            found = reserves.reserve(asked)
+        except ReservationsUnavailable:
+            left = 0
+            reserves.withdraw(asked)
+            assert real.dump() == before
+        else:
+            break
+    assert number > 4
+    assert all(isinstance(each, Rebooked) for each in found)

@@ -31,7 +31,7 @@ LAST = BOTH.scopes[1]
 @pytest.fixture
 def real(opened: Callable[..., Reserving], monkeypatch: pytest.MonkeyPatch) -> Reserving:
     """Give windows in which the first scope is full but for single gaps, and the last one empty."""
-    monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(0))
+    monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(0))
     real = opened(Quota(COUNT, LENGTH), further={NEAR: [Quota(1, 1_000)]})
     window = real.keys("ada").window("ada")
     members: dict[Any, int] = {new_id().bytes: BASE + n * STEP for n in range(3 * COUNT)}
@@ -48,7 +48,7 @@ def lose_while_judging(
     def checked(*asked: Any) -> Any:
         found = judge(*asked)
         window = real.keys(scope.home).window(scope.name, scope.kind).encode()
-        waiting = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+        waiting = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
         holds = [each for each in waiting if each.window == window and len(each.member) > 16]
         assert len(holds) == 1
         real.upkeep.confirm(holds, {})

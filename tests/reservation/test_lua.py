@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
+from redis.client import Pipeline
 
 import dispatcher
-from dispatcher.redis.scripts import composed, source
+from dispatcher.redis.scripts import Call, Script, composed, replies_of, source
+from tests.support.limiters import exported_limits
 from tests.support.lua_keys import built_keys
+from tests.support.servers import RedisServer
 
 SHARED = {
-    "reservation/booking", "reservation/clock", "reservation/rule", "limiters/limits",
-    "limiters/limits_members", "limiters/limits_remembered",
+    "reservation/clock", "reservation/rule", "limiters/limits",
+    "limiters/limits_members",
 }  # fmt: skip
 """Included by others; no scripts of their own."""
-ALGORITHMS = {
-    "concurrency", "cool_down", "counter_per_key", "fixed_window", "gcra", "sliding_counter",
-    "sliding_list", "sliding_log",
-}  # fmt: skip
-"""Parts that the scripts of limiters are composed of."""
-COMPOSED = [f"limiters/limits_{name}" for name in ("acquire", "give_back", "peek")]
+COMPOSED = [f"limiters/limits_{name}" for name in ("acquire", "give_back")]
 ROOT = Path(dispatcher.__file__).parent
 NAMES = sorted(f"{path.parts[-3]}/{path.stem}" for path in ROOT.glob("*/lua/*.lua"))
-SCRIPTS = [
-    name for name in NAMES if name not in SHARED | {f"limiters/{each}" for each in ALGORITHMS}
-]
 
 _GIVEN = """
 local function key_of(place)
@@ -81,6 +79,17 @@ def contract(name: str) -> str:
     return "\n".join(lines[:end])
 
 
+PARTS = [
+    name for name in NAMES if re.search(r"^-- Included\. State ", contract(name), re.MULTILINE)
+]
+"""The parts that the scripts of limiters are composed of, by their heads."""
+SCRIPTS = [name for name in NAMES if name not in {*SHARED, *PARTS}]
+
+
+def test_each_part_of_the_scripts_of_limiters_is_the_kind_of_an_exported_class() -> None:
+    assert sorted(f"limiters/{each.kind}" for each in exported_limits()) == PARTS
+
+
 def test_there_are_scripts() -> None:
     assert {"reservation/reserve", "limiters/take_permits", "telemetry/seen"} <= set(SCRIPTS)
 
@@ -96,7 +105,7 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
     assert re.search(r"^-- Reply ", comment, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", sorted(f"limiters/{each}" for each in ALGORITHMS))
+@pytest.mark.parametrize("name", PARTS)
 def test_a_part_says_what_it_keeps_and_what_it_is_told(name: str) -> None:
     comment = contract(name)
     assert re.search(r"^-- Included\. State [A-Z]+", comment, re.MULTILINE)
@@ -105,8 +114,9 @@ def test_a_part_says_what_it_keeps_and_what_it_is_told(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_composed_script_holds_its_parts_and_builds_no_key_names(name: str) -> None:
-    whole = composed(name, tuple(sorted(ALGORITHMS)))
-    assert all(f"\nkinds.{part} = {part}\n" in whole for part in ALGORITHMS)
+    kinds = tuple(part.partition("/")[2] for part in PARTS)
+    whole = composed(name, kinds)
+    assert all(f"\nkinds.{kind} = {kind}\n" in whole for kind in kinds)
     assert "@parts" not in whole
     assert built_keys(re.sub(r"--.*", "", whole)) == []
     assert "kinds.gcra" not in composed(name, ("fixed_window",))
@@ -176,3 +186,51 @@ def test_a_script_is_whole_after_its_includes(name: str) -> None:
 def test_a_script_compares_no_milliseconds_as_text(name: str) -> None:
     """Lua writes 1e+15 for large numbers, so a number becomes text only through a format."""
     assert not re.search(r"tostring\(", code(name))
+
+
+# Each call of a script is done once, also where the server knows the script for some only.
+
+
+CALLS: list[Call] = [([f"count {number}"], [number]) for number in range(4)]
+
+
+COUNTING = Script.of("return {tonumber(ARGV[1]), redis.call('INCR', KEYS[1])}")
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> redis.Redis:
+    return redis_server.client()
+
+
+def between_the_calls(monkeypatch: pytest.MonkeyPatch, after: int, *command: Any) -> None:
+    """Let another client send a command when the first of the pipelined calls are done."""
+    real: Callable[..., list[Any]] = Pipeline.execute
+
+    def execute(self: Pipeline, raise_on_error: bool = True) -> list[Any]:
+        monkeypatch.undo()
+        stack = self.command_stack
+        stack.insert(after, (command, {}))
+        replies = real(self, raise_on_error)
+        del replies[after]
+        return replies
+
+    monkeypatch.setattr(Pipeline, "execute", execute)
+
+
+@pytest.mark.parametrize("after", range(len(CALLS) + 1))
+@pytest.mark.parametrize("forgets", [True, False], ids=["forgotten", "learnt"])
+def test_pipelined_calls_are_done_once_and_answered_in_order(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, after: int, forgets: bool
+) -> None:
+    client.script_flush()
+    command = ("SCRIPT", "FLUSH") if forgets else ("SCRIPT", "LOAD", COUNTING.text)
+    if forgets:
+        client.script_load(COUNTING.text)
+    between_the_calls(monkeypatch, after, *command)
+    assert replies_of(client, COUNTING, CALLS) == [[number, 1] for number in range(len(CALLS))]
+
+
+def test_another_error_of_a_call_is_raised(client: redis.Redis) -> None:
+    client.set("count 2", "no number")
+    with pytest.raises(redis.ResponseError, match="not an integer"):
+        replies_of(client, COUNTING, CALLS)

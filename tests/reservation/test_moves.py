@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +22,7 @@ from dispatcher.reservation.booking import LegRequest
 from dispatcher.scope import PLAIN, Scope, counted, plain
 from tests.support import model
 from tests.support.proxy import Proxy
-from tests.support.reserving import SHARDS, TOKENS, Reserving, ms, reserving, stored
+from tests.support.reserving import SHARDS, TOKENS, Reserving, ms, named, reserving, stored
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -42,16 +41,11 @@ SEVERAL = Terms(counted([PLAIN, *FURTHER], scope="ada", channel="sms", scopes={"
 assert len({shard_of(scope.home, SHARDS) for scope in SEVERAL.scopes}) == 3
 
 
-def _lying(shard: int, home: str = "{}") -> str:
-    names = (f"name {n}" for n in count())
-    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
-
-
 LAST = SHARDS - 1
 TWICE = Terms(
     counted(
-        [PLAIN, *FURTHER], scope=_lying(LAST), channel="sms",
-        scopes={"tenant": _lying(LAST, "@tenant:{}")},
+        [PLAIN, *FURTHER], scope=named(LAST), channel="sms",
+        scopes={"tenant": named(LAST, "@tenant:{}")},
     )
 )  # fmt: skip
 """In its own shard, in that of the channel, which comes before it, and in its own shard again."""
@@ -74,19 +68,13 @@ def real(opened: Opened) -> Reserving:
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as line:
-        yield line
-
-
-@pytest.fixture
 def through(proxy: Proxy) -> Iterator[Reserving]:
     """Give the same through a line that can be broken."""
     url = f"redis://127.0.0.1:{proxy.port}"
     with reserving(url, [Quota(1, 60_000)], further=FURTHER, retries=3, timeout=1.0) as real:
         real.open()
         # The lines are broken at the n-th command: none of them may be a script that Redis lacks.
-        for name in ("reserve", "move", "take", "drop", "release"):
+        for name in ("reserve", "move", "take", "release"):
             real.client.script_load(source(f"reservation/{name}"))
         yield real
 
@@ -115,7 +103,7 @@ def stands(real: Reserving, terms: Terms, **at: tuple[bytes | UUID, datetime]) -
 
 def sweep(real: Reserving, store: dict[UUID, datetime]) -> int:
     """Reconcile by what a store says."""
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     corrected = real.upkeep.confirm(found, stored(store))
     assert real.unconfirmed() == set()
     return corrected
@@ -363,7 +351,7 @@ def test_a_move_that_the_sweep_settles_in_one_window_is_taken_in_the_others(
     message_id = book(real, terms)
     earlier = next(TOKENS)
     moving = move(real, message_id, terms, NOON + HOUR)
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     (first, *_) = (each for each in found if each.is_hold)
     assert real.upkeep.confirm([first], stored({message_id: NOON + HOUR})) == 1
     if len(terms.scopes) == 1:
@@ -462,9 +450,9 @@ def test_where_a_hold_is_left_all_windows_of_its_message_are_put_right(real: Res
     groups = real.windows.legs(SEVERAL)
     for group in groups[1:]:
         real.windows.shards.drop([(group, moving.hold)])
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     row = Reserved(message_id, SEVERAL.scopes, NOON + HOUR)
-    found += real.upkeep.places(found, [row])
+    found += real.upkeep.await_confirmation(found, [row])
     assert real.upkeep.confirm(found, stored({message_id: NOON + HOUR})) == len(SEVERAL.scopes)
     for scope in SEVERAL.scopes:
         assert real.places(scope) == {message_id.bytes: ms(NOON + HOUR)}
@@ -482,12 +470,12 @@ def test_a_hold_left_behind_goes_with_a_message_that_the_store_does_not_know(
 
 def test_a_hold_younger_than_was_asked_stays(real: Reserving, terms: Terms) -> None:
     message_id = book(real, terms)
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     moving = move(real, message_id, terms, NOON + HOUR)
-    assert real.upkeep.unconfirmed(older_than=MINUTE, at_most=100) == []
+    assert real.upkeep.unconfirmed(older_than=MINUTE, limit=100) == []
     assert real.upkeep.confirm(found, stored({message_id: NOON})) == 0
     assert real.windows.take([(moving, next(TOKENS))]) == [True]
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     late = [each._replace(before_ms=0) for each in found]
     assert real.upkeep.confirm(late, stored({message_id: NOON})) == 0, "read before it was taken"
     stands(real, terms, place=(message_id, NOON + HOUR))
@@ -498,8 +486,8 @@ def test_a_hold_left_behind_does_not_undo_a_move_made_since(real: Reserving, ter
     message_id = book(real, terms)
     sweep(real, {message_id: NOON})
     move(real, message_id, terms, NOON + HOUR)  # its process died when the store had that time
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
-    wait_until(lambda: real.upkeep.unconfirmed(older_than=timedelta(0), at_most=1)[0].before_ms
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
+    wait_until(lambda: real.upkeep.unconfirmed(older_than=timedelta(0), limit=1)[0].before_ms
                > found[0].before_ms)  # fmt: skip
     last = move(real, message_id, terms, NOON + 2 * HOUR)
     assert real.windows.take([(last, next(TOKENS))]) == [True]
@@ -518,7 +506,7 @@ def test_a_hold_that_the_sweep_has_settled_makes_older_moves_late(
     earlier = next(TOKENS)
     first = move(real, message_id, terms, NOON + HOUR)
     second = move(real, message_id, terms, NOON + 2 * HOUR)
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     of_second = [each for each in found if each.member == second.hold]
     real.upkeep.confirm(of_second, stored({message_id: NOON + 2 * HOUR}))
     assert real.windows.take([(first, earlier)]) == [True]
@@ -531,7 +519,7 @@ def test_what_the_sweep_has_read_before_a_move_was_taken_does_not_undo_it(
     """Also when the message itself was confirmed in between."""
     message_id = book(real, terms)
     move(real, message_id, terms, NOON + HOUR)  # its process has died
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=100)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=100)
     read = stored({message_id: NOON})
     last = move(real, message_id, terms, NOON + 2 * HOUR)
     assert real.windows.take([(last, next(TOKENS))]) == [True]
@@ -557,7 +545,7 @@ def test_a_taken_place_is_compared_with_the_store_once_more(real: Reserving, ter
 def test_a_rebuild_forgets_holds(real: Reserving, terms: Terms) -> None:
     message_id = book(real, terms)
     moving = move(real, message_id, terms, NOON + HOUR)
-    real.fence.close(real.client)
+    real.fence.close(real.client, real.fence.parts)
     with pytest.raises(ReservationsUnavailable):
         move(real, message_id, terms, NOON + 2 * HOUR)
     rebuild = real.upkeep.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import combinations, count, product
+from itertools import combinations, product
 from threading import Event
 from typing import Any
 
@@ -18,7 +18,7 @@ from dispatcher.redis.keys import shard_of
 from dispatcher.reservation import Booking, Terms
 from dispatcher.reservation.booking import Leg, LegRequest
 from dispatcher.scope import PLAIN, Scope, counted
-from tests.support.reserving import SHARDS, Reserving, reserving
+from tests.support.reserving import SHARDS, Reserving, named, reserving
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -26,12 +26,6 @@ NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
 ONE = [Quota.parse("1/minute")]
 KINDS = {"channel.sms": ONE, "tenant": ONE}
 CHANNEL = shard_of("@channel.sms", SHARDS)
-
-
-def named(shard: int, home: str = "{}") -> str:
-    """Return a name that makes its scope lie in that shard."""
-    names = (f"name {n}" for n in count())
-    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
 
 
 def terms(person: int, tenant: int) -> Terms:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from redis.connection import AbstractConnection
+from sqlalchemy import Engine, event
 
+from dispatcher import Draft, Message, StoreUnavailable
+from dispatcher.delivery import reconciler
 from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.limiters import Permits
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
-from dispatcher.reservation import Terms
+from dispatcher.reservation import Terms, Upkeep
 from dispatcher.reservation.upkeep import Rebuild, Reserved
 from dispatcher.scope import plain
 from dispatcher.times.send_time import from_ms
+from tests.submission.test_late_duplicates import Died, age_pending
+from tests.support.all_windows import pending_entries, promised, windows_of
+from tests.support.doubles import Between, once, raising
+from tests.support.house import BODY, FAR, House, hour_ago
+from tests.support.house_fixtures import Build
 from tests.support.reserving import SHARDS, Reserving, ms, reserving, stored
 from tests.support.servers import RedisServer
 
@@ -69,7 +81,7 @@ def test_a_rebuild_from_rows_gives_exactly_the_same_windows(opened: Opened) -> N
 
     assert windows(real) == before
     ids = {row.message_id for row in rows}
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10_000)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10_000)
     assert {each.message_id for each in found} == ids, "one that is cancelled meanwhile is found"
     assert real.client.keys("*:rebuild") == []
     full = next(
@@ -83,7 +95,7 @@ def test_a_rebuild_drops_what_the_rows_do_not_know(opened: Opened) -> None:
     real = opened()
     book_many(real, scopes=600, each=1)
     kept = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    real.fence.close(real.client)
+    real.fence.close(real.client, real.fence.parts)
     rebuild = begun(real)
     real.upkeep.wipe(rebuild)
     real.upkeep.restore(rebuild, [Reserved(kept.message_id, (plain("ann"),), NOON)])
@@ -104,6 +116,30 @@ def test_restoring_the_same_rows_twice_changes_nothing(opened: Opened) -> None:
     once = windows(real)
     real.upkeep.restore(rebuild, rows)
     assert windows(real) == once
+
+
+def test_a_late_copy_of_a_wipe_deletes_nothing_that_was_filled_in_since(opened: Opened) -> None:
+    real = opened()
+    real.client.flushall()
+    rebuild = begun(real)
+    real.upkeep.wipe(rebuild)
+    present = Reserved(new_id(), (plain("ann"),), NOON)
+    real.upkeep.restore(rebuild, [present])
+    real.upkeep.wipe(rebuild)
+    assert real.upkeep.open(rebuild) == len(rebuild.parts)
+    assert set(real.members("ann")) == {present.message_id}
+    assert real.unconfirmed()
+
+
+def test_opening_that_is_repeated_has_the_same_answer(opened: Opened) -> None:
+    """The client repeats it when the reply is lost; what follows a rebuild depends on it."""
+    real = opened()
+    real.client.flushall()
+    rebuild = begun(real)
+    assert [real.upkeep.open(rebuild) for _ in range(2)] == [len(rebuild.parts)] * 2
+    real.fence.close(real.client, real.fence.parts)
+    begun(real)
+    assert real.upkeep.open(rebuild) == 0, "closed since"
 
 
 def test_only_one_of_two_rebuilders_may(redis_server: RedisServer) -> None:
@@ -127,13 +163,13 @@ def test_an_overtaken_rebuilder_writes_nothing_and_cannot_open(
         present = Reserved(new_id(), (plain("ann"),), NOON)
         if other is not None:
             quick.upkeep.restore(other, [present])
-        before = {key: slow.client.dump(key) for key in slow.client.keys("*")}
+        before = slow.dump()
 
         slow.upkeep.wipe(rebuild)
         slow.upkeep.restore(rebuild, [Reserved(new_id(), (plain("ann"),), NOON)])
         assert slow.upkeep.open(rebuild) == 0
 
-        assert {key: slow.client.dump(key) for key in slow.client.keys("*")} == before
+        assert slow.dump() == before
         with pytest.raises(ReservationsUnavailable):
             slow.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
         if other is not None:
@@ -153,8 +189,8 @@ def test_a_rebuilder_that_dies_is_replaced_when_its_marker_expires(
 def test_what_the_store_has_not_confirmed_is_found_by_age(opened: Opened) -> None:
     real = opened()
     booking = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
-    assert real.upkeep.unconfirmed(older_than=timedelta(minutes=1), at_most=10) == []
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
+    assert real.upkeep.unconfirmed(older_than=timedelta(minutes=1), limit=10) == []
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert [each.message_id for each in found] == [booking.message_id]
 
 
@@ -162,20 +198,20 @@ def test_unconfirmed_reservations_come_in_bounded_batches(opened: Opened) -> Non
     real = opened()
     for n in range(20):
         real.windows.reserve(new_id(), terms=Terms.plain(f"scope {n}"), send_at=NOON)
-    assert len(real.upkeep.unconfirmed(older_than=timedelta(0), at_most=7)) == 7
+    assert len(real.upkeep.unconfirmed(older_than=timedelta(0), limit=7)) == 7
 
 
 def test_confirmed_reservations_stay_and_orphans_go(opened: Opened) -> None:
     real = opened()
     known = real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
     orphan = real.windows.reserve(new_id(), terms=Terms.plain("bob"), send_at=NOON)
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert {each.message_id for each in found} == {known.message_id, orphan.message_id}
     for _ in range(2):  # two sweeps do the same
         assert real.upkeep.confirm(found, stored({known.message_id: NOON})) == 0
     assert set(real.members("ann")) == {known.message_id}
     assert real.members("bob") == {}
-    assert real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10) == []
+    assert real.upkeep.unconfirmed(older_than=timedelta(0), limit=10) == []
 
 
 def test_places_of_messages_that_need_none_are_given_back(opened: Opened) -> None:
@@ -237,3 +273,248 @@ def test_a_closed_shard_cannot_be_marked_as_checked(opened: Opened) -> None:
     real.client.flushall()
     real.upkeep.mark_checked(due)
     assert real.client.keys("*") == []
+
+
+# What a rebuild does before what: submits do not wait for deliveries, nor these for submits.
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def meddle(house: House, part: Between) -> None:
+    vars(house.parts.reconciler)["_store"] = part
+
+
+def test_submits_are_accepted_where_the_permits_cannot_be_read(slow: House) -> None:
+    kept = [slow.submit(f"name {n}") for n in range(12)]
+    slow.redis.flushall()
+    store = vars(slow.parts.reconciler)["_store"]
+    meddle(slow, Between(store, before={"permits": raising(StoreUnavailable("down"))}))
+    with suppress(StoreUnavailable):
+        slow.open()
+    for n in range(12):
+        slow.submit(f"name {n}", send_in=MINUTE)
+    assert slow.reservations() == slow.all_members()
+
+    assert slow.deliver(*kept) == 0, "the permit logs are not complete"
+    assert slow.sent == []
+    slow.redis.delete(
+        *(keys.rebuild for keys in slow.permit_shards())
+    )  # as the marker's expiry does
+    slow.open()
+    slow.change(kept, next_attempt_at=slow.database_time() - timedelta(milliseconds=1))
+    assert slow.deliver(*kept) == 12
+    assert slow.reservations() == slow.all_members()
+
+
+def test_submits_are_accepted_while_the_permits_are_read(slow: House) -> None:
+    slow.deliver(slow.submit())
+    slow.redis.flushall()
+    store = vars(slow.parts.reconciler)["_store"]
+    submit = once(lambda: slow.submit("ben", send_in=MINUTE))
+    meddle(slow, Between(store, before={"permits": submit}))
+    slow.open()
+    assert len(slow.rows()) == 2
+    assert slow.reservations() == slow.all_members()
+    assert len(slow.permits()) == 1
+
+
+def test_permits_alone_are_read_without_the_settle_time(slow: House) -> None:
+    """A claim is in the store before it asks for a permit; only submits commit after they book."""
+    slow.deliver(slow.submit())
+    sleeps = slow.moved.sleeps
+    sleeps.clear()
+    slow.redis.delete(slow.permit_keys("ada").epoch)
+    slow.reconciled()
+    assert sleeps == []
+    assert len(slow.permits()) == 1
+
+    slow.redis.delete(slow.keys("ada").epoch)
+    slow.reconciled()
+    assert sleeps == [slow.settings.settle.total_seconds()]
+
+
+def test_a_late_copy_of_a_wipe_leaves_the_restored_permits(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.deliver(slow.submit())
+    before = slow.permits()
+    wipe, restore = Upkeep.wipe, Permits.restore
+    late: list[Callable[[], None]] = []
+
+    def wiped(upkeep: Upkeep, rebuild: Rebuild) -> None:
+        wipe(upkeep, rebuild)
+        late.append(lambda: wipe(upkeep, rebuild))
+
+    def restored(permits: Permits, *taken: Any, **how: Any) -> None:
+        restore(permits, *taken, **how)
+        late.pop()()
+
+    monkeypatch.setattr(Upkeep, "wipe", wiped)
+    monkeypatch.setattr(Permits, "restore", restored)
+    slow.redis.delete(slow.permit_keys("ada").epoch)
+    slow.reconciled()
+    assert not late
+    assert len(slow.permits()) == len(before) == 1
+
+
+# A rebuild asks each server once for many rows: what it takes does not grow by waiting.
+
+
+KINDS: dict[str, Any] = {
+    "quotas": "1000/day",
+    "scopes": {"tenant": {"quotas": "1000000/day"}},
+    "channels": {
+        "memory": {
+            "transport": "memory", "quotas": "1000000/day", "recipient_quotas": "1000/day",
+        },
+    },
+}  # fmt: skip
+PAGE = 100
+
+
+@pytest.fixture
+def pages_of_100(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_ROWS_AT_ONCE", "BATCH"):
+        monkeypatch.setattr(reconciler, name, PAGE)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count the round trips to SQL and to Redis."""
+    calls: Counter[str] = Counter()
+    send: Callable[..., None] = AbstractConnection.send_packed_command
+
+    def count(self: AbstractConnection, *words: Any, **more: Any) -> None:
+        calls["Redis"] += 1
+        send(self, *words, **more)
+
+    def note(*_: object) -> None:
+        calls["SQL"] += 1
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(AbstractConnection, "send_packed_command", count)
+            yield calls
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+def calls_of_a_rebuild(house: House, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    rebuild_all(house)  # tells the server the scripts
+    with counted(monkeypatch) as calls:
+        rebuild_all(house)
+    return calls
+
+
+def rebuild_all(house: House) -> None:
+    house.redis.flushall()
+    rebuild = house.parts.upkeep.begin()
+    assert rebuild is not None
+    assert house.parts.reconciler._rebuild(rebuild, timedelta(0)) == len(rebuild.parts)
+
+
+def submitted(house: House, many: int, *, first: int = 0, start: datetime = FAR) -> list[Message]:
+    """Submit messages of twenty recipients: there are no more windows where there are more."""
+    drafts = [
+        Draft(
+            channel="memory",
+            recipient=f"name {n % 20}",
+            body=BODY,
+            send_at=start + n * MINUTE,
+            scopes={"tenant": f"tenant {n % 5}"},
+        )
+        for n in range(first, first + many)
+    ]
+    results = house.dispatcher.submit_many(drafts)
+    found = [each for each in results if isinstance(each, Message)]
+    assert len(found) == many, results[:1]
+    return found
+
+
+@pytest.mark.usefixtures("pages_of_100")
+def test_a_page_of_rows_takes_one_round_trip_to_each_server(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pages of 100 rows, each with places in four windows, 1,000 rows took 50 round trips."""
+    house = build(shards=16, **KINDS)
+    submitted(house, PAGE)
+    few = calls_of_a_rebuild(house, monkeypatch)
+    submitted(house, 1_000, first=PAGE)
+    many = calls_of_a_rebuild(house, monkeypatch)
+    assert many - few == {"SQL": 10, "Redis": 10}
+    assert house.dispatcher.verify_windows().equal
+    assert house.dispatcher.verify_windows().reservations == 4 * 1_100
+
+
+@pytest.mark.usefixtures("pages_of_100")
+def test_a_page_of_permits_takes_one_round_trip_to_sql_and_one_to_redis(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(clock=hour_ago(), **KINDS)
+    due = house.database_time() - MINUTE
+
+    def deliver(many: int, *, first: int = 0) -> None:
+        messages = submitted(house, many, first=first, start=house.database_time() + MINUTE)
+        house.change(messages, send_at=due, next_attempt_at=due)
+        assert house.deliver(*messages) == many
+
+    deliver(PAGE // 2)
+    few = calls_of_a_rebuild(house, monkeypatch)
+    deliver(2 * PAGE, first=PAGE)
+    many = calls_of_a_rebuild(house, monkeypatch)
+    # Two pages of places and two of permits.
+    assert many - few == {"SQL": 4, "Redis": 2 + 2}
+    assert sum(len(house.permits(f"name {n}")) for n in range(20)) == PAGE // 2 + 2 * PAGE
+
+
+def test_deleting_what_is_left_takes_few_round_trips(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 windows took 17 of them."""
+    house = build(shards=16, **KINDS)
+    rebuild_all(house)
+
+    def calls_of_a_wipe() -> int:
+        rebuild = house.parts.upkeep.close(range(16))
+        assert rebuild is not None
+        with counted(monkeypatch) as calls:
+            house.parts.upkeep.wipe(rebuild)
+        house.parts.upkeep.open(rebuild)
+        return calls["Redis"]
+
+    calls_of_a_wipe()
+    few = calls_of_a_wipe()
+    for n in range(2_000):
+        name = f"name {n}"
+        house.redis.zadd(house.keys(name).window(name), {new_id().bytes: 1})
+    assert calls_of_a_wipe() <= few + 2
+    assert house.all_members() == {}
+
+
+# A sweep that dies while it settles a hold and an orphan leaves both to the next one.
+
+
+HOUR = timedelta(hours=1)
+TERMS = Terms.plain("ada")
+
+
+def test_a_place_that_is_looked_at_for_its_hold_is_settled_by_a_later_sweep(house: House) -> None:
+    message = house.submit(send_at=FAR)
+    age_pending(house)
+    house.parts.reconciler.reconcile()
+    house.parts.windows.move(message.id, terms=TERMS, send_at=FAR + HOUR)  # and its mover died
+    house.parts.windows.reserve(new_id(), terms=TERMS, send_at=FAR + 2 * HOUR)
+    age_pending(house)
+
+    sweep = vars(house.parts.reconciler)
+    real = sweep["_upkeep"]
+    sweep["_upkeep"] = Between(real, after={"await_confirmation": raising(Died())})
+    with pytest.raises(Died):
+        house.parts.reconciler.reconcile()
+    sweep["_upkeep"] = real
+    house.parts.reconciler.reconcile()
+
+    assert windows_of(house) == promised(house)
+    assert not pending_entries(house)

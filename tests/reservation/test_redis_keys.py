@@ -20,7 +20,7 @@ def tag(key: str) -> str:
 @pytest.mark.parametrize("scope", ["ann", "{other}", "}{", "", "a:b", "利用者"])
 def test_all_keys_of_a_shard_share_one_hash_tag(scope: str) -> None:
     keys = ShardKeys("name", 3)
-    names = [keys.epoch, keys.rebuild, keys.pending, keys.window(scope), keys.twins(scope)]
+    names = [keys.epoch, keys.rebuild, keys.pending, keys.window(scope), keys.duplicates(scope)]
     assert {tag(name) for name in names} == {"name:3"}
     assert len(set(names)) == len(names)
 
@@ -31,7 +31,7 @@ def test_shards_and_namespaces_share_no_key() -> None:
 
 
 def test_a_key_never_shows_the_idempotency_key() -> None:
-    assert "secret" not in ShardKeys("name", 0).twins("secret")
+    assert "secret" not in ShardKeys("name", 0).duplicates("secret")
 
 
 def test_a_shard_is_the_same_in_every_process() -> None:
@@ -62,7 +62,7 @@ def test_shards_are_used_about_evenly() -> None:
 
 @pytest.mark.parametrize("namespace", ["plain", "with.dot", "under_score-dash"])
 def test_a_scan_finds_the_windows_and_logs_of_its_namespace_alone(namespace: str) -> None:
-    shard, permits = ShardKeys(namespace, 1), PermitKeys(namespace)
+    shard, permits = ShardKeys(namespace, 1), PermitKeys(namespace, 1)
     for keys, name in ((shard, shard.window("a:b")), (permits, permits.scope("a:b"))):
         assert fnmatchcase(name, all_of(namespace))
         assert start_of(name.encode()) == keys.contents.encode()

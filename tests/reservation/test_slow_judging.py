@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, cast
@@ -137,7 +137,7 @@ def test_the_answers_are_those_of_the_rule_in_a_bounded_number_of_calls(
 ) -> None:
     filled = fill(real, times)
     assert not any(model.is_broken(filled, quota) for quota in RULE)
-    slot = model.next_slot_by_runs(filled, asked, RULE)
+    slot = model.next_slot(filled, asked, RULE)
     assert model.fits(filled, slot, RULE)
     assert model.fits(filled, asked, RULE) == (slot == asked)
 
@@ -175,7 +175,7 @@ def test_such_a_time_takes_more_than_one_call(real: Reserving) -> None:
 def test_small_windows_are_judged_the_same_way_when_one_call_may_do_little(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, most_read: int
 ) -> None:
-    monkeypatch.setattr("dispatcher.reservation.shards.source", little_at_once(most_read))
+    monkeypatch.setattr("dispatcher.reservation.shards.script", little_at_once(most_read))
     roll = random.Random(most_read)  # noqa: S311 - not for secrets
     slow: list[int] = []
     for number in range(60):
@@ -194,7 +194,7 @@ def test_small_windows_are_judged_the_same_way_when_one_call_may_do_little(
             for _ in range(6):
                 members = sorted(real.places(plain("ada")).values())
                 asked = BASE + roll.randrange(3 * count * step)
-                slot = model.next_slot_by_runs(members, asked, rule)
+                slot = model.next_slot(members, asked, rule)
                 assert to_ms(real.windows.next_slot(ADA, from_ms(asked))) == slot
                 latest = roll.choice([asked, slot - 1, slot, slot + 3 * count * step])
                 if slot > max(asked, latest):
@@ -228,7 +228,7 @@ def test_random_gaps_are_judged_as_the_rule_says(real: Reserving, seed: int) -> 
     for _ in range(8):
         asked = EVEN[0] + roll.randrange(2 * LENGTH)
         members = sorted([*filled, *booked.values()])
-        slot = model.next_slot_by_runs(members, asked, RULE)
+        slot = model.next_slot(members, asked, RULE)
         latest = roll.choice([asked, slot - 1, slot, slot + LENGTH])
         try:
             message_id = book(real, asked, latest=latest)
@@ -246,7 +246,7 @@ def test_a_message_is_moved_within_what_only_it_keeps_full(real: Reserving, asid
     filled = fill(real, EVEN)
     message_id = book(real, MIDDLE)
     asked = MIDDLE + aside
-    assert model.next_slot_by_runs(sorted([*filled, MIDDLE]), asked, RULE) > asked
+    assert model.next_slot(sorted([*filled, MIDDLE]), asked, RULE) > asked
     moves: list[Any] = []
     calls = calls_of(real.client, lambda: moves.append(move(real, message_id, asked)))
     assert 3 < calls <= MOST_CALLS
@@ -266,7 +266,7 @@ def test_a_refused_move_leaves_no_hold(real: Reserving) -> None:
     times, asked = SHAPES["the lowest run is in the way"]
     filled = fill(real, times)
     message_id = book(real, AWAY)
-    slot = model.next_slot_by_runs(filled, asked, RULE)
+    slot = model.next_slot(filled, asked, RULE)
     with pytest.raises(QuotaExceeded) as refused:
         move(real, message_id, asked)
     check_refusal(real, refused.value, asked, slot)
@@ -355,12 +355,6 @@ def test_a_rebuild_in_between_is_an_error_that_leaves_nothing(
     stands(real, *[(message_id, AWAY)] * again)
 
 
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.socket) as line:
-        yield line
-
-
 @pytest.mark.parametrize("moves", [False, True], ids=["book", "move"])
 def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
     real: Reserving, proxy: Proxy, moves: bool
@@ -377,7 +371,7 @@ def test_a_hold_of_a_process_that_died_is_settled_by_reconcile(
     assert score(real, hold) == MIDDLE
     with pytest.raises(QuotaExceeded):
         book(real, MIDDLE + 1)
-    found = real.upkeep.unconfirmed(older_than=timedelta(0), at_most=10)
+    found = real.upkeep.unconfirmed(older_than=timedelta(0), limit=10)
     assert {each.member for each in found} == {message_id.bytes, hold}
     assert real.upkeep.confirm(found, stored({message_id: from_ms(AWAY)})) == 0
     assert real.unconfirmed() == set()
@@ -415,5 +409,5 @@ def test_many_at_once_break_no_quota_and_leave_no_hold(
     members = sorted([*filled, *(time for _, time in booked)])
     assert not any(model.is_broken(members, quota) for quota in RULE)
     assert booked
-    slot = model.next_slot_by_runs(members, MIDDLE, RULE)
+    slot = model.next_slot(members, MIDDLE, RULE)
     assert to_ms(real.windows.next_slot(ADA, from_ms(MIDDLE))) == slot

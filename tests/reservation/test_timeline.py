@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dispatcher import InvalidDraft, InvalidValue, ReservationsUnavailable, Timeline
-from dispatcher.errors import NoPlace
+from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.redis.keys import ShardKeys
 from dispatcher.reservation import Terms, contents, timeline
@@ -54,7 +54,7 @@ def filled(house: House, terms: Terms, start: datetime, *, many: int, seed: int)
         at = start + timedelta(milliseconds=roll.randrange(*stretch))
         try:
             house.parts.windows.reserve(new_id(), terms=terms, send_at=at)
-        except NoPlace:
+        except SlotRefused:
             continue
 
 
@@ -76,7 +76,7 @@ def refused(house: House, terms: Terms, instant: datetime) -> bool:
     message_id = new_id()
     try:
         house.parts.windows.reserve(message_id, terms=terms, send_at=instant)
-    except NoPlace:
+    except SlotRefused:
         return True
     house.parts.windows.release(message_id, terms)
     return False
@@ -245,7 +245,7 @@ def test_nothing_is_told_of_windows_that_are_not_complete(house: House) -> None:
     house.redis.delete(ShardKeys(shard.namespace, shard.shard).epoch)
     for look in (
         lambda: house.dispatcher.timeline("ada"),
-        lambda: house.parts.contents.members(shard, shard.window("ada"), 0, 1, at_most=1),
+        lambda: house.parts.contents.members(shard.window("ada").encode(), 0, 1),
     ):
         with pytest.raises(ReservationsUnavailable) as refusal:
             look()

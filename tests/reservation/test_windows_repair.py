@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dispatcher import (
     Difference,
     Fault,
     InvalidValue,
     Message,
+    QuotaExceeded,
     ReservationsUnavailable,
+    Status,
     Verified,
 )
-from dispatcher.errors import NoPlace
+from dispatcher.errors import SlotRefused
 from dispatcher.message import new_id
 from dispatcher.operations import verification
 from dispatcher.redis.keys import shard_of
@@ -27,8 +34,12 @@ from dispatcher.reservation import Terms
 from dispatcher.times.clock import SystemClock
 from dispatcher.times.send_time import to_ms
 from tests.support.doubles import Between, once
-from tests.support.house import FAR, House
+from tests.support.house import FAR, House, hour_ago, house_on
 from tests.support.house_fixtures import Build
+from tests.support.model import is_broken
+from tests.support.servers import RedisServer
+from tests.support.soak import examples
+from tests.support.waiting import wait_until
 
 MINUTE = timedelta(minutes=1)
 WORKS = ("submitted", "moved", "cancelled")
@@ -233,7 +244,7 @@ def test_nothing_is_told_while_others_submit_cancel_and_move(build: Build) -> No
                 if turn % 2 == 0:
                     house.dispatcher.cancel(message.id)
                     done["cancelled"] += 1
-            except NoPlace:
+            except SlotRefused:
                 continue
 
     threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
@@ -305,7 +316,7 @@ def test_one_shard_is_rebuilt_while_the_others_serve(house: House) -> None:
     assert told[-1] == (2, 2), "one was submitted while it waited"
     house.submit(send_at=LATER + 99 * MINUTE)
     assert house.members()[kept.id] == to_ms(LATER)
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert house.dispatcher.verify_windows().equal
 
 
@@ -329,7 +340,7 @@ def test_all_shards_are_rebuilt_a_few_at_a_time_or_at_once_where_there_is_little
     assert house.dispatcher.rebuild_windows() == tuple(range(10))
     assert closed == expected
     assert house.moved.sleeps == [house.settings.settle.total_seconds()] * len(expected)
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_the_permit_logs_are_left_alone(slow: House) -> None:
@@ -388,7 +399,7 @@ def test_a_rebuild_that_is_killed_is_taken_over(house: House) -> None:
     assert house.dispatcher.rebuild_windows([shard.shard]) == ()
     house.redis.delete(shard.rebuild)  # as the marker's expiry does
     house.parts.reconciler.reconcile()
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert house.dispatcher.verify_windows().equal
 
 
@@ -409,3 +420,86 @@ def test_a_shard_that_does_not_exist_is_refused(house: House, shards: list[int])
         house.dispatcher.rebuild_windows(shards)
     assert refusal.value.field == "shards"
     assert house.snapshot() == before
+
+
+# Whatever happened, after a reconcile the windows hold exactly what the store says.
+
+
+QUOTAS = ((1, 60_000), (3, 600_000))
+
+
+scopes = st.sampled_from(["ada", "ben", "cleo"])
+events = st.one_of(
+    st.tuples(st.just("submit"), scopes, st.integers(0, 20)),
+    st.tuples(st.just("submit"), scopes, st.integers(0, 20)),
+    st.tuples(st.just("expiring"), scopes, st.integers(0, 20)),
+    st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("deliver"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("orphan"), scopes, st.integers(0, 20)),
+    st.tuples(st.just("flush"), st.just(0), st.just(0)),
+    st.tuples(st.just("reconcile"), st.just(0), st.just(0)),
+)
+
+
+@pytest.fixture(scope="module")
+def shared(
+    redis_session: RedisServer, sqlite_template: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    """Give a house on SQLite that all examples share, each on emptied servers."""
+    path = tmp_path_factory.mktemp("histories") / "store.db"
+    shutil.copy(str(sqlite_template), path)
+    with house_on(
+        redis_session,
+        f"sqlite:///{path}",
+        clock=hour_ago(),
+        quotas="1/minute, 3/10 minute",
+        settle=0.001,
+        reconcile_grace=0.002,
+    ) as house:
+        yield house
+
+
+def play(house: House, event: tuple[str, object, int], accepted: list[Message]) -> None:
+    kind, what, number = event
+    at = house.clock.now() + number * timedelta(seconds=30)
+    if kind in ("submit", "expiring"):
+        expires = at + timedelta(seconds=1) if kind == "expiring" else None
+        with suppress(QuotaExceeded, ReservationsUnavailable):
+            accepted.append(house.submit(str(what), send_at=at, expires_at=expires))
+    elif kind == "orphan":
+        with suppress(QuotaExceeded, ReservationsUnavailable):
+            house.parts.windows.reserve(new_id(), terms=Terms.plain(str(what)), send_at=at)
+    elif kind == "flush":
+        house.redis.flushall()
+    elif kind == "reconcile":
+        house.parts.reconciler.reconcile(settle=timedelta(0))
+    elif accepted:
+        message = accepted[int(str(what)) % len(accepted)]
+        if kind == "deliver":
+            house.deliver(message)
+        elif house.again(message).status is Status.SCHEDULED:
+            house.dispatcher.cancel(message.id)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(history=st.lists(events, max_size=25))
+def test_windows_and_store_agree_after_a_reconcile(
+    shared: House, history: list[tuple[str, object, int]]
+) -> None:
+    shared.redis.flushall()
+    shared.sql("DELETE FROM dispatcher_messages")
+    shared.sql("DELETE FROM dispatcher_idempotency_keys")
+    shared.open()
+    accepted: list[Message] = []
+    for event in history:
+        play(shared, event, accepted)
+
+    def settled() -> bool:
+        shared.parts.reconciler.reconcile(settle=timedelta(0))
+        return shared.pending() == set()
+
+    wait_until(settled)
+    assert shared.all_members() == shared.reservations()
+    assert {row[0] for row in shared.rows()} == {message.id for message in accepted}
+    for window in shared.reservations().values():
+        assert not any(is_broken(window.values(), quota) for quota in QUOTAS)

@@ -32,7 +32,7 @@ class Broker:
 
 
 class SimQueue:
-    """Stands in for ``dispatcher.queue.Queue``."""
+    """Stands in for ``dispatcher.broker.queue.Queue``."""
 
     def __init__(
         self, broker: Broker, scheduler: Scheduler, weather: Weather, *, coalesce: timedelta

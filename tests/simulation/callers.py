@@ -220,7 +220,7 @@ class Caller:
         self._tell("is told", f"accepted {message.id}")
 
     def _no_trace(self, every: Sequence[Asked], why: str) -> None:
-        """A refusal leaves no place, at once, unless giving it back failed or a twin needs it."""
+        """A refusal leaves no place, unless giving it back failed or a duplicate needs it."""
         world, first = self._world, every[0]
         is_keyed = any(asked.key is not None for asked in every)
         if is_keyed or first.leaks or first.server != world.server.number:
@@ -229,7 +229,7 @@ class Caller:
         stored = world.tables.messages.keys() | world.facts.pruned.keys()
         for id_ in first.ids:
             if id_.bytes in members and id_ not in stored:
-                world.facts.wrong.append(f"{id_} was refused with {why} and has a place")
+                world.facts.wrong.append(f"{id_} was refused with {why} and has a reservation")
 
     def _draft(self, keyed: float = 0.5) -> Draft:
         rng = self._rng

@@ -167,10 +167,10 @@ class WatchedUpkeep(MemoryStoreUpkeep):
         self._rows = tables
         self._facts = facts
 
-    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
         before = dict(self._rows.messages)
         tries = {id_: self._rows.attempts.get(id_, {}) for id_ in before}
-        many = super().prune(older_than=older_than, at_most=at_most)
+        many = super().prune(older_than=older_than, limit=limit)
         now = self._rows.now()
         for id_ in before.keys() - self._rows.messages.keys():
             self._facts.pruned[id_] = Pruned(before[id_], tries[id_], now)

@@ -18,7 +18,7 @@ from tests.simulation.tables import NO_PLACE, AttemptRow, Row
 from tests.simulation.world import World
 from tests.support.checks import History, Stored, Windows, broken_promises, false_windows
 from tests.support.ledger import Line
-from tests.support.model import is_broken
+from tests.support.model import excesses
 
 _QUOTAS = [(quota.count, quota.length_ms) for quota in QUOTAS]
 _OVERDUE = "overdue: "
@@ -142,7 +142,7 @@ def _early(world: World) -> Iterator[str]:
 
 
 def _taken_back(world: World, row: Row) -> bool:
-    """Whether a submit lost its place and cancelled it, of which no twin was told."""
+    """Whether a submit lost its reservation and cancelled the message, unknown to any duplicate."""
     return (
         row.status is Status.CANCELLED
         and row.idempotency_key is None
@@ -210,10 +210,9 @@ def _quotas(world: World) -> Iterator[str]:
             for scope in _scopes(row):
                 promised[scope].append(to_ms(row.send_at))
     for scope, times in promised.items():
-        kind = scope.partition(":")[0]
-        for quota in KINDS[kind]:
-            if isinstance(quota, Quota) and is_broken(times, (quota.count, quota.length_ms)):
-                yield f"{scope} was promised more than {quota}"
+        quotas = [q for q in KINDS[scope.partition(":")[0]] if isinstance(q, Quota)]
+        rules = [(quota.count, quota.length_ms) for quota in quotas]
+        yield from (f"{scope} was promised {each}" for each in excesses(times, rules))
 
 
 def _limits(world: World) -> Iterator[str]:
@@ -227,10 +226,8 @@ def _limits(world: World) -> Iterator[str]:
                 begun[""].append(line.at_us)
     for scope, times in begun.items():
         of_channel = [(limit.count, limit.length_ms) for limit in CHANNEL_LIMITS]
-        for count, length in _QUOTAS if scope else of_channel:
-            if is_broken(times, (count, length * 1_000)):
-                name = scope or "the channel"
-                yield f"{name} was sent more than {count} within {length} ms"
+        name, limits = scope or "the channel", _QUOTAS if scope else of_channel
+        yield from (f"{name} was sent {each}" for each in excesses(times, limits, per_ms=1_000))
 
 
 def _expired(world: World) -> Iterator[str]:

@@ -189,7 +189,7 @@ class MemorySuppressions:
         return {each for each in asked if self._tables.is_suppressed(*each)}
 
     def scheduled(
-        self, recipient: str, channel: str | None, *, after: UUID | None, at_most: int
+        self, recipient: str, channel: str | None, *, after: UUID | None, limit: int
     ) -> list[UUID]:
         return sorted(
             row.id
@@ -198,13 +198,13 @@ class MemorySuppressions:
             and row.status is Status.SCHEDULED
             and channel in (None, row.channel)
             and (after is None or row.id > after)
-        )[:at_most]
+        )[:limit]
 
     def page(
-        self, recipient: str | None, *, after: tuple[str, str] | None, at_most: int
+        self, recipient: str | None, *, after: tuple[str, str] | None, limit: int
     ) -> list[Suppression]:
         return [
             Suppression(name, channel or None, at)
             for (name, channel), at in sorted(self._tables.suppressed.items())
             if recipient in (None, name) and (after is None or (name, channel) > after)
-        ][:at_most]
+        ][:limit]

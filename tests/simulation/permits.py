@@ -11,8 +11,9 @@ from uuid import UUID
 
 from dispatcher.errors import LimitersUnavailable
 from dispatcher.limiters import Permit, PermitAnswer
-from dispatcher.limiters.permit_log import CLOSED
+from dispatcher.limiters.permit_logs import CLOSED
 from dispatcher.quota import Limit
+from dispatcher.redis.keys import PermitKeys
 from tests.simulation.server import MILLISECOND, Log, Server
 
 _LATE_MS, _LATE_ENOUGH_MS = 60_000, 100
@@ -264,7 +265,11 @@ class MemoryPermits:
             del room[log]
 
     def restore(
-        self, taken: Sequence[tuple[Permit, timedelta]], *, marker: str, marker_life: timedelta
+        self,
+        taken: Sequence[tuple[Permit, timedelta]],
+        markers: Mapping[PermitKeys, str],
+        *,
+        marker_life: timedelta,
     ) -> None:
         server = self._server
         longest_ms, now_ms = self.memory // MILLISECOND, server.now_ms() + 1
@@ -274,8 +279,11 @@ class MemoryPermits:
             at_ms = now_ms - age // MILLISECOND + (0.5 if age < _NO_AGE else 0)
             for name, _ in self._logs(permit):
                 scores[name][permit_id(permit)] = at_ms
-        for name, some in scores.items():
-            if server.keep_marker(server.permit_keys, marker, life_ms=life_ms):
+        filled = [
+            keys for keys, marker in markers.items() if server.fill(keys, marker, life_ms=life_ms)
+        ]
+        if server.permit_keys in filled:
+            for name, some in scores.items():
                 log = self._log(name) or server.holds.logs.setdefault(name, Log())
                 log.scores |= some
                 log.ends_at_ms = math.ceil(max(log.scores.values()) + longest_ms)

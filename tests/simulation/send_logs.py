@@ -63,11 +63,11 @@ class MemorySendLogs:
         self._logs.append(MemoryClaimLog(self._scheduler, self._new_mark(), message_ids))
         return self._logs[-1]
 
-    def settle(self, act: Callable[[LeftLog], object], *, at_most: int) -> bool:
+    def settle(self, act: Callable[[LeftLog], object], *, limit: int) -> bool:
         self._logs[:] = [each for each in self._logs if each.is_left or not each.is_over]
         left = [each for each in self._logs if each.is_left]
-        for each in left[:at_most]:
+        for each in left[:limit]:
             act(LeftLog(each.mark, tuple(id_ for id_ in each.claimed if id_ not in each.begun)))
             if each in self._logs:
                 self._logs.remove(each)
-        return len(left) <= at_most
+        return len(left) <= limit

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatcher.redis.keys import PermitKeys, ShardKeys
+from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts
 from dispatcher.times.send_time import to_ms
 
 MILLISECOND = timedelta(milliseconds=1)
@@ -21,11 +21,12 @@ class Epoch:
     """Exists exactly while a part is complete."""
 
     opened_at_ms: int
+    marker: str = ""
     checked: bool = False
 
 
 @dataclass(slots=True)
-class Twins:
+class Duplicates:
     """Submits under way with one idempotency key."""
 
     id: UUID
@@ -61,7 +62,7 @@ class Contents:
         default_factory=lambda: defaultdict(dict)
     )
     moved: dict[str, Moved] = field(default_factory=dict)
-    twins: dict[str, Twins] = field(default_factory=dict)
+    duplicates: dict[str, Duplicates] = field(default_factory=dict)
     logs: dict[str, Log] = field(default_factory=dict)
     lines: dict[str, Log] = field(default_factory=dict)
     room: Log = field(default_factory=Log)
@@ -74,8 +75,9 @@ class Server:
     def __init__(self, clock: Callable[[], datetime], *, namespace: str, shards: int) -> None:
         self._clock = clock
         self.keys = tuple(ShardKeys(namespace, shard) for shard in range(shards))
-        self.permit_keys = PermitKeys(namespace)
-        self.parts: tuple[ShardKeys | PermitKeys, ...] = (*self.keys, self.permit_keys)
+        of_permits = permit_parts(namespace, shards)
+        self.permit_keys = of_permits[0]  # all permit logs lie here
+        self.parts: tuple[ShardKeys | PermitKeys, ...] = (*self.keys, *of_permits)
         self.holds = Contents()
         self.number = 1
 
@@ -123,7 +125,15 @@ class Server:
 
     def keep_marker(self, part: Any, marker: str, *, life_ms: int) -> bool:
         """Let a marker live on where it still is on this part; tell whether it is."""
-        if self.marker_of(part) != marker:
+        present = self.marker_of(part)
+        if present is None or present.removesuffix("+") != marker:
             return False
-        self.holds.markers[part] = marker, self.now_ms() + life_ms
+        self.holds.markers[part] = present, self.now_ms() + life_ms
+        return True
+
+    def fill(self, part: Any, marker: str, *, life_ms: int) -> bool:
+        """Keep a marker, and let nothing of its part be wiped any more."""
+        if not self.keep_marker(part, marker, life_ms=life_ms):
+            return False
+        self.holds.markers[part] = f"{marker}+", self.now_ms() + life_ms
         return True

@@ -22,7 +22,7 @@ from dispatcher.reservation.shards import Answer, closed
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import Scope
 from dispatcher.times.send_time import to_ms
-from tests.simulation.server import MILLISECOND, Server, Twins
+from tests.simulation.server import MILLISECOND, Duplicates, Server
 
 _Window = dict[bytes, int]
 _Judged = tuple[int, Blocked | None]
@@ -45,15 +45,17 @@ class MemoryShards:
     def _booked(self, asked: LegRequest, ahead_ms: int) -> Answer:
         leg, message_id, submit = asked.leg, asked.message_id, asked.submit
         windows = self._windows(leg)
-        twins = self._twins(leg, submit)
-        if twins is not None and submit is not None:
-            if twins.fingerprint != submit.fingerprint:
-                return IdempotencyConflict(submit.key, twins.id)
-            if twins.id == message_id or any(twins.id.bytes in each for each in windows.values()):
-                message_id = twins.id
+        duplicates = self._duplicates(leg, submit)
+        if duplicates is not None and submit is not None:
+            if duplicates.fingerprint != submit.fingerprint:
+                return IdempotencyConflict(submit.key, duplicates.id)
+            if duplicates.id == message_id or any(
+                duplicates.id.bytes in each for each in windows.values()
+            ):
+                message_id = duplicates.id
             else:  # given up: its id is never stored
-                del self._server.holds.twins[leg.keys.twins(submit.key)]
-                twins = None
+                del self._server.holds.duplicates[leg.keys.duplicates(submit.key)]
+                duplicates = None
         own = message_id.bytes
         places = [window[own] for window in windows.values() if own in window]
         missing = {scope: each for scope, each in windows.items() if own not in each}
@@ -69,29 +71,29 @@ class MemoryShards:
         for name in leg.windows:
             self._wait_for(leg, own, name, now_ms, again=True)
         if submit is not None:
-            if twins is None:
-                twins = Twins(message_id, submit.fingerprint, 0)
-                self._server.holds.twins[leg.keys.twins(submit.key)] = twins
+            if duplicates is None:
+                duplicates = Duplicates(message_id, submit.fingerprint, 0)
+                self._server.holds.duplicates[leg.keys.duplicates(submit.key)] = duplicates
             ends_at_ms = self._server.now_ms() + self._life_ms + ahead_ms
-            twins.ends_at_ms = max(twins.ends_at_ms, ends_at_ms)
-            twins.by.add(submit.token)
+            duplicates.ends_at_ms = max(duplicates.ends_at_ms, ends_at_ms)
+            duplicates.by.add(submit.token)
         return at_ms if message_id == asked.message_id else Reservation(message_id, at_ms)
 
     def release(self, leg: Leg, message_id: UUID, submit: Submit | None) -> bool:
         windows, own = self._windows(leg), message_id.bytes
         if submit is not None:
-            twins = self._twins(leg, submit)
+            duplicates = self._duplicates(leg, submit)
             if submit.token == EVERYONE:
-                if twins is not None and twins.id == message_id:
-                    del self._server.holds.twins[leg.keys.twins(submit.key)]
+                if duplicates is not None and duplicates.id == message_id:
+                    del self._server.holds.duplicates[leg.keys.duplicates(submit.key)]
                 self._remove(leg, own)
                 return True
-            if twins is None or submit.token not in twins.by:
+            if duplicates is None or submit.token not in duplicates.by:
                 return all(own not in window for window in windows.values())
-            twins.by.remove(submit.token)
-            if twins.by:
+            duplicates.by.remove(submit.token)
+            if duplicates.by:
                 return False
-            del self._server.holds.twins[leg.keys.twins(submit.key)]
+            del self._server.holds.duplicates[leg.keys.duplicates(submit.key)]
         self._remove(leg, own)
         return True
 
@@ -170,10 +172,10 @@ class MemoryShards:
             window.pop(member, None)
             self._server.holds.pending[leg.keys].pop((member, name), None)
 
-    def _twins(self, leg: Leg, submit: Submit | None) -> Twins | None:
+    def _duplicates(self, leg: Leg, submit: Submit | None) -> Duplicates | None:
         if submit is None:
             return None
-        found = self._server.holds.twins.get(leg.keys.twins(submit.key))
+        found = self._server.holds.duplicates.get(leg.keys.duplicates(submit.key))
         return found if found and found.ends_at_ms >= self._server.now_ms() else None
 
     def _windows(self, leg: Leg) -> dict[Scope, _Window]:

@@ -23,6 +23,7 @@ from dispatcher.reservation import (
     Rules,
     Upkeep,
     Windows,
+    booking,
     windows,
 )
 from dispatcher.times.send_time import from_ms
@@ -83,6 +84,11 @@ class Side:
             self.rebuilds.append(rebuild)
         return None if rebuild is None else rebuild.parts
 
+    def marker(self, number: int) -> str:
+        """Return the marker of a rebuild, which all its parts have: they are on one server."""
+        rebuild = self.rebuilds[number]
+        return rebuild.marker(rebuild.parts[0])
+
 
 class Sides:
     """The same calls to Redis and to the double, at the same time by the clocks of both."""
@@ -103,7 +109,7 @@ class Sides:
             Side(
                 Windows(self.redis, Rules(QUOTAS), keys=keys, under_way=UNDER_WAY),
                 Upkeep(self.redis, self.fence, **marked),
-                Permits(self.redis, namespace="both", clock=_Standing(), **limits),
+                Permits(self.redis, namespace="both", shards=1, clock=_Standing(), **limits),
             ),
             Side(
                 windows_on(Line(shards), QUOTAS, keys=keys, under_way=UNDER_WAY),
@@ -144,7 +150,7 @@ class Sides:
         for side in self.sides:
             with (
                 patch.object(windows, "new_hold", side.new_hold),
-                patch.object(windows, "new_id", side.new_id),
+                patch.object(booking, "new_id", side.new_id),
             ):
                 found.append(_answer(side, call))
         real, double = found
@@ -172,21 +178,26 @@ class Sides:
             kind = cast(bytes, self.redis.type(name)).decode()
             read = {"zset": self._scores, "hash": self.redis.hgetall, "string": self.redis.get}
             found[name] = read[kind](name), end
-        known = {real.marker: double.marker for real, double in self._pairs()}
+        known = {
+            f"{real.marker(part)}{end}": f"{double.marker(part)}{end}"
+            for real, double in self._pairs()
+            for part in real.parts
+            for end in ("", "+")
+        }
         for name, (value, end) in found.items():
             if name.endswith(":epoch"):
                 opened, checked = int(value[b"opened_at_ms"]), b"checked" in value
                 found[name] = opened, checked
             elif name.endswith(":rebuild"):
                 found[name] = known[value.decode()], end
-            elif ":twins:" in name:
+            elif ":duplicates:" in name:
                 by = {each[3:].decode() for each in value if each.startswith(b"by:")}
                 found[name] = UUID(bytes=value[b"id"]), value[b"fingerprint"].decode(), by, end
             elif ":moved:" in name:
                 found[name] = {key.decode(): int(token) for key, token in value.items()}, end
             elif ":closing:" in name:
                 found[name] = int(value)
-            elif "permits}" not in name:
+            elif ":permits:" not in name:
                 found[name] = value
         return found
 
@@ -210,7 +221,7 @@ class Sides:
         found |= {part.rebuild: each for part, each in holds.markers.items() if each[1] >= now_ms}
         found |= {
             name: (each.id, each.fingerprint, each.by, each.ends_at_ms)
-            for name, each in holds.twins.items()
+            for name, each in holds.duplicates.items()
             if each.ends_at_ms >= now_ms
         }
         found |= {
@@ -254,7 +265,7 @@ class Sides:
         for key, at_ms in ends.items():
             self.redis.hset(CLOCK, f"end of {key}", at_ms)
         self.redis.number += 1
-        self.fence.incomplete(self.redis)
+        self.fence.incomplete(self.redis, self.fence.parts)
         self.server.fail_over(contents)
         self.compare("fail over")
 

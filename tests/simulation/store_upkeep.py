@@ -9,8 +9,7 @@ from uuid import UUID
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store import Due, Movable, Rescued, ReservationRow, ReservedTime, Settled, Unbegun
-from dispatcher.store.catch_up import OverdueBatch
-from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN
+from dispatcher.store.maintenance import NOT_BEGUN, UNKNOWN, OverdueBatch
 from dispatcher.store.reservations import PermitRow
 from dispatcher.times.send_time import to_ms
 from tests.simulation.tables import (
@@ -37,7 +36,7 @@ class MemoryStoreUpkeep:
         self._tables = tables
         self._leaves = leaves
 
-    def take_due(self, *, at_most: int, grace: timedelta) -> list[Due]:
+    def take_due(self, *, limit: int, grace: timedelta) -> list[Due]:
         now = self._tables.now()
         rows = [
             row
@@ -47,7 +46,7 @@ class MemoryStoreUpkeep:
             and not self._leaves.is_left(row, now)
         ]
         rows.sort(key=lambda row: row.enqueue_at)
-        for row in rows[:at_most]:
+        for row in rows[:limit]:
             row.enqueue_at, row.enqueued_at = max(row.next_attempt_at, now) + grace, now
         due = [
             Due(
@@ -57,11 +56,11 @@ class MemoryStoreUpkeep:
                 is_suspect=_is_suspect(row),
                 is_first=row.next_attempt_at == row.send_at,
             )
-            for row in rows[:at_most]
+            for row in rows[:limit]
         ]
         return sorted(due, key=lambda each: each.next_attempt_at)
 
-    def rescue(self, *, at_most: int) -> list[Rescued]:
+    def rescue(self, *, limit: int) -> list[Rescued]:
         now = self._tables.now()
         rows = [
             row
@@ -71,10 +70,10 @@ class MemoryStoreUpkeep:
             and row.claim_expires_at <= now
         ]
         rows.sort(key=lambda row: row.claim_expires_at or now)
-        for row in rows[:at_most]:
+        for row in rows[:limit]:
             self._rescue(row, now)
         return sorted(
-            Rescued(row.id, row.channel, row.attempt_count, row.status) for row in rows[:at_most]
+            Rescued(row.id, row.channel, row.attempt_count, row.status) for row in rows[:limit]
         )
 
     def _rescue(self, row: Row, now: datetime) -> None:
@@ -155,7 +154,7 @@ class MemoryStoreUpkeep:
             self._tables.void.setdefault(message_id, self._tables.now())
         return Settled(self.holding(message_ids), void, under_way)
 
-    def prune(self, *, older_than: timedelta, at_most: int) -> int:
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
         tables = self._tables
         ended = {
             row.id: row.finished_at
@@ -168,10 +167,10 @@ class MemoryStoreUpkeep:
             for id_, at in (tables.void | ended).items()
             if at <= before and id_ not in tables.taken_back
         )
-        for _, message_id in old[:at_most]:
+        for _, message_id in old[:limit]:
             if tables.void.pop(message_id, None) is None:
                 tables.delete(message_id)
-        return len(old[:at_most])
+        return len(old[:limit])
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)
@@ -187,11 +186,11 @@ class MemoryStoreUpkeep:
             row.move_token += 1
         return {row.id for row in rows}
 
-    def unreleased(self, *, at_most: int) -> list[ReservationRow]:
+    def unreleased(self, *, limit: int) -> list[ReservationRow]:
         every = self._tables.messages.values()
         rows = [row for row in every if row.reserved and row.status in NO_PLACE]
         rows += self._tables.taken_back.values()
-        return [_place(row) for row in sorted(rows, key=lambda row: row.id)[:at_most]]
+        return [_place(row) for row in sorted(rows, key=lambda row: row.id)[:limit]]
 
     def mark_released(self, message_ids: Sequence[UUID]) -> None:
         for message_id in message_ids:
@@ -300,7 +299,7 @@ class MemoryOverdue:
         self._tables = tables
         self._rules = catching_up
 
-    def expire(self, *, at_most: int) -> dict[UUID, str]:
+    def expire(self, *, limit: int) -> dict[UUID, str]:
         now = self._tables.now()
         rows = [
             row
@@ -312,25 +311,25 @@ class MemoryOverdue:
             )
         ]
         rows.sort(key=lambda row: row.enqueue_at)
-        for row in rows[:at_most]:
+        for row in rows[:limit]:
             row.end(Status.EXPIRED, now, _EXPIRED)
-        return {row.id: row.channel for row in rows[:at_most]}
+        return {row.id: row.channel for row in rows[:limit]}
 
-    def take(self, *, at_most: int, ttl: timedelta) -> OverdueBatch | None:
+    def take(self, *, limit: int, ttl: timedelta) -> OverdueBatch | None:
         now = self._tables.now()
         waiting = [row for row in self._tables.messages.values() if self._is_to_move(row)]
         rows = [row for row in waiting if row.enqueue_at <= now]
         rows.sort(key=lambda row: (row.send_at, row.id))
         if not rows:
             return None
-        for row in rows[:at_most]:
+        for row in rows[:limit]:
             row.enqueue_at = now + ttl
         first = rows[0].send_at
         if any(row.enqueue_at <= now + ttl and row.send_at < first for row in waiting):
-            self.put_back([row.message() for row in rows[:at_most]])
+            self.put_back([row.message() for row in rows[:limit]])
             return None
         return OverdueBatch(
-            [Movable(row.message(), row.move_token, now) for row in rows[:at_most]], now
+            [Movable(row.message(), row.move_token, now) for row in rows[:limit]], now
         )
 
     def put_back(self, taken: Sequence[Message]) -> None:

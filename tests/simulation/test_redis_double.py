@@ -15,9 +15,9 @@ from dispatcher.reservation import (
     Blocked,
     Booking,
     Moving,
+    Rebooked,
     Request,
     Reserved,
-    Stored,
     Submit,
     Terms,
     Unconfirmed,
@@ -118,7 +118,10 @@ class Both(Sides):
             self.ask("withdraw_many", lambda side: side.bulk.withdraw(requests))
             return
         for request, each in zip(requests, found, strict=True):
-            if isinstance(each, int):
+            if isinstance(each, Rebooked):
+                (message_id, terms, _, _, submit), (_, at_ms, _) = each
+                self.bookings.append(Booking(message_id, terms, from_ms(at_ms), submit))
+            elif isinstance(each, int):
                 at = from_ms(each)
                 self.bookings.append(Booking(request.message_id, request.terms, at, request.submit))
 
@@ -242,19 +245,19 @@ class Both(Sides):
     def _settle_unconfirmed(self, rows: list[Reserved]) -> None:
         rng = self.rng
         skip = {self.server.keys[0]: rng.choice([0, 1])}
-        older, at_most = rng.choice([0, 2_000, 8_000]) * MS, rng.choice([3, 100])
+        older, limit = rng.choice([0, 2_000, 8_000]) * MS, rng.choice([3, 100])
         self.found += self.ask(
             "unconfirmed",
-            lambda side: side.upkeep.unconfirmed(older_than=older, at_most=at_most, skip=skip),
+            lambda side: side.upkeep.unconfirmed(older_than=older, limit=limit, skip=skip),
         )
         self.found = self.found[-12:]
         some = [each for each in self.found if rng.random() < 0.6]
         if rng.random() < 0.3:
-            some += self.ask("places", lambda side: side.upkeep.places(some, rows))
+            some += self.ask("await", lambda side: side.upkeep.await_confirmation(some, rows))
         if rng.random() < 0.2:
             some = [each._replace(before_ms=10**15) for each in some]
         stored = {
-            each.message_id: Stored(self._time(), self.token + rng.choice([-3, 0, 1]))
+            each.message_id: (self._time(), self.token + rng.choice([-3, 0, 1]))
             for each in some
             if rng.random() < 0.7
         }
@@ -275,9 +278,9 @@ class Both(Sides):
         steps: dict[str, Callable[[Side], Any]] = {
             "wipe": lambda side: side.upkeep.wipe(side.rebuilds[last]),
             "restore": lambda side: side.upkeep.restore(side.rebuilds[last], rows or []),
-            "hold": lambda side: side.upkeep.hold(side.rebuilds[last]),
+            "hold": lambda side: side.upkeep.restore(side.rebuilds[last], ()),
             "restore_permits": lambda side: side.permits.restore(
-                ages, marker=side.rebuilds[last].marker, marker_life=MARKER_LIFE
+                ages, side.rebuilds[last].permit_markers, marker_life=MARKER_LIFE
             ),
             "open": lambda side: side.upkeep.open(side.rebuilds[last]),
         }

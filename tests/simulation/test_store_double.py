@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, func, select
 
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
@@ -40,12 +40,12 @@ from tests.simulation.messages import MemoryBulkMessages, MemoryMessages, Memory
 from tests.simulation.store_upkeep import MemoryOverdue, MemoryStoreUpkeep
 from tests.simulation.tables import NAMES, AttemptRow, CatchingUp, Tables
 from tests.support.clock import MovableClock
-from tests.support.tables import TABLES, attempts, messages
+from tests.support.tables import TABLES, attempts, keys, messages
 
 TTL = timedelta(seconds=5)
 LATE = timedelta(seconds=3)
 STEPS = 200
-_COLUMNS = (*NAMES, "enqueue_at", "fingerprint", "claim_token", "claim_expires_at", "reserved",
+_COLUMNS = (*NAMES, "enqueue_at", "claim_token", "claim_expires_at", "reserved",
             "move_token")  # fmt: skip
 
 
@@ -107,18 +107,24 @@ class Both:
     def compare(self, after: str) -> None:
         """Compare every row."""
         with self.database.engine.connect() as connection:
-            rows = connection.execute(select(*(messages.c[name] for name in _COLUMNS))).all()
+            columns = (*(messages.c[name] for name in _COLUMNS), keys.c.fingerprint)
+            of_its_key = keys.c.message_id == messages.c.id
+            query = select(*columns).join(keys, of_its_key, isouter=True)
+            rows = connection.execute(query).all()
+            many = connection.scalar(select(func.count()).select_from(keys))
             tries = connection.execute(select(attempts)).all()
         real = {row.id: dict(row._mapping) for row in rows if row.status != VOID}
         void = {row.id: row.finished_at for row in rows if row.status == VOID}
         assert self.tables.void == void, after
         double = {
             id_: {name: getattr(row, name) for name in _COLUMNS}
+            | {"fingerprint": row.fingerprint if row.idempotency_key else None}
             for id_, row in self.tables.messages.items()
         }
         for each in (*real.values(), *double.values()):
             each["scopes"] = each["scopes"] or None
         assert double == real, after
+        assert many == sum(row["idempotency_key"] is not None for row in real.values()), after
         names = AttemptRow.__slots__
         mine = (row for some in self.tables.attempts.values() for row in some.values())
         assert {tuple(getattr(row, name) for name in names) for row in mine} == {
@@ -225,14 +231,14 @@ class Both:
         who = rng.choice(["ada", *["bob"] * 4]), rng.choice([None, "sms", "push"])
         self.ask(4, rng.choice(["add", "remove", "remove"]), *who)
         self.ask(4, "among", [("ada", "sms"), ("bob", "push"), ("bob", "mail")])
-        self.ask(4, "page", rng.choice([None, "bob"]), after=None, at_most=9)
-        self.ask(4, "scheduled", *who, after=None, at_most=3)
+        self.ask(4, "page", rng.choice([None, "bob"]), after=None, limit=9)
+        self.ask(4, "scheduled", *who, after=None, limit=3)
 
     def _catch_up(self) -> None:
         if self.rng.random() < 0.5:
-            self.ask(5, "expire", at_most=2)
+            self.ask(5, "expire", limit=2)
             return
-        taken = self.ask(5, "take", at_most=2, ttl=TTL)
+        taken = self.ask(5, "take", limit=2, ttl=TTL)
         if taken is not None:
             some = [each.message for each in taken.found]
             self.ask(5, *self.rng.choice([("put_back", some), ("give_up", some[0])]))
@@ -303,16 +309,16 @@ class Both:
 
     def _sweep(self) -> None:
         if self.rng.random() < 0.5:
-            self.ask(2, "rescue", at_most=100)
+            self.ask(2, "rescue", limit=100)
         else:
-            self.ask(2, "take_due", at_most=100, grace=timedelta(seconds=2))
+            self.ask(2, "take_due", limit=100, grace=timedelta(seconds=2))
         if self.marks:
             mark = self.rng.choice(self.marks[-5:])
             self.unbegun += self.ask(2, "unbegun", self._some_ids(), mark=mark)
         if self.unbegun and self.rng.random() < 0.5:
             self.ask(2, "put_back", [self.rng.choice(self.unbegun[-5:])], wait=self._wait())
         if self.rng.random() < 0.2:
-            self.ask(2, "prune", older_than=timedelta(seconds=20), at_most=2)
+            self.ask(2, "prune", older_than=timedelta(seconds=20), limit=2)
 
     def _read(self) -> None:
         self.ask(0, "get", self._some_id())
@@ -320,7 +326,7 @@ class Both:
         self.ask(0, "attempts", self._some_id())
         self.ask(2, "holding", self._some_ids())
         self.ask(2, "bar_moves", self._some_ids())
-        self.ask(2, "unreleased", at_most=100)
+        self.ask(2, "unreleased", limit=100)
         self.ask(2, "mark_released", self._some_ids()[:1])
         memory = timedelta(seconds=20)
         self.ask(2, "reservations", memory=memory, batch=3)

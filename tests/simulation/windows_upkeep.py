@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
-from dispatcher.reservation import Rebuild, Reserved, Stored, Unconfirmed
+from dispatcher.reservation import Rebuild, Reserved, Unconfirmed
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.simulation.server import MILLISECOND, Epoch, Server
 
@@ -45,36 +45,35 @@ class MemoryUpkeep:
         return self._begun(free)
 
     def _begun(self, closed: Sequence[ShardKeys | PermitKeys]) -> Rebuild | None:
-        marker = self._new_marker()
         ours = [part for part in closed if self._server.marker_of(part) is None]
+        rebuild = Rebuild(self._new_marker(), dict.fromkeys(ours, str(self._server.number)))
         for part in ours:
             ends_at_ms = self._server.now_ms() + self._marker_life_ms
-            self._server.holds.markers[part] = marker, ends_at_ms
-        return Rebuild(marker, str(self._server.number), tuple(ours)) if ours else None
+            self._server.holds.markers[part] = rebuild.marker(part), ends_at_ms
+        return rebuild if ours else None
 
     def wipe(self, rebuild: Rebuild) -> None:
         holds = self._server.holds
         for part in rebuild.parts:
             # Where there is nothing to delete nobody asks for the marker.
             if isinstance(part, PermitKeys):
+                if part != self._server.permit_keys:
+                    continue
                 logs, now_ms = holds.logs.values(), self._server.now_ms()
                 is_there = any(log.scores and log.ends_at_ms >= now_ms for log in logs)
-                if is_there and self._is_ours(part, rebuild):
+                if is_there and self._may_wipe(part, rebuild):
                     holds.logs.clear()
-            elif self._is_ours(part, rebuild):
+            elif self._may_wipe(part, rebuild):
                 holds.pending.pop(part, None)
                 for name in [name for name in holds.windows if name.startswith(part.contents)]:
                     del holds.windows[name]
 
-    def hold(self, rebuild: Rebuild) -> None:
-        for part in rebuild.parts:
-            self._is_ours(part, rebuild)
-
     def restore(self, rebuild: Rebuild, rows: Sequence[Reserved]) -> None:
-        self.hold(rebuild)
+        for part in rebuild.parts:
+            self._fills(part, rebuild)
         now_ms = self._server.now_ms()
         for row, keys, name in self._each(rows):
-            if keys in rebuild.parts and self._is_ours(keys, rebuild):
+            if keys in rebuild.parts and self._fills(keys, rebuild):
                 member = row.message_id.bytes
                 self._server.holds.windows[name][member] = to_ms(row.send_at)
                 self._server.holds.pending[keys].setdefault((member, name), now_ms)
@@ -82,12 +81,13 @@ class MemoryUpkeep:
     def open(self, rebuild: Rebuild) -> int:
         ours = [part for part in rebuild.parts if self._is_ours(part, rebuild)]
         for part in ours:
-            self._server.holds.epochs[part] = Epoch(self._server.now_ms())
+            self._server.holds.epochs[part] = Epoch(self._server.now_ms(), rebuild.marker(part))
             del self._server.holds.markers[part]
-        return len(ours)
+        found = [(part, self._server.holds.epochs.get(part)) for part in rebuild.parts]
+        return sum(each is not None and each.marker == rebuild.marker(part) for part, each in found)
 
     def unconfirmed(
-        self, *, older_than: timedelta, at_most: int, skip: Mapping[ShardKeys, int] | None = None
+        self, *, older_than: timedelta, limit: int, skip: Mapping[ShardKeys, int] | None = None
     ) -> list[Unconfirmed]:
         skip = skip or {}
         before = self._server.now_ms() - older_than // MILLISECOND
@@ -101,11 +101,13 @@ class MemoryUpkeep:
             )
             found += [
                 Unconfirmed(UUID(bytes=member[:16]), member, name, keys, before)
-                for _, member, name in ordered[skip.get(keys, 0) :][:at_most]
+                for _, member, name in ordered[skip.get(keys, 0) :][:limit]
             ]
-        return found[:at_most]
+        return found[:limit]
 
-    def confirm(self, found: Sequence[Unconfirmed], stored: Mapping[UUID, Stored]) -> int:
+    def confirm(
+        self, found: Sequence[Unconfirmed], stored: Mapping[UUID, tuple[datetime, int]]
+    ) -> int:
         known = [each for each in found if each.message_id in stored]
         corrected = sum(self._is_corrected(each, stored[each.message_id]) for each in known)
         for each in found:
@@ -113,26 +115,27 @@ class MemoryUpkeep:
                 self._end(each)
         return corrected
 
-    def _is_corrected(self, each: Unconfirmed, kept: Stored) -> bool:
+    def _is_corrected(self, each: Unconfirmed, kept: tuple[datetime, int]) -> bool:
         name, own = each.window.decode(), each.message_id.bytes
+        send_at, token = kept
         asked_ms = self._server.holds.pending[each.keys].get((own, name), each.before_ms)
         if not self._is_waiting(each) or asked_ms > each.before_ms:
             return False
-        is_old = self._server.told(each.keys, each.message_id, name) > kept.token
+        is_old = self._server.told(each.keys, each.message_id, name) > token
         if is_old and not each.is_hold:
             return False
         if each.is_hold:
             self._end(each)
             if not is_old:
                 self._server.tell(
-                    each.keys, each.message_id, name, kept.token, life_ms=self._under_way_ms
+                    each.keys, each.message_id, name, token, life_ms=self._under_way_ms
                 )
         else:
             del self._server.holds.pending[each.keys][own, name]
         window = self._server.holds.windows[name]
-        if is_old or window.get(own) == to_ms(kept.send_at):
+        if is_old or window.get(own) == to_ms(send_at):
             return False
-        window[own] = to_ms(kept.send_at)
+        window[own] = to_ms(send_at)
         return True
 
     def _is_waiting(self, each: Unconfirmed) -> bool:
@@ -145,7 +148,9 @@ class MemoryUpkeep:
         del self._server.holds.pending[each.keys][each.member, name]
         self._server.holds.windows[name].pop(each.member, None)
 
-    def places(self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]) -> list[Unconfirmed]:
+    def await_confirmation(
+        self, found: Sequence[Unconfirmed], rows: Iterable[Reserved]
+    ) -> list[Unconfirmed]:
         before_ms = max((each.before_ms for each in found), default=0)
         added = []
         for row, keys, name in self._each(list(rows)):
@@ -191,8 +196,14 @@ class MemoryUpkeep:
             if epoch is not None and epoch.opened_at_ms == to_ms(opened_at):
                 epoch.checked = True
 
+    def _may_wipe(self, part: Any, rebuild: Rebuild) -> bool:
+        return self._server.marker_of(part) == rebuild.marker(part) and self._is_ours(part, rebuild)
+
+    def _fills(self, part: Any, rebuild: Rebuild) -> bool:
+        return self._server.fill(part, rebuild.marker(part), life_ms=self._marker_life_ms)
+
     def _is_ours(self, part: Any, rebuild: Rebuild) -> bool:
-        return self._server.keep_marker(part, rebuild.marker, life_ms=self._marker_life_ms)
+        return self._server.keep_marker(part, rebuild.marker(part), life_ms=self._marker_life_ms)
 
     def _each(self, rows: Sequence[Reserved]) -> list[tuple[Reserved, ShardKeys, str]]:
         found = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from dispatcher.delivery import Delivery
+from dispatcher.delivery import Delivery, Parts
 from dispatcher.delivery.reconciler import MARKER_SPARE, Reconciler
 from dispatcher.delivery.sweep import Sweep
 from dispatcher.message import Message
@@ -90,16 +90,16 @@ class Wiring:
             tell=lambda what, detail: self._world.tell(process.name, what, detail),
             shift_us=self._world.db_shift_us,
         )
-        return Delivery(
+        parts = Parts(
             settings=_SETTINGS,
             clock=process,
             claims=self._reached(self._claims, "store", process),
             permits=self._reached(self.permits, "permits", process),
-            transports=dict.fromkeys(_SETTINGS.channels, transport),
             queue=self._queue_of(process),
             journal=Journal(),
-            send_logs=self._send_logs,
         )
+        transports = dict.fromkeys(_SETTINGS.channels, transport)
+        return Delivery(parts, transports=transports, send_logs=self._send_logs)
 
     def duties(self, process: Process) -> dict[str, Callable[[], object]]:
         """Return the duties of a sweeper by name."""
@@ -118,7 +118,7 @@ class Wiring:
             settings=_SETTINGS,
             clock=process,
             store=self._reached(self._upkeep, "store", process),
-            windows=self._reached(self._windows_upkeep, "windows", process),
+            upkeep=self._reached(self._windows_upkeep, "windows", process),
             permits=self._reached(self.permits, "permits", process),
         )
         catch_up = CatchUp(

@@ -14,17 +14,15 @@ from uuid import UUID
 from dispatcher.broker.queue import TaskGroup
 from dispatcher.delivery import (
     GroupQueue,
-    destinations,
-    group,
-    group_queue,
     recorder,
     sender,
     sender_pool,
     sweep,
+    task,
 )
 from dispatcher.errors import DispatcherError
 from dispatcher.message import Message, Outcome, Status
-from dispatcher.reservation import windows
+from dispatcher.reservation import booking, windows
 from dispatcher.submission import (
     batch,
 )
@@ -159,7 +157,7 @@ class World:
         self.broker.offer()
 
     def _is_claimed(self, message: Message) -> None:
-        """Nothing is handed over but under the claim that holds, by the database's clock."""
+        """Nothing is sent but under the claim that holds, by the database's clock."""
         row = self.tables.messages.get(message.id)
         ends_at = None if row is None else row.claim_expires_at
         if row is not None and row.status is Status.SENT:
@@ -167,9 +165,9 @@ class World:
             if last is not None and last.outcome is Outcome.UNKNOWN:
                 return  # an earlier try was told to be sent after this one was claimed
         if row is None or ends_at is None or ends_at <= self.tables.now():
-            self.facts.wrong.append(f"{message.id} was handed over after its claim had ended")
+            self.facts.wrong.append(f"{message.id} was sent after its claim had ended")
         elif row.attempt_count != message.attempt_count:
-            self.facts.wrong.append(f"{message.id} was handed over under an old claim")
+            self.facts.wrong.append(f"{message.id} was sent under an old claim")
 
     def _take(self, task: TaskGroup) -> bool:
         alive = [process for process in self.workers if process.alive]
@@ -286,7 +284,7 @@ class World:
         return id_
 
     def new_hold(self, message_id: UUID) -> bytes:
-        """Return a member for a place that is not a message's yet."""
+        """Return a member for a time that a message does not have yet."""
         return message_id.bytes + b"hold%08d" % self.number()
 
 
@@ -297,18 +295,18 @@ def patched(world: World) -> Iterator[None]:
     log = logging.getLogger("dispatcher")
     level = log.level
     with ExitStack() as stack:
-        for module in (destinations, group, group_queue, recorder, sender_pool):
+        for module in (recorder, sender, sender_pool, task):
             stack.enter_context(patch.object(module, "threading", threading))
         stack.enter_context(
             patch.object(sender_pool, "SimpleQueue", lambda: Calls(world.scheduler))
         )
-        stack.enter_context(patch.object(destinations, "random", world.rng))
+        stack.enter_context(patch.object(sender_pool, "random", world.rng))
         stack.enter_context(patch.object(sender, "random", world.rng))
         stack.enter_context(patch.object(sweep, "random", world.rng))
         stack.enter_context(patch.object(batch, "new_id", world.new_id))
         stack.enter_context(patch.object(batch, "BATCH", _BATCH))
         stack.enter_context(patch.object(windows, "new_hold", world.new_hold))
-        stack.enter_context(patch.object(windows, "new_id", world.new_id))
+        stack.enter_context(patch.object(booking, "new_id", world.new_id))
         log.setLevel(logging.CRITICAL + 1)
         try:
             yield

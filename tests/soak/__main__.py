@@ -26,6 +26,7 @@ from tests.soak.history import ENDED, History
 from tests.soak.judge import Violation, judge, recoveries
 from tests.soak.nemesis import FAULTS_A_MINUTE, Nemesis, Strike, schedule
 from tests.soak.recorder import Recorder, read
+from tests.soak.seeded import BUGS
 from tests.soak.stage import BEATS, CLIENTS, WORKERS, Stage
 from tests.support.environment import ROOT
 from tests.support.waiting import wait_until
@@ -40,8 +41,13 @@ _PACKAGES = ("celery", "kombu", "redis", "sqlalchemy", "psycopg")
 
 def main() -> int:
     given = _arguments()
+    clustered = given.redis == "cluster"
     strikes = schedule(
-        given.seed, given.minutes * 60, only=given.only, a_minute=given.faults_a_minute
+        given.seed,
+        given.minutes * 60,
+        only=given.only,
+        a_minute=given.faults_a_minute,
+        clustered=clustered,
     )
     if given.schedule:
         for strike in strikes:
@@ -54,11 +60,15 @@ def main() -> int:
     drain = 120 + 60 * given.minutes if given.drain is None else given.drain
     _limit(given.minutes * 60 + drain + _SPARE_SECONDS)
     with workplace() as folder:
-        lines, told = soak(folder, given.seed, strikes, drain=drain)
+        lines, told = soak(
+            folder, given.seed, strikes, drain=drain, bug=given.bug, clustered=clustered
+        )
         logs = {log.stem: log.read_text(errors="replace") for log in folder.glob("*.log")}
     violations = judge(lines)
     again = f"python -m tests.soak --seed {given.seed} --minutes {given.minutes:g}" + "".join(
-        f" --only {','.join(given.only)}" if given.only else ""
+        [" --redis=cluster"] * clustered
+        + [f" --only {','.join(given.only)}"] * bool(given.only)
+        + [f" --bug '{given.bug}'"] * bool(given.bug)
     )
     result = (
         {"seed": given.seed, "minutes": given.minutes, "commit": commit}
@@ -82,11 +92,17 @@ def main() -> int:
 
 
 def soak(
-    folder: Path, seed: int, strikes: Sequence[Strike], *, drain: float
+    folder: Path,
+    seed: int,
+    strikes: Sequence[Strike],
+    *,
+    drain: float,
+    bug: str | None = None,
+    clustered: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Play a schedule, heal, drain; return the history, and figures that it does not tell."""
-    with Stage(folder, seed) as stage:
-        wait_until(lambda: stage.handed_over() > 5, 40, every=0.1)
+    with Stage(folder, seed, bug, clustered) as stage:
+        wait_until(lambda: stage.sends_begun() > 5, 40, every=0.1)
         nemesis = Nemesis(stage)
         with Observer(stage):
             began = time.monotonic()
@@ -164,7 +180,7 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
     history = History.of(lines)
     statuses = Counter(row["status"] for row in history.rows.values())
     outcomes = Counter(each["outcome"] for some in history.attempts.values() for each in some)
-    accepts = Counter(each.id for each in history.hand_overs if each.accepted)
+    accepts = Counter(each.id for each in history.sends if each.accepted)
     recovered = sorted(milliseconds for _, milliseconds in recoveries(history))
     answers = Counter((call.op, call.answer) for call in history.calls)
     return {
@@ -177,8 +193,8 @@ def _result(lines: Sequence[dict[str, Any]], violations: Sequence[Violation]) ->
         ),
         "stored": len(history.rows),
         **{status: statuses[status] for status in sorted(ENDED)},
-        "hand_overs": len(history.hand_overs),
-        "hand_overs_frozen": sum(is_frozen(each, history) for each in history.hand_overs),
+        "sends": len(history.sends),
+        "sends_frozen": sum(is_frozen(each, history) for each in history.sends),
         "attempts_unknown": outcomes["unknown"],
         "messages_twice": sum(many > 1 for many in accepts.values()),
         "recovery_p50_ms": round(median(recovered)) if recovered else None,
@@ -221,6 +237,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument(
+        "--redis", choices=("one", "cluster"), default="one", help="where the windows lie"
+    )
     parser.add_argument("--faults-a-minute", type=float, default=FAULTS_A_MINUTE)
     parser.add_argument(
         "--only",
@@ -231,6 +250,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--drain", type=float, help="most seconds for the rest (default: 120, and 60 a minute)"
     )
+    parser.add_argument("--bug", choices=BUGS, help="run the services and clients with this bug")
     parser.add_argument("--schedule", action="store_true", help="only print the schedule")
     parser.add_argument("--judge", type=Path, help="only judge the history in this file")
     parser.add_argument("--result", type=Path, help="write the figures to this file, too")

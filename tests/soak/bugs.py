@@ -1,85 +1,71 @@
-"""Would the soak notice? Bugs are put into a copy of the package, one at a time.
+"""Would the tests notice? Known bugs are planted, one at a time.
 
-``python -m tests.soak.bugs`` runs for each the soak with the faults that lie near, or a test that
-aims at it, and prints what caught it. Exit 1 when one was not caught.
+``python -m tests.soak.bugs`` runs for each the simulation, a test, or the soak with the faults that
+lie near, and prints what caught it. Exit 1 when one was not caught.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
+import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
+from tests.simulation import bugs as simulated
 from tests.soak.seeded import BUGS, Bug
 from tests.support.environment import ROOT
+from tests.support.planting import Seams, planted
 from tests.support.workplace import workplace
 
 SECONDS = 15.0
-_LIMIT_SECONDS = 400
+_LIMIT_SECONDS = 300
 _NOTHING = "**nothing**"
-_COPIED = ("dispatcher", "migrations", "tests", "pyproject.toml")
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4,12}){4}")
+
+Caught = tuple[str, int | None]
+"""By what, and among how many faults: None for a test, which causes one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What became of a bug: by what it was caught, and after how many faults."""
-
-    bug: Bug
-    caught_by: str
-    faults: int
-    seconds: float
+def _by_simulation(name: str) -> Caught:
+    found = simulated.hunt(name)
+    first = next((sentences[0] for sentences in found.broken.values()), _NOTHING)
+    return f"simulation: {_ID.sub('…', first)}", found.faults
 
 
-def hunt(bug: Bug, *, seed: int, seconds: float) -> Found:
-    """Put a bug into a copy, run what is to catch it, and tell."""
-    began = time.monotonic()
+def _by_soak(name: str, bug: Bug, seed: int, seconds: float) -> Caught:
     with workplace() as folder:
-        for name in _COPIED:
-            source, target = ROOT / name, folder / name
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, target)
-        for change in bug.changes:
-            change.apply(folder)
-        caught_by, faults = _by_test(folder, bug) if bug.test else _by_soak(
-            folder, bug, seed, seconds
+        result = folder / "result.json"
+        ended = _run(
+            "tests.soak", "--bug", name, "--seed", str(seed), "--minutes", str(seconds / 60),
+            "--drain", "60", "--only", ",".join(bug.faults), "--result", str(result),
+            "--keep", str(folder / "history.jsonl"),
         )  # fmt: skip
-    return Found(bug=bug, caught_by=caught_by, faults=faults, seconds=time.monotonic() - began)
+        if not result.exists():
+            last = (ended.stderr.strip().splitlines() or [""])[-1]
+            return f"{_NOTHING}: the soak ended with {ended.returncode}: {last}", 0
+        told = json.loads(result.read_text())
+    by = told["violations_by_invariant"]
+    text = ", ".join(f"{each} ({many})" for each, many in by.items())
+    if not any(each.split()[0] == bug.invariant for each in by):
+        text = f"{_NOTHING} by {bug.invariant}: {text}"
+    return text, told["faults"]
 
 
-def _by_soak(folder: Path, bug: Bug, seed: int, seconds: float) -> tuple[str, int]:
-    result = folder / "result.json"
-    ended = _run(
-        folder, "tests.soak", "--seed", str(seed), "--minutes", str(seconds / 60),
-        "--drain", "60", "--only", ",".join(bug.faults), "--result", str(result),
-        "--keep", str(folder / "history.jsonl"),
-    )  # fmt: skip
-    if not result.exists():
-        last = (ended.stderr.strip().splitlines() or [""])[-1]
-        return f"{_NOTHING}: the soak ended with {ended.returncode}: {last}", 0
-    told = json.loads(result.read_text())
-    by = [f"{name} ({many})" for name, many in told["violations_by_invariant"].items()]
-    return ", ".join(by) or _NOTHING, told["faults"]
+def _by_test(name: str, bug: Bug) -> Caught:
+    ended = _run("tests.soak.planted", name, "pytest", "-qx", "-p", "no:cacheprovider", bug.test)
+    is_caught = ended.returncode == 1 and "FAILED" in ended.stdout
+    return bug.test if is_caught else f"{_NOTHING}: {ended.stdout[-200:]}", None
 
 
-def _by_test(folder: Path, bug: Bug) -> tuple[str, int]:
-    ended = _run(folder, "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.test)
-    failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]
-    return (failed[0].removeprefix("FAILED ").split(" - ")[0] if failed else _NOTHING), 0
-
-
-def _run(folder: Path, *module: str) -> subprocess.CompletedProcess[str]:
+def _run(*module: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *module],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=_LIMIT_SECONDS,
@@ -87,21 +73,40 @@ def _run(folder: Path, *module: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _hunts(seed: int, seconds: float) -> Iterator[tuple[str, str, Callable[[], Caught]]]:
+    """Yield the name of each bug, what it replaces, and what is to catch it."""
+    for name, seams in simulated.BUGS.items():
+        yield name, _named(seams), partial(_by_simulation, name)
+    for name, bug in BUGS.items():
+        hunt = partial(_by_test, name, bug)
+        if not bug.test:
+            hunt = partial(_by_soak, name, bug, seed, seconds)
+        yield name, _named(bug.seams), hunt
+
+
+def _named(seams: Seams) -> str:
+    return ", ".join(f"`{each.removeprefix('tests.')}`" for each in seams)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.bugs", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each soak")
-    parser.add_argument("--only", help="part of the names of those to hunt")
+    parser.add_argument("--only", default="", help="part of the names of those to hunt")
     given = parser.parse_args()
+    for each in (*simulated.BUGS.values(), *(bug.seams for bug in BUGS.values())):
+        with planted(each):  # or fail at once
+            pass
     missed = 0
-    print("| bug | caught by | faults | seconds |\n|---|---|---|---|")
-    for bug in BUGS:
-        if given.only and given.only not in bug.name:
+    print("| bug | instead of | caught by | faults | seconds |\n|---|---|---|---|---|")
+    for name, seams, hunt in _hunts(given.seed, given.seconds):
+        if given.only not in name:
             continue
-        found = hunt(bug, seed=given.seed, seconds=given.seconds)
-        missed += found.caught_by.startswith(_NOTHING)
-        faults = "–" if bug.test else str(found.faults)
-        print(f"| {bug.name} | {found.caught_by} | {faults} | {found.seconds:.0f} |", flush=True)
+        began = time.monotonic()
+        caught_by, faults = hunt()
+        missed += _NOTHING in caught_by
+        took = time.monotonic() - began
+        print(f"| {name} | {seams} | {caught_by} | {faults or '–'} | {took:.0f} |", flush=True)
     return 1 if missed else 0
 
 

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from tests.soak.history import HandOver, History, Line
-from tests.support.model import is_broken
+from tests.soak.history import History, Line, Send
+from tests.support.checks import differences
+from tests.support.model import excesses
 
 _PLAIN = ""
-_NO_PLACE = frozenset({"cancelled", "expired"})
+_SLOT_REFUSED = frozenset({"cancelled", "expired"})
 _AFTER_A_FREEZE_US = 500_000
 
 
 def broken_quotas(history: History) -> Iterator[str]:
     """I3: the promised times of live messages fit every quota of their scopes."""
     for (kind, scope), members in _expected(history).items():
-        for count, length in history.terms["quotas"][kind]:
-            if is_broken(members.values(), (count, length)):
-                name = f"{kind} {scope}".strip()
-                yield f"{name} was promised more than {count} within {length} ms"
+        name = f"{kind} {scope}".strip()
+        for each in excesses([*members.values()], history.terms["quotas"][kind]):
+            yield f"{name} was promised {each}"
 
 
 def broken_limits(history: History) -> Iterator[str]:
-    """I3: hand-overs, at their begin and where they were accepted, fit every limit.
+    """I3: sends, at their begin and where they were accepted, fit every limit.
 
     Those are left out that a freeze of their worker carried past the end of its claim: nothing
     but the provider can stop them, and the design says so. Nor does a limit hold at the end of a
-    hand-over that takes longer than a transport may.
+    send that takes longer than a transport may.
     """
     longest_us = history.terms["longest_ms"] * 1_000
     begun: dict[tuple[str, str], list[int]] = defaultdict(list)
     taken: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for each in history.hand_overs:
+    for each in history.sends:
         if is_frozen(each, history):
             continue
         channel = f"channel {each.begin['channel']}"
@@ -42,20 +42,16 @@ def broken_limits(history: History) -> Iterator[str]:
                 taken[name].append(each.end["at"])
     for word, times in (("given", begun), ("accepted", taken)):
         for (kind, scope), some in times.items():
-            for count, length in history.terms["limits"].get(kind, ()):
-                if is_broken(some, (count, length * 1_000)):
-                    span = _tightest(some, count) / 1_000
-                    yield (
-                        f"{kind} {scope} was {word} more than {count} within {length} ms "
-                        f"({span:.3f} ms)"
-                    )
+            limits = history.terms["limits"].get(kind, ())
+            found = excesses(some, limits, per_ms=1_000)
+            yield from (f"{kind} {scope} was {word} {excess}" for excess in found)
 
 
 def too_many_in_hand(history: History) -> Iterator[str]:
-    """I3: no more hand-overs of a channel at a time than its concurrency."""
+    """I3: no more sends of a channel at a time than its concurrency."""
     for channel, most in history.terms["concurrency"].items():
         moments: list[tuple[int, int]] = []
-        for each in history.hand_overs:
+        for each in history.sends:
             if each.begin["channel"] == channel and each.end and not is_frozen(each, history):
                 moments += [(each.at, 1), (each.end["at"], -1)]
         in_hand = highest = 0
@@ -68,19 +64,11 @@ def too_many_in_hand(history: History) -> Iterator[str]:
 
 def false_windows(history: History) -> Iterator[str]:
     """I9: the windows hold exactly what SQL says."""
-    expected = _expected(history)
-    for name in sorted(expected.keys() | history.places.keys()):
-        should, does = expected.get(name, {}), history.places.get(name, {})
-        of = " ".join(name).strip()
-        yield from (f"{of}: {id_} has no place" for id_ in should.keys() - does.keys())
-        yield from (f"{of}: {id_} has a place in vain" for id_ in does.keys() - should.keys())
-        for id_ in should.keys() & does.keys():
-            if should[id_] != does[id_]:
-                yield f"{of}: {id_} is placed at {does[id_]} instead of {should[id_]}"
+    return differences(history.places, _expected(history))
 
 
-def is_frozen(each: HandOver, history: History) -> bool:
-    """Whether the worker was frozen in or right before this hand-over, for as long as one lasts."""
+def is_frozen(each: Send, history: History) -> bool:
+    """Whether the worker was frozen in or right before this send, for as long as one lasts."""
     longest_us = history.terms["longest_ms"] * 1_000
     end = each.end["at"] if each.end else each.at
     return any(
@@ -93,7 +81,7 @@ def is_frozen(each: HandOver, history: History) -> bool:
 def _expected(history: History) -> dict[tuple[str, str], dict[str, int]]:
     expected: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in history.rows.values():
-        if row["status"] not in _NO_PLACE:
+        if row["status"] not in _SLOT_REFUSED:
             for kind in _kinds(row, history.terms["quotas"]):
                 expected[kind, row["scope"]][row["id"]] = row["send_at_ms"]
     return dict(expected)
@@ -102,8 +90,3 @@ def _expected(history: History) -> dict[tuple[str, str], dict[str, int]]:
 def _kinds(row: Line, quotas: Mapping[str, object]) -> list[str]:
     """The kinds of scopes that a message counts against: the plain one, and its channel's."""
     return [kind for kind in (_PLAIN, f"recipient.{row['channel']}") if kind in quotas]
-
-
-def _tightest(times: Sequence[int], count: int) -> int:
-    ordered = sorted(times)
-    return min(last - first for first, last in zip(ordered, ordered[count:], strict=False))

@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -17,10 +17,15 @@ import redis
 
 from dispatcher.app import App
 from dispatcher.broker.queue import Ticket
-from tests.soak.stage import BEATS, CLIENTS, SERVERS, SIDES, WORKERS, Stage
-from tests.support.servers import HARNESS, RedisServer
+from dispatcher.redis.keys import ShardKeys
+from tests.soak.stage import BEATS, CLIENTS, NODES, SERVERS, SIDES, WORKERS, Stage
+from tests.support.cluster import Cluster, slot_of
+from tests.support.servers import HARNESS
 
 FORGOTTEN_BYTES = 8_000
+_PATIENCE_SECONDS = 1.0
+_RECKLESS = 0.1
+"""How often a node of a cluster goes away though another has not come back."""
 
 Heal = Callable[[], object]
 
@@ -98,13 +103,9 @@ def _lose_answer(pattern: bytes) -> Act:
     return act
 
 
-def _server(stage: Stage, target: str) -> RedisServer:
-    return stage.windows if target == "windows" else stage.broker
-
-
 def _ask_redis(*command: str) -> Act:
     def act(stage: Stage, target: str, _: random.Random) -> Done | None:
-        with _server(stage, target).client() as client, suppress(redis.RedisError):
+        with stage.node(target).client() as client, suppress(redis.RedisError):
             client.execute_command(*command)
             return Done()
         return None
@@ -128,18 +129,18 @@ def _configure(name: str, value: str, usual: str) -> Act:
 
 
 def _freeze_redis(stage: Stage, target: str, _: random.Random) -> Done:
-    pid = _server(stage, target).pid
+    pid = stage.node(target).pid
     os.kill(pid, signal.SIGSTOP)
     return Done(lambda: _continue(pid))
 
 
 def _restart_redis(stage: Stage, target: str, _: random.Random) -> Done:
-    _server(stage, target).kill()
-    return Done(_server(stage, target).start)
+    stage.node(target).kill()
+    return Done(stage.node(target).start)
 
 
 def _forget(stage: Stage, target: str, chance: random.Random) -> Done:
-    server = _server(stage, target)
+    server = stage.node(target)
     server.kill()
     logs = [path for path in server.folder.rglob("*.aof") if ".base." not in path.name]
     for newest in sorted(logs, key=lambda path: path.stat().st_mtime)[-1:]:
@@ -147,9 +148,78 @@ def _forget(stage: Stage, target: str, chance: random.Random) -> Done:
     return Done(server.start)
 
 
+def _lose_disk(stage: Stage, target: str, _: random.Random) -> Done:
+    """Let a node come back under its name with nothing in it."""
+    server = stage.node(target)
+    server.kill()
+    for path in server.folder.rglob("*.aof"):
+        path.unlink()
+    return Done(server.start)
+
+
 def _cut_tail(path: Path, length: int) -> None:
     with path.open("r+b") as log:
         log.truncate(max(0, path.stat().st_size - length))
+
+
+def _alone(fault: Act) -> Act:
+    """Let one node at a time be away, and mostly only where all others stand by.
+
+    Where masters and their replicas are away together nothing is judged but an outage.
+    """
+
+    def act(stage: Stage, target: str, chance: random.Random) -> Done | None:
+        cluster = stage.windows
+        if not isinstance(cluster, Cluster) or not stage.away.acquire(timeout=_PATIENCE_SECONDS):
+            return None
+        done: Done | None = None
+        try:
+            if chance.random() < _RECKLESS or cluster.is_whole:
+                done = fault(stage, target, chance)
+        finally:
+            if done is None:
+                stage.away.release()
+        if done is None:
+            return None
+        heal = done.heal
+
+        def healed() -> None:
+            try:
+                heal()
+            finally:
+                stage.away.release()
+
+        return Done(healed, done.pids)
+
+    return act
+
+
+def _take_over(how: str) -> Act:
+    """Let a replica become the master: with its master's consent, or without any."""
+
+    def act(stage: Stage, target: str, _: random.Random) -> Done | None:
+        with suppress(redis.RedisError), stage.node(target).client() as client:
+            client.execute_command("CLUSTER", "FAILOVER", *how.split())
+            return Done()
+        return None  # it is a master
+
+    return act
+
+
+def _move_slot(stage: Stage, target: str, chance: random.Random) -> Done | None:
+    """Begin to move the slot of a shard to a master; the rest moves when it is healed."""
+    cluster = stage.windows
+    if not isinstance(cluster, Cluster):
+        return None
+    settings = stage.settings("clients")
+    shard = ShardKeys(settings.namespace, chance.randrange(settings.shards))
+    slot = slot_of(shard.epoch)
+    with suppress(redis.RedisError, StopIteration):  # a node is away; what has begun is ended
+        to = cluster.elsewhere(cluster.master_of(slot))
+        cluster.begin_move(slot, to)
+        for _ in range(chance.randrange(4)):
+            cluster.move_one(slot, to)
+    return Done(lambda: cluster.mend_slot(slot))
 
 
 def _delete_queues(stage: Stage, target: str, _: random.Random) -> Done | None:
@@ -322,4 +392,37 @@ FAULTS = (
           lasts=(0.1, 1.2)),
 )  # fmt: skip
 
-BY_NAME = {fault.name: fault for fault in FAULTS}
+FAULTS_OF_CLUSTERS = (
+    Fault(name="node.kill", act=_alone(_restart_redis), targets=NODES, share=4, lasts=(0.1, 6)),
+    Fault(name="node.freeze", act=_alone(_freeze_redis), targets=NODES, share=6, lasts=(0.1, 6)),
+    Fault(name="node.lose-disk", act=_alone(_lose_disk), targets=NODES, share=1, lasts=(0.1, 4)),
+    Fault(name="node.client-kill", act=_ask_redis("CLIENT", "KILL", "TYPE", "normal"),
+          targets=NODES, share=8),
+    Fault(name="node.pause", act=_pause, targets=NODES, share=5),
+    Fault(name="node.script-flush", act=_ask_redis("SCRIPT", "FLUSH"), targets=NODES, share=8),
+    Fault(name="node.flush-all", act=_ask_redis("FLUSHALL"), targets=NODES, share=2),
+    Fault(name="node.full", act=_configure("maxmemory", "1", "0"), targets=NODES, share=3,
+          lasts=(0.1, 1)),
+    Fault(name="node.evicting", act=_configure("maxmemory-policy", "allkeys-lru", "noeviction"),
+          targets=NODES, share=1.5, lasts=(0.1, 1)),
+    Fault(name="node.fail-over", act=_alone(_take_over("")), targets=NODES, share=4),
+    Fault(name="node.take-over", act=_alone(_take_over("TAKEOVER")), targets=NODES, share=3),
+    Fault(name="cluster.move-slot", act=_alone(_move_slot), targets=["windows"], share=12,
+          lasts=(0, 2)),
+)  # fmt: skip
+"""In the place of those of one server for the windows."""
+
+
+def in_cluster() -> list[Fault]:
+    """Return the kinds of faults where the windows lie in a cluster."""
+    gone = {"windows", *_WINDOWS}
+    left = [(fault, [each for each in fault.targets if each not in gone]) for fault in FAULTS]
+    found = [
+        replace(fault, targets=targets, share=fault.share * len(targets) / len(fault.targets))
+        for fault, targets in left
+        if targets
+    ]
+    return [*found, *FAULTS_OF_CLUSTERS]
+
+
+BY_NAME = {fault.name: fault for fault in (*FAULTS, *FAULTS_OF_CLUSTERS)}

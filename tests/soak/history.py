@@ -3,7 +3,7 @@
 A line is a JSON object with ``kind`` and ``at`` (microseconds since 1970). The kinds:
 
 ======== ====================================================================================
-terms    ``quotas`` and ``limits`` by name, ``concurrency``, ``longest_ms`` of a hand-over, ...
+terms    ``quotas`` and ``limits`` by name, ``concurrency``, ``longest_ms`` of a send, ...
 call     a client asks: ``n``, ``op``, ``tag``, ``key``, ``id``, ``digest``, ``send_at_ms``
 answer   what it was told: ``n``, ``answer`` (ok, refused, unknown), ``error``, ``id``, ...
 begin    the provider is given a message: ``id``, ``attempt``, ``pid``, ``digest``, ...
@@ -30,23 +30,10 @@ FINAL = frozenset({"sent", "failed", "expired", "cancelled"})
 ENDED = FINAL | {"held"}
 """The ends of a message; a held one waits for a person."""
 NEVER = 1 << 62
-_KINDS = frozenset(
-    [
-        "terms",
-        "call",
-        "answer",
-        "begin",
-        "accept",
-        "decline",
-        "called",
-        "fault",
-        "seen",
-        "row",
-        "attempt",
-        "place",
-        "leak",
-    ]
-)
+_KINDS = {
+    "terms", "call", "answer", "begin", "accept", "decline", "called", "fault", "seen", "row",
+    "attempt", "place", "leak",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +61,7 @@ class Call:
 
 
 @dataclass(slots=True, kw_only=True)
-class HandOver:
+class Send:
     """What the provider saw of one attempt. ``end`` is None where its worker died in it."""
 
     id: str
@@ -98,9 +85,9 @@ class History:
 
     terms: Line = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    hand_overs: list[HandOver] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
     strays: list[Line] = field(default_factory=list)
-    """Ends of hand-overs that nobody began."""
+    """Ends of sends that nobody began."""
     faults: list[Line] = field(default_factory=list)
     seen: list[Line] = field(default_factory=list)
     rows: dict[str, Line] = field(default_factory=dict)
@@ -119,12 +106,12 @@ class History:
         strange = by_kind.keys() - _KINDS
         if strange:
             raise ValueError(f"lines of kind {', '.join(sorted(strange))}")
-        hand_overs, strays = _hand_overs(
+        sends, strays = _sends(
             by_kind["begin"], by_kind["accept"] + by_kind["decline"], by_kind["called"]
         )
         history = cls(
             terms=(by_kind["terms"] or [{}])[0],
-            hand_overs=hand_overs,
+            sends=sends,
             strays=strays,
             calls=_calls(by_kind["call"], by_kind["answer"]),
             faults=by_kind["fault"],
@@ -161,10 +148,10 @@ class History:
                 found[call.about].append(call)
         return found
 
-    def by_message(self) -> dict[str, list[HandOver]]:
-        """Return the hand-overs of each message, in order of their attempts."""
-        found: dict[str, list[HandOver]] = defaultdict(list)
-        for each in self.hand_overs:
+    def by_message(self) -> dict[str, list[Send]]:
+        """Return the sends of each message, in order of their attempts."""
+        found: dict[str, list[Send]] = defaultdict(list)
+        for each in self.sends:
             found[each.id].append(each)
         for several in found.values():
             several.sort(key=lambda each: (each.attempt, each.at))
@@ -186,23 +173,21 @@ def _calls(asked: Iterable[Line], told: Iterable[Line]) -> list[Call]:
     ]
 
 
-def _hand_overs(
+def _sends(
     begun: Iterable[Line], ended: Iterable[Line], called: Iterable[Line]
-) -> tuple[list[HandOver], list[Line]]:
+) -> tuple[list[Send], list[Line]]:
     """Join what belongs together; return also the ends that belong to nothing."""
-    ends, words = _by_hand_over(ended), _by_hand_over(called)
+    ends, words = _by_send(ended), _by_send(called)
     found = []
     for line in begun:
         name = _name(line)
         end = ends[name].pop(0) if ends[name] else None
         word = words[name].pop(0) if words[name] else None
-        found.append(
-            HandOver(id=line["id"], attempt=line["attempt"], begin=line, end=end, called=word)
-        )
+        found.append(Send(id=line["id"], attempt=line["attempt"], begin=line, end=end, called=word))
     return found, [line for left in ends.values() for line in left]
 
 
-def _by_hand_over(lines: Iterable[Line]) -> dict[tuple[str, int, int], list[Line]]:
+def _by_send(lines: Iterable[Line]) -> dict[tuple[str, int, int], list[Line]]:
     found: dict[tuple[str, int, int], list[Line]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: int(line["at"])):
         found[_name(line)].append(line)

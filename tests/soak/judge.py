@@ -83,7 +83,7 @@ def lost(history: History) -> Iterator[str]:
 def phantoms(history: History) -> Iterator[str]:
     """What reached the provider was submitted, with this content."""
     updates = history.changes("update")
-    for each in history.hand_overs:
+    for each in history.sends:
         row = history.rows.get(each.id)
         calls = history.submits_of(row) if row else []
         if row is None or not calls:
@@ -93,7 +93,7 @@ def phantoms(history: History) -> Iterator[str]:
         if each.begin["digest"] not in digests:
             yield f"{each.id} was sent with content that nobody asked for"
     sent = defaultdict(set)
-    for each in history.hand_overs:
+    for each in history.sends:
         if each.accepted:
             sent[each.id].add(each.begin["digest"])
     for id_, row in history.rows.items():
@@ -106,14 +106,14 @@ def phantoms(history: History) -> Iterator[str]:
 
 
 def sent_twice(history: History) -> Iterator[str]:
-    """Each hand-over but the last has an outcome that nobody could know before the next one.
+    """Each send but the last has an outcome that nobody could know before the next one.
 
     The n-th attempt that SQL keeps is the one that the provider calls n.
     """
     for id_, several in history.by_message().items():
         numbers = [each.attempt for each in several]
         if len(set(numbers)) < len(numbers):
-            yield f"{id_} was handed over twice in one attempt"
+            yield f"{id_} was sent twice in one attempt"
         accepted = [each for each in several if each.accepted]
         row = history.rows.get(id_, {})
         if row.get("on_unknown") == "hold" and len(accepted) > 1 and not _released(id_, history):
@@ -127,7 +127,7 @@ def sent_twice(history: History) -> Iterator[str]:
 def traces_of_refusals(history: History) -> Iterator[str]:
     """A submit that was refused, however often it was tried, left nothing.
 
-    One under an idempotency key may leave a cancelled message: a twin may know of it.
+    One under an idempotency key may leave a cancelled message: a duplicate may know of it.
     """
     begun = history.by_message()
     rows = {row["tag"]: row for row in history.rows.values()}
@@ -157,7 +157,7 @@ def false_cancels(history: History) -> Iterator[str]:
             yield f"{id_} is cancelled though its caller was told that it is not"
 
 
-def false_twins(history: History) -> Iterator[str]:
+def false_duplicates(history: History) -> Iterator[str]:
     """One idempotency key gives one message, and other content an error."""
     ids: dict[str, set[str]] = defaultdict(set)
     for call in history.calls:
@@ -245,7 +245,7 @@ INVARIANTS: Mapping[str, Sequence[Callable[[History], Iterator[str]]]] = {
     "I5 a refusal leaves no trace": [traces_of_refusals],
     "I6 a cancel is final": [false_cancels],
     "I7 neither early nor expired": [early_or_expired],
-    "I8 idempotent keys": [false_twins, other_ids],
+    "I8 idempotent keys": [false_duplicates, other_ids],
     "I9 windows are what SQL says": [false_windows],
     "I10 tokens grow": [false_tokens],
     "I11 recovery": [slow_recoveries],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.soak.faults import BY_NAME, FAULTS, Done
+from tests.soak.faults import BY_NAME, FAULTS, Done, in_cluster
 from tests.soak.recorder import now_us
 from tests.soak.stage import Stage
 
@@ -35,13 +35,18 @@ class Strike:
 
 
 def schedule(
-    seed: int, seconds: float, *, only: Sequence[str] = (), a_minute: float = FAULTS_A_MINUTE
+    seed: int,
+    seconds: float,
+    *,
+    only: Sequence[str] = (),
+    a_minute: float = FAULTS_A_MINUTE,
+    clustered: bool = False,
 ) -> list[Strike]:
     """Return the faults of a seed, in order. The same seed gives the same schedule."""
     chance = random.Random(seed)  # noqa: S311 - a repeatable choice, no secret
     pairs = [
         (fault, target, fault.share / len(fault.targets))
-        for fault in FAULTS
+        for fault in (in_cluster() if clustered else FAULTS)
         for target in fault.targets
         if not only or fault.name in only
     ]

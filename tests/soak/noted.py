@@ -1,4 +1,4 @@
-"""The transports that ship, with a note of each hand-over: that it begins, and what it is called.
+"""The transports that ship, with a note of each send: that it begins, and what it is called.
 
 What comes of it their receivers write down. They know it by its id, attempt and process.
 """
@@ -22,7 +22,7 @@ ATTEMPT, PROCESS = "X-Attempt", "x-process"
 
 
 class Email(SmtpTransport):
-    """Hands over by SMTP. Each mail has a header that tells the attempt and the process."""
+    """Sends by SMTP. Each mail has a header that tells the attempt and the process."""
 
     def __init__(self, *, path: str, timeout: float, **options: Any) -> None:
         super().__init__(timeout=timeout, **options)
@@ -35,7 +35,7 @@ class Email(SmtpTransport):
 
 
 class Webhook(WebhookTransport):
-    """Hands over by HTTP. Each request has a header that tells the process."""
+    """Sends by HTTP. Each request has a header that tells the process."""
 
     def __init__(self, *, path: str, timeout: float, **options: Any) -> None:
         super().__init__(timeout=timeout, headers={PROCESS: str(os.getpid())}, **options)

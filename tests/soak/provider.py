@@ -21,7 +21,7 @@ The rest is refused for good.
 
 
 def begin(recorder: Recorder, message: Message) -> dict[str, Any]:
-    """Write down that a message is handed over; return what names this hand-over."""
+    """Write down that a message is sent; return what names this send."""
     given = {"id": str(message.id), "attempt": message.attempt_count, "pid": os.getpid()}
     recorder.write(
         "begin",

@@ -11,18 +11,18 @@ _NOT_THERE = frozenset({"temporary", "permanent"})
 
 
 def strays(history: History) -> Iterator[str]:
-    """What a receiver has was handed over, once, and arrived as it was."""
+    """What a receiver has was sent, once, and arrived as it was."""
     for line in history.strays:
-        yield f"{line['id']} reached its receiver in a hand-over that nobody began"
-    for each in history.hand_overs:
+        yield f"{line['id']} reached its receiver in a send that nobody began"
+    for each in history.sends:
         if each.end and each.end.get("digest", each.begin["digest"]) != each.begin["digest"]:
-            yield f"{each.id} reached its receiver with other content than was handed over"
+            yield f"{each.id} reached its receiver with other content than was sent"
 
 
 def other_ids(history: History) -> Iterator[str]:
     """However often a message comes, it comes under the same id."""
     ids: dict[str, set[str]] = defaultdict(set)
-    ends = [each.end for each in history.hand_overs if each.end]
+    ends = [each.end for each in history.sends if each.end]
     for line in [*ends, *history.strays]:
         if "tag" in line:
             ids[line["tag"]].add(line["id"])
@@ -36,7 +36,7 @@ def untrue_words(history: History) -> Iterator[str]:
 
     Where nobody can know it says so.
     """
-    for each in history.hand_overs:
+    for each in history.sends:
         word = each.called and each.called["how"]
         if word == "sent" and not (each.accepted and each.end and each.end.get("answered")):
             yield f"attempt {each.attempt} of {each.id} was called sent, and nobody confirmed it"

@@ -1,332 +1,296 @@
-"""The bugs that the soak, or a test, must catch: each as text of the package and its replacement."""
+"""Known bugs that the soak, or a test, must catch: each replaces named attributes of the package.
+
+``tests/simulation/bugs.py`` has those that the simulation catches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid5
+
+from sqlalchemy import BinaryExpression, true
+from sqlalchemy.sql.visitors import replacement_traverse
+
+from dispatcher.errors import PerhapsSent, TemporaryFailure
+from dispatcher.message import Status
+from dispatcher.redis.scripts import Script
+from dispatcher.store import Failure
+from dispatcher.store.changes import Change
+from dispatcher.transports.smtp_connection import Reply
+from tests.support.planting import Seams, nothing
+
+Wrong = Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Text of a file and what stands there instead; ``old`` must be found exactly once."""
+class Bug(NamedTuple):
+    """A bug, and what must catch it: the soak by ``invariant``, with ``faults``; or ``test``.
 
-    file: str
-    old: str
-    new: str
+    The bug is planted in the process of the test only, not in processes that the test starts.
+    """
 
-    def apply(self, root: Path) -> None:
-        path = root / "dispatcher" / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            found = text.count(self.old)
-            raise ValueError(f"{self.file} has {found} times what the bug replaces: {self.old!r}")
-        path.write_text(text.replace(self.old, self.new))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bug:
-    """A bug. ``faults`` are the kinds of the soak that is to catch it; or ``test`` is."""
-
-    name: str
-    changes: Sequence[Change]
-    faults: Sequence[str] = ()
+    seams: Seams
+    invariant: str = ""
+    faults: Sequence[str] = ("line.cut",)
     test: str = ""
 
 
-def _one(file: str, old: str, new: str) -> list[Change]:
-    return [Change(file=file, old=old, new=new)]
+def _also(*more: Status) -> Wrong:
+    """Make a guard by status pass rows of these statuses as well."""
+
+    def wrong(real: Any) -> Any:
+        return lambda tables, *rest, **named: real(_loose(tables, *more), *rest, **named)
+
+    return wrong
 
 
-CALM = ("line.cut",)
-REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
+def _loose(tables: Any, *more: Status) -> Any:
+    guard, loose = tables.has_status, copy(tables)
+    loose.has_status = lambda *some: guard(*some, *more)
+    loose.is_scheduled = guard(Status.SCHEDULED, *more)
+    return loose
 
-BUGS = (
-    Bug(
-        name="claim without a check of the status",
-        changes=[
-            Change(
-                file="store/claims.py",
-                old="these,\n            tables.has_status(Status.SCHEDULED),",
-                new="these,\n            tables.has_status(Status.SCHEDULED, Status.SENDING),",
-            ),
-            Change(
-                file="store/claims.py",
-                old=".where(tables.has_status(Status.SCHEDULED))\n        .values(",
-                new=".where(tables.has_status(Status.SCHEDULED, Status.SENDING))\n        .values(",
-            ),
-        ],
-        faults=REPEATED,
+
+def _without(column: str) -> Wrong:
+    """Replace every condition on a column by one that always holds."""
+
+    def passes(element: Any, **_: Any) -> Any:
+        is_on = isinstance(element, BinaryExpression) and element.left.key == column
+        return true() if is_on else None
+
+    def wrong(real: Any) -> Any:
+        return lambda *given: replacement_traverse(real(*given), {}, passes)
+
+    return wrong
+
+
+def commands(lua: str, *scripts: str) -> Wrong:
+    """Put ``lua`` before each Redis command of these scripts; it may answer instead of Redis.
+
+    Raises FileNotFoundError where a script is gone.
+    """
+    shim = f"""local redis = setmetatable({{call = function(...)
+      local word, key, low, high = ...
+      {lua}
+      return redis.call(...)
+    end}}, {{__index = redis}})
+    """
+
+    def wrong(script: Any) -> Any:
+        changed = {name: Script.of(shim + script(name).text) for name in scripts}
+        return lambda name: changed.get(name) or script(name)
+
+    return wrong
+
+
+def _claimed_early(real: Any) -> Any:
+    def claim(self: Any, message_ids: Any, **given: Any) -> Any:
+        claims = real(self, message_ids, **given | {"ahead": timedelta(days=1)})
+        return [replace(each, due_in=0.0) for each in claims]
+
+    return claim
+
+
+def _never_expired(real: Any) -> Any:
+    return lambda self, group, claim, now: real(self, group, replace(claim, expires_in=None), now)
+
+
+def _any_status_updated(real: Any) -> Any:
+    def update(self: Any, *given: Any, **named: Any) -> Any:
+        loose = copy(self)
+        loose._tables = _loose(self._tables, *Status)
+        return real(loose, *given, **named)
+
+    return update
+
+
+def _attempt_not_counted(real: Any) -> Any:
+    def again(self: Any) -> Any:
+        count = self._tables.messages.c.attempt_count
+        first = real.func(self)
+        return Change(self.backend, lambda given: first.make(given).values(attempt_count=count - 1))
+
+    return property(again)
+
+
+def _any_content_recalled(_: Any) -> Any:
+    return lambda valid, known: known.get(valid.idempotency_key, (None,))[0]
+
+
+def _recipient_logged(real: Any) -> Any:
+    def outcome(self: Any, group: Any, claim: Any) -> Any:
+        found = real(self, group, claim)
+        if isinstance(found, Failure):
+            logging.getLogger("dispatcher").warning("could not send: %s", claim.message.recipient)
+        return found
+
+    return outcome
+
+
+def _where_unknown(answer: Callable[[str], Any]) -> Wrong:
+    def wrong(real: Any) -> Any:
+        def send(*given: Any) -> Any:
+            try:
+                return real(*given)
+            except PerhapsSent as error:
+                return answer(str(error))
+
+        return send
+
+    return wrong
+
+
+def _refuse(reason: str) -> Any:
+    raise TemporaryFailure(reason)
+
+
+def _id_of_the_attempt(real: Any) -> Any:
+    def compose(message: Any, **given: Any) -> Any:
+        return real(replace(message, id=uuid5(message.id, str(message.attempt_count))), **given)
+
+    return compose
+
+
+def _taken_for_no_time(real: Any) -> Any:
+    return lambda *given, **named: real(*given, **named | {"hold": timedelta(0)})
+
+
+def _any_token(_: Any) -> Any:
+    def ours(self: Any, given: Any) -> Any:
+        return self._tables.messages.c.id == given("id"), given("token") == given("token")
+
+    return ours
+
+
+def _last_claim_only(_: Any) -> Any:
+    def sent(self: Any) -> Any:
+        return Change(self.backend, lambda given: self._sent(*self._ours(given)))
+
+    return property(sent)
+
+
+_REPEATED = ("broker.repeat", "reply.task", "broker.no-queues")
+_LATE = ("worker.freeze", "line.refuse", "broker.no-queues")
+_FLUSHED = (
+    "tests/delivery/test_delivery_faults.py::"
+    "test_after_a_flush_permits_are_refused_until_the_sends_are_counted_again"
+)
+_NOT_SCHEDULED = (
+    "tests/store/test_messages.py::"
+    "test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated"
+)
+_ONE_SIDED = """
+if word == 'ZCOUNT' or word == 'ZRANGEBYSCORE' then
+  if string.sub(low, 1, 1) == '(' and string.sub(high, 1, 1) == '(' then
+    local middle = (string.sub(low, 2) + string.sub(high, 2)) / 2
+    return redis.call(word, key, low, middle, select(5, ...))
+  end
+end"""
+
+BUGS = {
+    "claim without a check of the status": Bug(
+        dict.fromkeys(["store.claims._wanted", "store.claims._take"], _also(Status.SENDING)),
+        "I4",
+        _REPEATED,
     ),
-    Bug(
-        name="due judged by the worker alone",
-        changes=[
-            Change(
-                file="store/claims.py",
-                old="            messages.c.next_attempt_at <= later(_NOW, ahead),\n",
-                new="",
-            ),
-            Change(
-                file="store/claims.py",
-                old="max(0.0, (row[_NEXT_ATTEMPT_AT] - row[-1]).total_seconds())",
-                new="0.0",
-            ),
-        ],
-        faults=REPEATED,
+    "due judged by the worker alone": Bug(
+        {"store.claims.Claims.claim": _claimed_early}, "I7", _REPEATED
     ),
-    Bug(
-        name="expiry not checked",
-        changes=[
-            Change(
-                file="store/claims.py",
-                old="            or_(messages.c.expires_at.is_(None), messages.c.expires_at > _NOW),\n",
-                new="",
-            ),
-            Change(
-                file="delivery/sender.py",
-                old="if claim.expires_in is not None and now - group.claimed_at >= claim.expires_in:",
-                new="if claim is None:",
-            ),
-        ],
-        faults=("worker.freeze", "line.refuse", "broker.no-queues", "redis.freeze"),
+    "expiry not checked": Bug(
+        {
+            "store.claims._wanted": _without("expires_at"),
+            "delivery.sender.Sender._refusal": _never_expired,
+        },
+        "I7",
+        (*_LATE, "redis.freeze"),
     ),
-    Bug(
-        name="windows used without an epoch",
-        changes=_one(
-            "reservation/lua/reserve.lua",
-            "if redis.call('EXISTS', KEYS[2]) == 0 then\n  return {{'closed'}}\nend\n",
-            "",
+    "windows used without an epoch": Bug(
+        {
+            "reservation.shards.script": commands(
+                "if word == 'EXISTS' and key == KEYS[2] then return 1 end", "reservation/reserve"
+            )
+        },
+        "I3",
+        ["redis.flush-all"],
+    ),
+    "permits taken without an epoch": Bug(
+        {
+            "limiters.permit_logs.script": commands(
+                "if word == 'EXISTS' and key == KEYS[1] then return 1 end", "limiters/take_permits"
+            )
+        },
+        test=_FLUSHED,
+    ),
+    "permits not restored by a rebuild": Bug(
+        {"limiters.permits.Permits.restore": nothing}, test=_FLUSHED
+    ),
+    "cancel without a check of the status": Bug(
+        {"store.messages.cancellation": _also(Status.SENT)}, test=_NOT_SCHEDULED
+    ),
+    "update without a check of the status": Bug(
+        {"store.messages.Messages.update": _any_status_updated}, test=_NOT_SCHEDULED
+    ),
+    "limits of channels off": Bug(
+        {"app.App._channel_limits": lambda _: property(lambda _: {})}, "I3", _LATE
+    ),
+    "limits of scopes off": Bug(
+        {"app.App._scope_limits": lambda _: property(lambda _: [])}, "I3", _LATE
+    ),
+    "permits counted from when they were taken, and not settled": Bug(
+        {
+            "limiters.permit_logs.PermitLogs.acquire": _taken_for_no_time,
+            "limiters.permit_logs.PermitLogs.settle": nothing,
+        },
+        test="tests/delivery/test_delivery_limits.py::"
+        "test_no_more_are_in_hand_than_a_channel_takes",
+    ),
+    "quota judged on one side": Bug(
+        {
+            "reservation.shards.script": commands(
+                _ONE_SIDED, "reservation/reserve", "reservation/move", "reservation/next_slot"
+            )
+        },
+        "I3",
+    ),
+    "a retry forgets its attempt": Bug({"store.changes.Changes.again": _attempt_not_counted}, "I4"),
+    "a key with other content answered with the message": Bug(
+        dict.fromkeys(
+            ["submission.sinks.recalled", "submission.submitter.recalled"], _any_content_recalled
         ),
-        faults=("redis.flush-all",),
+        "I8",
     ),
-    Bug(
-        name="permits taken without an epoch",
-        changes=_one(
-            "limiters/lua/take_permits.lua",
-            "if redis.call('EXISTS', KEYS[1]) == 0 then\n  return {'closed'}\nend\n",
-            "",
-        ),
-        faults=("redis.flush-all",),
+    "a log tells the recipient": Bug({"delivery.sender.Sender._outcome": _recipient_logged}, "I15"),
+    "an e-mail without an answer counts as sent": Bug(
+        {"transports.smtp_connection.Connection.deliver": _where_unknown(partial(Reply, 250))},
+        "I17",
     ),
-    Bug(
-        name="permits not restored by a rebuild",
-        changes=_one(
-            "delivery/reconciler.py",
-            "self._permits.restore(known, marker=rebuild.marker, marker_life=life)",
-            "known.clear()",
-        ),
-        test="tests/acceptance/test_redis_faults.py::"
-        "test_a_backlog_keeps_the_limits_though_redis_forgets_what_was_sent",
+    "a webhook without an answer counts as not taken": Bug(
+        {"transports.webhook.WebhookTransport._post": _where_unknown(_refuse)}, "I17"
     ),
-    Bug(
-        name="what submits left behind is not looked for",
-        changes=_one(
-            "delivery/reconciler.py",
-            "        in_batches(lambda at_most: self._settle_some(at_most, did, waiting))\n",
-            "",
-        ),
-        faults=("client.kill", "redis.freeze", "line.refuse", "reply.script"),
+    "each try of an e-mail under an id of its own": Bug(
+        {"transports.smtp.compose": _id_of_the_attempt}, "I8"
     ),
-    Bug(
-        name="no rescue",
-        changes=_one(
-            "delivery/sweep.py", "in_batches(self._rescue)", "0"
-        ),
-        faults=("worker.kill",),
+    "reserve not idempotent": Bug(
+        {
+            "reservation.shards.script": commands(
+                "if word == 'ZSCORE' then return false end", "reservation/reserve"
+            )
+        },
+        test="tests/reservation/test_faults.py::"
+        "test_a_lost_reply_of_a_booking_leaves_exactly_one_member",
     ),
-    Bug(
-        name="nothing handed over a second time",
-        changes=_one(
-            "store/maintenance.py",
-            "enqueue_at=later(due_from, grace.total_seconds()), enqueued_at=now",
-            "enqueue_at=later(due_from, grace.total_seconds() + 9e6), enqueued_at=now",
-        ),
-        faults=("broker.no-queues", "reply.task", "worker.kill"),
+    "token not checked in the record": Bug(
+        {"store.changes.Changes._ours": _any_token},
+        test="tests/store/test_claims.py::test_a_record_of_many_is_taken_for_each_by_its_own_token",
     ),
-    Bug(
-        name="cancel judged by the rows it changed",
-        changes=_one(
-            "store/database.py",
-            "                connection.execute(change)\n",
-            "                if not connection.execute(change).rowcount:\n"
-            "                    return []\n",
-        ),
-        faults=("reply.update", "store.terminate"),
+    "a late success forgotten once another has claimed": Bug(
+        {"store.changes.Changes.sent": _last_claim_only},
+        test="tests/store/test_claims.py::"
+        "test_a_success_ends_the_message_whatever_comes_of_the_next_try",
     ),
-    Bug(
-        name="cancel without a check of the status",
-        changes=_one(
-            "store/messages.py",
-            ".where(these, tables.has_status(Status.SCHEDULED))\n"
-            "        .values(status=Status.CANCELLED.value",
-            ".where(these, messages.c.claimed_by.is_(None))\n"
-            "        .values(status=Status.CANCELLED.value",
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="update without a check of the status",
-        changes=_one(
-            "store/messages.py",
-            ".where(messages.c.id == message_id, tables.has_status(Status.SCHEDULED))\n"
-            "            .values(body=body)",
-            ".where(messages.c.id == message_id)\n            .values(body=body)",
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="an insert without an answer counts as not done",
-        changes=_one(
-            "store/messages.py",
-            "                unknown = fault.perhaps_done\n",
-            "                raise StoreUnavailable('not done') from fault\n",
-        ),
-        faults=("reply.insert",),
-    ),
-    Bug(
-        name="limits of channels off",
-        changes=_one(
-            "app.py",
-            "            for name, each in self.settings.channels.items()\n",
-            "            for name, each in self.settings.channels.items()\n            if not name\n",
-        ),
-        faults=("worker.freeze", "line.refuse", "broker.no-queues"),
-    ),
-    Bug(
-        name="limits of scopes off",
-        changes=_one(
-            "app.py",
-            "return [Limit(each.count, each.length_ms) for each in rolling]",
-            "return [Limit(1_000, each.length_ms) for each in rolling]",
-        ),
-        faults=("worker.freeze", "broker.no-queues", "line.refuse"),
-    ),
-    Bug(
-        name="permits counted from when they were taken, and not settled",
-        changes=[
-            Change(file="limiters/lua/take_permits.lua", old="local hold = tonumber(ARGV[1])",
-                   new="local hold = 0"),
-            Change(file="limiters/lua/settle_permits.lua", old="redis.call('ZADD'",
-                   new="at and 0 or redis.call('ZADD'"),
-        ],
-        test="tests/delivery/test_delivery_limits.py",
-    ),
-    Bug(
-        name="quota judged on one side",
-        changes=[
-            Change(
-                file="reservation/lua/rule.lua",
-                old="redis.call('ZCOUNT', window, '(' .. t - length, '(' .. t + length)",
-                new="redis.call('ZCOUNT', window, '(' .. t - length, t)",
-            ),
-            Change(
-                file="reservation/lua/rule.lua",
-                old="'ZRANGEBYSCORE', window, '(' .. t - length, '(' .. t + length, 'WITHSCORES')",
-                new="'ZRANGEBYSCORE', window, '(' .. t - length, t, 'WITHSCORES')",
-            ),
-        ],
-        faults=CALM,
-    ),
-    Bug(
-        name="places of cancelled and expired messages not freed",
-        changes=_one(
-            "delivery/reconciler.py",
-            "            self._windows.release(self._reserved(places))\n",
-            "",
-        ),
-        faults=("worker.freeze", "worker.kill", "redis.freeze"),
-    ),
-    Bug(
-        name="a retry forgets its attempt",
-        changes=_one(
-            "store/changes.py",
-            "                    next_attempt_at=later(_NOW, given(\"wait\")),\n"
-            "                    enqueue_at=later(_NOW, given(\"enqueue\")),\n"
-            "                    last_error",
-            "                    attempt_count=messages.c.attempt_count - 1,\n"
-            "                    next_attempt_at=later(_NOW, given(\"wait\")),\n"
-            "                    enqueue_at=later(_NOW, given(\"enqueue\")),\n"
-            "                    last_error",
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="a key with other content answered with the message",
-        changes=_one(
-            "submission/batch.py", "if fingerprint != valid.fingerprint:", "if not message:"
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="a log tells who is written to",
-        changes=_one(
-            "delivery/sender.py",
-            'log.warning("message %s: its transport raised %s", message.id,',
-            'log.warning("message %s: its transport raised %s", message.recipient,',
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="an e-mail without an answer counts as sent",
-        changes=_one(
-            "transports/smtp/connection.py",
-            'raise PerhapsSent(f"{self._server}: {why}") from None',
-            "return Reply(_OK, why)",
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="a webhook without an answer counts as not taken",
-        changes=_one(
-            "transports/webhook/transport.py",
-            "raise PerhapsSent(how) from None",
-            "raise TemporaryFailure(how) from None",
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="each try of an e-mail under an id of its own",
-        changes=_one(
-            "transports/smtp/mail.py",
-            'f"<{message.id}@{sender.domain}>"',
-            'f"<{message.id}-{message.attempt_count}@{sender.domain}>"',
-        ),
-        faults=CALM,
-    ),
-    Bug(
-        name="reserve not idempotent",
-        changes=_one(
-            "reservation/lua/reserve.lua",
-            "local known = redis.call('ZSCORE', window, id)",
-            "local known = false",
-        ),
-        test="tests/reservation/test_faults.py",
-    ),
-    Bug(
-        name="token not checked in the record",
-        changes=_one(
-            "store/changes.py",
-            'messages.c.id == given("id"), messages.c.claim_token == given("token")',
-            'messages.c.id == given("id"), given("token") == given("token")',
-        ),
-        test="tests/store/test_claims.py",
-    ),
-    Bug(
-        name="a late success forgotten once another has claimed",
-        changes=_one(
-            "store/changes.py",
-            'messages.c.claim_token >= given("token")',
-            'messages.c.claim_token == given("token")',
-        ),
-        test="tests/store/test_claims.py",
-    ),
-    Bug(
-        name="the rest of the claim not checked before the send",
-        changes=_one(
-            "delivery/sender.py",
-            "is_ours = claim.message.id not in group.lost and group.ends_at - now >= self._timeout",
-            "is_ours = bool(claim)",
-        ),
-        test="tests/delivery/test_delivery.py",
-    ),
-)  # fmt: skip
+}

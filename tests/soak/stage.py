@@ -24,7 +24,8 @@ from dispatcher.store import Database, migrate
 from tests.soak.contents import CANARY, EMAIL, PERSON, WEBHOOK, tag_of
 from tests.soak.receivers import Receivers
 from tests.soak.recorder import Recorder, digest_of, now_us, read
-from tests.support.environment import child_environment, dispatcher_command
+from tests.support.cluster import MASTERS, QUICK_MS, Cluster, three_masters
+from tests.support.environment import child_environment
 from tests.support.proxy import Proxy
 from tests.support.servers import HARNESS, PostgresServer, RedisServer
 from tests.support.service import Service
@@ -40,7 +41,9 @@ LIMITS = {
 CONCURRENCY = {"text": 12}
 WORKERS, BEATS, CLIENTS = ("worker-1", "worker-2"), ("beat-1", "beat-2"), ("client-1", "client-2")
 SIDES, SERVERS = (*WORKERS, "beats", "clients"), ("windows", "broker", "store")
-"""Each side has a line of its own to each server."""
+"""Each side has a line of its own to each server, but none to the nodes of a cluster."""
+NODES = tuple(f"windows-{number}" for number in range(2 * MASTERS))
+"""The nodes of the cluster, where there is one for the windows."""
 
 _RESTART_SECONDS = 0.4
 _LOOK_SECONDS = 0.1
@@ -54,6 +57,8 @@ class Stage:
 
     folder: Path
     seed: int
+    bug: str | None = None
+    clustered: bool = False
     restarts: int = 0
     services: dict[str, Service] = field(default_factory=dict)
     lines: dict[str, Proxy] = field(default_factory=dict)
@@ -72,19 +77,25 @@ class Stage:
 
     def _start(self) -> None:
         enter = self._stack.enter_context
-        self.windows = enter(RedisServer())
+        self.windows: RedisServer | Cluster
+        if self.clustered:
+            self.windows = enter(three_masters(node_timeout_ms=QUICK_MS, min_replicas=1))
+        else:
+            self.windows = enter(RedisServer())
         self.broker = enter(RedisServer())
         self.store = enter(PostgresServer())
         self.database = self.store.create_database()
         _migrate(self.store.url(self.database))
         for side in SIDES:
-            for name in SERVERS:
+            for name in SERVERS[1:] if self.clustered else SERVERS:
                 self.lines[f"{side}/{name}"] = enter(Proxy(getattr(self, name).socket))
         self.recorder = Recorder(self.folder / "nemesis.jsonl")
         self._stack.callback(self.recorder.close)
         self.receivers = enter(Receivers(self.folder / "receivers.jsonl", self.seed))
         self._wanted: set[str] = set()
         self._lock = threading.Lock()
+        self.away = threading.Lock()
+        """Held by the fault that keeps a node of the cluster away."""
         self._leaving = threading.Event()
         self._stack.callback(self._end_services)
         for name in (*WORKERS, *BEATS, *CLIENTS):
@@ -98,7 +109,13 @@ class Stage:
 
     def settings(self, side: str) -> Settings:
         """Return the settings of one side: each has lines of its own."""
-        ports = {name: self.lines[f"{side}/{name}"].port for name in SERVERS}
+        ports = {
+            name: line.port
+            for name in SERVERS
+            if (line := self.lines.get(f"{side}/{name}")) is not None
+        }
+        windows = self.windows
+        in_cluster = isinstance(windows, Cluster)
         path = str(self.folder / "provider.jsonl")
         patience = {"max_attempts": 12, "backoff_base": 0.3, "backoff_longest": 1.5}
         provider = patience | {
@@ -113,7 +130,7 @@ class Stage:
         }
         return Settings.load(
             data_dir=self.folder,
-            redis_url=f"redis://127.0.0.1:{ports['windows']}/0",
+            redis_url=windows.url if in_cluster else f"redis://127.0.0.1:{ports['windows']}/0",
             broker_url=f"redis://127.0.0.1:{ports['broker']}/0",
             database_url=self.store.url(self.database, port=ports["store"]),
             quotas=QUOTAS[""],
@@ -188,10 +205,18 @@ class Stage:
         for name in names:
             self.services[name].kill()
 
+    def node(self, name: str) -> RedisServer:
+        """Return the server of windows or broker, or a node of the cluster."""
+        if isinstance(self.windows, Cluster):
+            return self.windows.nodes[NODES.index(name)] if name in NODES else self.broker
+        return self.windows if name == "windows" else self.broker
+
     def pass_all(self) -> None:
-        """Let every line be whole again."""
+        """Let every line be whole again, and a cluster too."""
         for line in self.lines.values():
             line.pass_all()
+        if isinstance(self.windows, Cluster):
+            self.windows.mend()
 
     @contextmanager
     def sql(self, **more: Any) -> Iterator[psycopg.Connection[DictRow]]:
@@ -282,18 +307,20 @@ class Stage:
         for path in sorted(self.folder.glob("*.jsonl")):
             yield from read(path)
 
-    def handed_over(self) -> int:
-        """How many hand-overs have begun."""
+    def sends_begun(self) -> int:
+        """How many sends have begun."""
         path = self.folder / "provider.jsonl"
         return path.read_bytes().count(b'"begin"') if path.exists() else 0
 
     def _service(self, name: str) -> Service:
         side = name if name in WORKERS else "beats" if name in BEATS else "clients"
+        command = [sys.executable, "-m"]
+        if self.bug is not None:
+            command += ["tests.soak.planted", self.bug]
         if name in CLIENTS:
-            command = [sys.executable, "-m", "tests.soak.client", "--name", name]
-            command += ["--seed", str(self.seed)]
+            command += ["tests.soak.client", "--name", name, "--seed", str(self.seed)]
         else:
-            command = dispatcher_command("worker" if name in WORKERS else "beat")
+            command += ["dispatcher", "worker" if name in WORKERS else "beat"]
         return Service(name, command, self.folder, child_environment(self.settings(side)))
 
     def _supervise(self) -> None:

@@ -1,4 +1,4 @@
-"""What must come in time: hand-overs neither early nor late, answers, recoveries."""
+"""What must come in time: sends neither early nor late, answers, recoveries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.soak.counting import is_frozen
 from tests.soak.history import NEVER, Call, History
 
 EXPIRY_SLACK_US = 500_000
-"""A hand-over may begin this long after the expiry that was checked right before it."""
+"""A send may begin this long after the expiry that was checked right before it."""
 
 
 def early_or_expired(history: History) -> Iterator[str]:
     """Nothing begins before a time that it was promised for, or after its expiry."""
     moves = history.changes("reschedule")
-    for each in history.hand_overs:
+    for each in history.sends:
         row = history.rows.get(each.id)
         if row is None:
             continue
@@ -51,9 +51,9 @@ def recoveries(history: History) -> list[tuple[str, float]]:
     """Return how long after each fault the provider accepted something, ms.
 
     Where faults overlap, this is the time that all of them together took. Faults after the last
-    hand-over count for nothing.
+    send count for nothing.
     """
-    accepted = sorted(each.end["at"] for each in history.hand_overs if each.end and each.accepted)
+    accepted = sorted(each.end["at"] for each in history.sends if each.end and each.accepted)
     found = []
     place = 0
     for fault in sorted(history.faults, key=lambda line: int(line["until"])):

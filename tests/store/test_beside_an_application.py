@@ -24,12 +24,12 @@ from dispatcher.store.migrate import schema_standing
 from tests.support.callers import SOON, callers_engine, remind
 from tests.support.examining import OK, examined
 from tests.support.house import House, house_on
+from tests.support.migrations import HEAD
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.every_database
 
 PAGE = Path(__file__).parents[2] / "docs/existing-project.md"
-HEAD = "0001"
 THEIRS = MetaData()
 letters = Table("messages", THEIRS, Column("number", Integer, primary_key=True))
 _ENV = """
@@ -69,12 +69,12 @@ def downgrade():
 """
 
 
-def code_of_page() -> Any:
+def code_of_page(function: str) -> Any:
     """Return what the page tells an application to write into its ``env.py``."""
-    [code] = re.findall(r"```python\n(def include_name.*?)```", PAGE.read_text(), re.DOTALL)
+    [code] = re.findall(rf"```python\n(def {function}.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(code, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
-    return names["include_name"]
+    return names[function]
 
 
 class Application:
@@ -149,8 +149,9 @@ def test_both_migrate_in_either_order(house: House, application: Application, fi
 
 
 @everywhere
+@pytest.mark.parametrize("function", ["include_name", "include_object"])
 def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
-    house: House, application: Application
+    house: House, application: Application, function: str
 ) -> None:
     migrate(house.parts.database)
     application.migrate("0001")
@@ -160,13 +161,15 @@ def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
     ours = {table.name for table in house.tables.metadata.sorted_tables}
     assert dropped == ours | {house.tables.version}, "what the page is for"
     prefix = house.tables.prefix
-    include_name = code_of_page()
+    of_page = code_of_page(function)
 
-    def guard(name: str, kind: str, parents: object) -> bool:
-        usual = name.replace(prefix, "dispatcher_", 1) if name and name.startswith(prefix) else name
-        return bool(include_name(usual, kind, parents))
+    def guard(*given: Any) -> bool:
+        """Tell the function of the page the usual names."""
+        usual = re.compile(f"^{prefix}")
+        told = (usual.sub("dispatcher_", e) if isinstance(e, str) else e for e in given)
+        return bool(of_page(*told))
 
-    assert application.differences(include_name=guard, **options) == []
+    assert application.differences(**{function: guard}, **options) == []
 
 
 @everywhere

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from dispatcher.message import Outcome, Status
 from dispatcher.store import (
@@ -24,6 +24,7 @@ from dispatcher.store import (
     StoreUpkeep,
 )
 from tests.support import rows
+from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.every_database
 
@@ -161,7 +162,7 @@ def test_a_record_of_many_is_taken_for_each_by_its_own_token(database: Database)
     many = [rows.claimed(database) for _ in range(6)]
     stale = many[3]
     rows.age(database, stale.message.id)
-    StoreUpkeep(database).rescue(at_most=10)
+    StoreUpkeep(database).rescue(limit=10)
     (current,) = claims(database).claim([stale.message.id])
     claims(database).record(
         [Result(claim, None) for claim in many[:3]],
@@ -178,7 +179,7 @@ def lapsed(database: Database) -> Claim:
     """Return a claim that ran out and was rescued."""
     claim = rows.claimed(database)
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(at_most=10)) == 1
+    assert len(StoreUpkeep(database).rescue(limit=10)) == 1
     return claim
 
 
@@ -208,7 +209,7 @@ def overtaken(database: Database, **changes: Any) -> tuple[Claim, Claim]:
     """Return two claims of one message: of a worker that froze, and of the next one."""
     frozen = rows.claimed(database, **changes)
     rows.age(database, frozen.message.id)
-    assert len(StoreUpkeep(database).rescue(at_most=10)) == 1
+    assert len(StoreUpkeep(database).rescue(limit=10)) == 1
     if changes.get("on_unknown") == "hold":
         HeldMessages(database).release(frozen.message.id)
     (current,) = claims(database).claim([frozen.message.id])
@@ -233,7 +234,7 @@ ENDINGS: dict[str, Callable[[Database, Claim], object]] = {
     "put back": lambda database, claim: claims(database).put_back(
         [(claim, MINUTE)], enqueue_in=rows.SOON
     ),
-    "rescued": lambda database, _: StoreUpkeep(database).rescue(at_most=10),
+    "rescued": lambda database, _: StoreUpkeep(database).rescue(limit=10),
 }
 """How the attempt ends that was under way when the success of an earlier one came to light."""
 
@@ -306,7 +307,7 @@ def test_a_late_success_does_not_undo_an_expiry(database: Database) -> None:
     """Its place may be another's by now."""
     claim = rows.claimed(database, expires_at=rows.now() + MINUTE)
     rows.age(database, claim.message.id)
-    StoreUpkeep(database).rescue(at_most=10)
+    StoreUpkeep(database).rescue(limit=10)
     record(database, Result(claim, None))
     assert Messages(database).get(claim.message.id).status is Status.EXPIRED
     assert outcomes(database, claim.message.id) == ["sent"]
@@ -337,6 +338,48 @@ def test_what_is_put_back_counts_no_attempt(database: Database) -> None:
     assert snoozed.send_at == claim.message.send_at
     assert Messages(database).attempts(snoozed.id) == []
     claims(database).put_back([], enqueue_in=rows.SOON)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_what_is_put_back_while_it_is_being_held_counts_no_attempt(database: Database) -> None:
+    """The statement that puts back waits for the rescue, and began before it was committed."""
+    claim = rows.claimed(database, on_unknown="hold")
+    rows.age(database, claim.message.id)
+    given = {"id": claim.message.id}
+
+    def put_back() -> None:
+        claims(database).put_back([(claim, MINUTE)], enqueue_in=rows.SOON)
+
+    worker = threading.Thread(target=put_back)
+    engine = database.engine.execution_options(isolation_level="READ COMMITTED")
+    with engine.begin() as rescue:
+        rescue.execute(END_ATTEMPT, given)
+        rescue.execute(HOLD, given)
+        worker.start()
+        wait_until(lambda: waits_for_a_lock(database))
+    worker.join(DEADLINE)
+    found = Messages(database).get(claim.message.id)
+    assert (found.status, found.attempt_count) == (Status.SCHEDULED, 0)
+    assert Messages(database).attempts(found.id) == []
+
+
+HOLD = text(
+    "UPDATE dispatcher_messages SET status = 'held', claim_expires_at = NULL, claimed_by = NULL, "
+    "next_attempt_at = now() WHERE id = :id"
+)
+END_ATTEMPT = text(
+    "UPDATE dispatcher_attempts SET finished_at = now(), outcome = 'unknown' WHERE message_id = :id"
+)
+"""What a rescue does, without its commit."""
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    query = text(
+        "SELECT 1 FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with database.engine.connect() as connection:
+        return connection.execute(query).first() is not None
 
 
 @pytest.mark.parametrize("many", [1, 2])

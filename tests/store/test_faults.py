@@ -42,13 +42,36 @@ def direct(far: FarDatabase) -> Iterator[Database]:
 def test_a_message_whose_commit_lost_its_reply_is_stored_once(
     through: Database, direct: Database, far: FarDatabase, lost: int
 ) -> None:
-    message = rows.a_message(idempotency_key="key")
+    message = rows.a_message()
     far.proxy.drop_reply(message.recipient.encode(), times=lost)
-    stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint="print")
+    stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint=None)
     assert far.proxy.dropped == lost
     assert stored == message
     assert rows.count(direct) == 1
     assert Messages(direct).get(message.id) == message
+
+
+@pytest.mark.parametrize(
+    ("far", "statement", "lost"),
+    [
+        ("postgresql", b"dispatcher_idempotency_keys", 1),
+        ("postgresql", b"dispatcher_idempotency_keys", 2),
+        ("mariadb", b"dispatcher_idempotency_keys", 2),
+        ("mariadb", b"INSERT INTO dispatcher_messages", 2),
+        ("mariadb", b"COMMIT", 1),
+    ],
+    indirect=["far"],
+)
+def test_a_message_with_a_key_whose_reply_was_lost_is_stored_once_with_its_key(
+    through: Database, direct: Database, far: FarDatabase, statement: bytes, lost: int
+) -> None:
+    message = rows.a_message(idempotency_key="key")
+    far.proxy.drop_reply(statement, times=lost)
+    stored = Messages(through).add(message, enqueue_at=message.send_at, fingerprint="print")
+    assert far.proxy.dropped == lost
+    assert stored == message
+    assert rows.count(direct) == 1
+    assert Messages(direct).with_key("key") == (message, "print")
 
 
 def test_a_lost_reply_does_not_hide_that_the_key_belongs_to_another(
@@ -256,12 +279,13 @@ def test_a_message_is_stored_past_sqlalchemy_as_it_would_be_through_it(
         assert quickly == Messages(direct).get(message.id) == message
     ordinary = rows.a_message(**(everything | {"idempotency_key": "other"}))
     with monkeypatch.context() as patched:
-        patched.setattr("dispatcher.store.engines.postgresql.DirectStatement.__call__", unanswered)
+        patched.setattr("dispatcher.store.engines.postgresql.DirectInsert.__call__", unanswered)
         Messages(direct).add(ordinary, enqueue_at=ordinary.send_at, fingerprint="print")
     with direct.engine.connect() as connection:
         quick, slow = connection.exec_driver_sql(
             "SELECT claim_token, claimed_by, reserved, fingerprint, enqueue_at = send_at, "
-            "scopes::text FROM dispatcher_messages WHERE idempotency_key IS NOT NULL"
+            "scopes::text FROM dispatcher_messages "
+            "JOIN dispatcher_idempotency_keys ON message_id = id"
         ).all()
     assert quick == slow
 

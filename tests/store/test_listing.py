@@ -1,4 +1,4 @@
-"""What operators ask for is found, in pages, by statements that look at few rows."""
+"""What operators ask for is found, in pages, by statements that look at few rows; and counted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sqlalchemy import Connection, event
 from dispatcher import InvalidDraft, Message, Status
 from dispatcher.message import new_id
 from dispatcher.selection import Selection, Wanted
-from dispatcher.store import Database, Listing, Messages
+from dispatcher.store import Database, Figures, Listing, Messages
 from dispatcher.store import listing as listing_module
 from tests.support import rows
 
 pytestmark = pytest.mark.every_database
 
-HOUR = timedelta(hours=1)
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def _all_pages(listing: Listing, selection: Selection, limit: int) -> list[Messa
     found: list[Message] = []
     after = None
     while True:
-        page = listing.page(selection, after=after, at_most=limit)
+        page = listing.page(selection, after=after, limit=limit)
         assert len(page.messages) <= limit
         found += page.messages
         after = page.after
@@ -121,7 +121,7 @@ def _all_pages(listing: Listing, selection: Selection, limit: int) -> list[Messa
 
 def test_times_bound_the_promised_time(listing: Listing, stored: list[Message]) -> None:
     start, end = stored[3].send_at, stored[6].send_at
-    page = listing.page(chosen(from_at=start, until_at=end), after=None, at_most=50)
+    page = listing.page(chosen(from_at=start, until_at=end), after=None, limit=50)
     assert [*page.messages] == [*page] == [stored[5], stored[4], stored[3]]
     assert len(page) == 3
     assert listing.count(chosen(from_at=end)) == 4
@@ -177,7 +177,7 @@ def test_overdue_is_what_is_scheduled_and_was_due_for_a_while(
     rows.add(database)
     rows.claimed(database)
     Messages(database).cancel(rows.add_due(database).id)
-    page = listing.page(chosen(overdue=True), after=None, at_most=9)
+    page = listing.page(chosen(overdue=True), after=None, limit=9)
     assert [each.id for each in page.messages] == [retried.id, late.id]
     assert listing.count(chosen(overdue=True)) == 2
     assert listing.count(chosen(overdue=True, channel="fax")) == 0
@@ -196,7 +196,7 @@ INDEXES: list[tuple[dict[str, Any], str]] = [
     ({"status": "sending"}, "ix_dispatcher_messages_claim_expires_at"),
     ({"overdue": True}, "ix_dispatcher_messages_enqueue_at"),
     ({"recipient": "ada"}, "ix_dispatcher_messages_recipient"),
-    ({"idempotency_key": "k"}, "idempotency_key=?"),
+    ({"idempotency_key": "k"}, "id=?"),
     ({"channel": "sms"}, "id>? AND id<?"),
 ]
 
@@ -225,7 +225,7 @@ def _plans(database: Database, listing: Listing, selection: Selection) -> Iterat
         asked.append((statement, parameters))
 
     event.listen(database.engine, "before_cursor_execute", note)
-    listing.page(selection, after=None, at_most=2)
+    listing.page(selection, after=None, limit=2)
     event.remove(database.engine, "before_cursor_execute", note)
     for statement, parameters in asked:
 
@@ -260,3 +260,104 @@ def test_what_cannot_be_said_is_refused(wanted: dict[str, Any], field: str) -> N
 
 def test_ids_are_in_the_order_in_which_messages_were_made(stored: list[Message]) -> None:
     assert all(older.id < newer.id for older, newer in pairwise(stored))
+
+
+@pytest.fixture
+def figures(database: Database) -> Figures:
+    return Figures(database, late=rows.SOON, put_off=rows.TTL)
+
+
+def due_in(database: Database, length: timedelta, **more: object) -> Message:
+    return rows.add(database, send_at=rows.now() + length, **more)
+
+
+def ended(database: Database, status: str, ago: timedelta, channel: str = "sms") -> None:
+    message = rows.add(database, channel=channel)
+    rows.change(database, message.id, status=status, finished_at=rows.now() - ago)
+
+
+def test_what_lives_counts_and_what_ended_lately(database: Database, figures: Figures) -> None:
+    rows.add(database, channel="mail")
+    rows.claimed(database)
+    held = rows.claimed(database)
+    rows.change(database, held.message.id, status="held", claimed_by=None, claim_expires_at=None)
+    Messages(database).cancel(rows.add(database).id)
+    ended(database, "sent", HOUR)
+    ended(database, "sent", 2 * DAY)
+    ended(database, "failed", HOUR, channel="mail")
+    found = figures.counts(since=DAY)
+    assert found.by_channel == {
+        "mail": {Status.SCHEDULED: 1, Status.FAILED: 1},
+        "sms": {Status.SENDING: 1, Status.HELD: 1, Status.CANCELLED: 1, Status.SENT: 1},
+    }
+    assert [*found.by_channel] == ["mail", "sms"]
+    assert found.complete
+    assert abs(found.now - rows.now()) < MINUTE
+    assert figures.counts(since=3 * DAY).by_channel["sms"][Status.SENT] == 2
+
+
+def test_counting_ends_somewhere(
+    database: Database, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing_module, "MOST_COUNTED", 2)
+    for _ in range(2):
+        due_in(database, MINUTE)
+    assert figures.counts(since=DAY).complete
+    assert figures.load().complete
+    assert figures.busiest("channel", within=HOUR, limit=5)[1]
+    for _ in range(2):
+        due_in(database, MINUTE)
+    assert not figures.counts(since=DAY).complete
+    assert not figures.load().complete
+    assert not figures.busiest("channel", within=HOUR, limit=5)[1]
+
+
+def test_the_oldest_of_what_is_overdue_is_named(database: Database, figures: Figures) -> None:
+    assert figures.overdue().many == 0
+    due_in(database, -MINUTE)
+    oldest = due_in(database, -HOUR)
+    due_in(database, -timedelta(seconds=1))
+    found = figures.overdue()
+    assert (found.many, found.oldest) == (2, oldest.id)
+    assert timedelta(0) <= found.longest - HOUR < MINUTE
+
+
+def test_each_minute_of_the_next_hour_is_counted(database: Database, figures: Figures) -> None:
+    start = figures.load().start
+    assert (start.second, start.microsecond) == (0, 0)
+    for number in (2, 2, 3, 59):
+        at = start + number * MINUTE + timedelta(seconds=number)
+        rows.add(database, send_at=at)
+    rows.add(database, send_at=start + 3 * MINUTE - timedelta(milliseconds=1))
+    rows.add(database, send_at=start + 61 * MINUTE)
+    due_in(database, -HOUR)
+    Messages(database).cancel(rows.add(database, send_at=start + 5 * MINUTE).id)
+    found = figures.load()
+    skipped = (found.start - start) // MINUTE  # where a minute has ended since
+    expected = {2: 3, 3: 1, 59: 1}
+    assert len(found.minutes) == 60
+    assert {n + skipped: many for n, many in enumerate(found.minutes) if many} == {
+        n: many for n, many in expected.items() if n >= skipped
+    } | ({61: 1} if skipped > 1 else {})
+
+
+def test_the_busiest_come_first(database: Database, figures: Figures) -> None:
+    for name, many in (("ada", 1), ("ben", 3), ("cyd", 2)):
+        for number in range(many):
+            due_in(database, (2 + number) * MINUTE, scope=name, recipient=f"to {name}")
+    due_in(database, 2 * DAY, scope="ada")
+    late = due_in(database, -HOUR, scope="cyd", recipient="to cyd")
+    Messages(database).cancel(due_in(database, MINUTE, scope="ada").id)
+    busy, complete = figures.busiest("scope", within=DAY, limit=2)
+    assert [(each.name, each.messages) for each in busy] == [("ben", 3), ("cyd", 3)]
+    assert busy[1].next_at == late.next_attempt_at
+    assert complete
+    by_recipient, _ = figures.busiest("recipient", within=DAY, limit=9)
+    assert [each.name for each in by_recipient] == ["to ben", "to cyd", "to ada"]
+    assert figures.busiest("channel", within=DAY, limit=9)[0][0].messages == 7
+
+
+def test_without_messages_there_is_nothing_to_tell(figures: Figures) -> None:
+    assert figures.counts(since=DAY).by_channel == {}
+    assert sum(figures.load().minutes) == 0
+    assert figures.busiest("scope", within=DAY, limit=9) == ([], True)

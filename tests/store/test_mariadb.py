@@ -175,7 +175,7 @@ def test_a_lock_that_is_never_given_is_an_error_after_three_waits(
     seen = numbers_of_errors(impatient)
     message = rows.a_message(idempotency_key="key")
     with (
-        holding(database, "UPDATE dispatcher_messages SET idempotency_key = 'other'"),
+        holding(database, "UPDATE dispatcher_idempotency_keys SET idempotency_key = 'other'"),
         pytest.raises(StoreUnavailable, match="answered 1205"),
     ):
         Messages(impatient).add(message, enqueue_at=message.send_at, fingerprint=None)
@@ -265,7 +265,7 @@ def test_claims_wait_for_nobody_and_leave_what_others_hold(database: Database) -
     by_id = f"SELECT id FROM dispatcher_messages WHERE id = x'{held.id.hex}' FOR UPDATE"  # noqa: S608 - our id
     with holding(database, by_id):
         [claim] = Claims(database, ttl=rows.TTL).claim([held.id, free.id])
-        due = StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)
+        due = StoreUpkeep(database).take_due(limit=9, grace=rows.SOON)
     assert claim.message.id == free.id
     assert due == []
     assert seen == []
@@ -357,29 +357,29 @@ def _catching_up(database: Database, **ways: Any) -> Overdue:
 
 
 def _taken(database: Database) -> int:
-    taken = _catching_up(database, reslot=["sms"]).take(at_most=9, ttl=rows.SOON)
+    taken = _catching_up(database, reslot=["sms"]).take(limit=9, ttl=rows.SOON)
     return len(taken.found) if taken else 0
 
 
 LOOKS: dict[str, tuple[Callable[[Database], object], Callable[[Database], int]]] = {
     "take_due": (
         lambda database: [rows.add_due(database) for _ in range(3)],
-        lambda database: len(StoreUpkeep(database).take_due(at_most=9, grace=rows.SOON)),
+        lambda database: len(StoreUpkeep(database).take_due(limit=9, grace=rows.SOON)),
     ),
-    "rescue": (_claims_that_ran_out, lambda database: len(StoreUpkeep(database).rescue(at_most=9))),
+    "rescue": (_claims_that_ran_out, lambda database: len(StoreUpkeep(database).rescue(limit=9))),
     "prune": (
         _old,
-        lambda database: StoreUpkeep(database).prune(older_than=timedelta(days=30), at_most=9),
+        lambda database: StoreUpkeep(database).prune(older_than=timedelta(days=30), limit=9),
     ),
-    "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(at_most=9))),
+    "unreleased": (_cancelled, lambda database: len(StoreUpkeep(database).unreleased(limit=9))),
     "expire": (
         _overdue,
-        lambda database: len(_catching_up(database, expire=["sms"]).expire(at_most=9)),
+        lambda database: len(_catching_up(database, expire=["sms"]).expire(limit=9)),
     ),
     "take": (_overdue, _taken),
     "overdue": (_overdue, lambda database: len(rows.listed(database, overdue=True))),
-    "listed": (_held, lambda database: len(rows.listed(database, at_most=9, status=Status.HELD))),
-    "held": (_held, lambda database: len(HeldMessages(database).find(at_most=9))),
+    "listed": (_held, lambda database: len(rows.listed(database, limit=9, status=Status.HELD))),
+    "held": (_held, lambda database: len(HeldMessages(database).find(limit=9))),
 }
 
 

@@ -19,6 +19,7 @@ from dispatcher.store import (
     Database,
     GivenUp,
     Messages,
+    Result,
     StoreUpkeep,
 )
 from dispatcher.store.schema import TAKEN_BACK, VOID
@@ -117,9 +118,15 @@ def test_a_scheduled_message_can_be_cancelled_and_stays_so(database: Database) -
     assert Claims(database, ttl=rows.TTL).claim([message.id]) == []
 
 
-def test_a_message_under_way_is_not_cancelled(database: Database) -> None:
-    claim = rows.claimed(database)
-    assert Messages(database).cancel(claim.message.id).status is Status.SENDING
+def test_a_message_under_way_or_sent_is_neither_cancelled_nor_updated(database: Database) -> None:
+    claim, store = rows.claimed(database), Messages(database)
+    under_way = store.get(claim.message.id)
+    assert store.cancel(under_way.id) == store.update(under_way.id, body={}) == under_way
+
+    Claims(database, ttl=rows.TTL).record([Result(claim, None)], [], enqueue_in=rows.TTL)
+    sent = store.get(under_way.id)
+    assert sent.status is Status.SENT
+    assert store.cancel(sent.id) == store.update(sent.id, body={}) == sent
 
 
 @pytest.mark.parametrize("key", [None, "key"])
@@ -138,10 +145,10 @@ def test_a_message_is_taken_back_while_it_is_scheduled(database: Database, key: 
         assert (left.status, left.last_error) == ("cancelled", TAKEN_BACK)
     with pytest.raises(GivenUp):
         store.add(message, enqueue_at=message.send_at, fingerprint=None)
-    assert [each.message_id for each in upkeep.unreleased(at_most=9)] == [message.id]
-    assert upkeep.prune(older_than=timedelta(seconds=-1), at_most=9) == 0
+    assert [each.message_id for each in upkeep.unreleased(limit=9)] == [message.id]
+    assert upkeep.prune(older_than=timedelta(seconds=-1), limit=9) == 0
     upkeep.mark_released([message.id])
-    assert upkeep.prune(older_than=timedelta(seconds=-1), at_most=9) == 1
+    assert upkeep.prune(older_than=timedelta(seconds=-1), limit=9) == 1
 
 
 def test_what_could_not_be_published_is_enqueued_at_once(database: Database) -> None:
@@ -239,7 +246,7 @@ def test_a_body_comes_back_as_it_was_given(database: Database, body: dict[str, A
     assert Messages(database).get(together.id).body == body
 
 
-def test_what_a_column_does_not_take_is_no_twin(database: Database) -> None:
+def test_what_a_column_does_not_take_is_no_duplicate(database: Database) -> None:
     message = rows.a_message(channel=None, idempotency_key="key")
     with pytest.raises(StoreUnavailable) as caught:
         Messages(database).add(message, enqueue_at=message.send_at, fingerprint=None)

@@ -1,66 +1,131 @@
-"""The schema is built once, however many ask for it."""
+"""The schema is built once, however many ask for it, and past nothing that is in the way."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from dispatcher.errors import InvalidSettings, StoreUnavailable
 from dispatcher.message import new_id
 from dispatcher.store import Database, Messages, migrate
-from dispatcher.store.migrate import _config, options, schema_standing
+from dispatcher.store.migrate import _config, schema_standing
 from tests.support import rows
 from tests.support.mariadb import MariaDBServer
-from tests.support.migrations import NEXT, become_next_version
+from tests.support.migrations import HEAD, NEXT, become_next_version, differences
 from tests.support.processes import in_processes
 from tests.support.tables import NAMES, TABLES
 
 pytestmark = pytest.mark.every_database
 
-HEAD = "0001"
+OURS = "CREATE TABLE dispatcher_messages (x INT)"
+VERSIONS = "CREATE TABLE alembic_version (version_num VARCHAR(32))"
+OLD = """CREATE TABLE messages (
+    id INT, claim_token INT, enqueue_at INT, next_attempt_at INT, reserved INT)"""
+FOREIGN = (
+    r"it has dispatcher_messages but no dispatcher_alembic_version, .*; "
+    r"set another table_prefix, or drop them where nothing needs them$"
+)
+PRE_RELEASE = (
+    r"it holds the tables of a version before the first release \(messages, .*\), which cannot "
+    r"be migrated; drop these tables or take another database, then run `dispatcher migrate`$"
+)
+IN_THE_WAY: dict[str, tuple[Sequence[str], str]] = {
+    "a table of another program": ([OURS], FOREIGN),
+    "several of them": (
+        [OURS, "CREATE TABLE dispatcher_suppressions (x INT)"],
+        r"it has dispatcher_messages, dispatcher_suppressions but no",
+    ),
+    "a version before the first release": (
+        [OLD, VERSIONS, "INSERT INTO alembic_version VALUES ('0010')"],
+        PRE_RELEASE,
+    ),
+}
 
 
-def tables(database: Database) -> set[str]:
+@pytest.fixture
+def empty(empty_database_url: str) -> Iterator[Database]:
+    with closing(Database(empty_database_url)) as database:
+        yield database
+
+
+def run(database: Database, *statements: str) -> None:
+    for each in statements:
+        database.run(lambda connection, it=each: connection.exec_driver_sql(it))  # type: ignore[misc]  # a default argument
+
+
+def there(database: Database) -> set[str]:
     return database.run(lambda connection: set(inspect(connection).get_table_names()))
 
 
-def test_migrating_again_changes_nothing(empty_database_url: str) -> None:
-    database = Database(empty_database_url)
-    try:
-        assert tables(database) == set()
-        revision = migrate(database)
-        assert revision == migrate(database) == HEAD
-        assert tables(database) == NAMES
-    finally:
-        database.close()
+def test_migrating_again_changes_nothing(empty: Database) -> None:
+    assert there(empty) == set()
+    revision = migrate(empty)
+    assert revision == migrate(empty) == HEAD
+    assert there(empty) == NAMES
 
 
-def test_who_asks_before_the_migration_is_told_to_migrate(empty_database_url: str) -> None:
-    database = Database(empty_database_url)
-    try:
-        with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
-            Messages(database).get(new_id())
-    finally:
-        database.close()
+def test_who_asks_before_the_migration_is_told_to_migrate(empty: Database) -> None:
+    with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
+        Messages(empty).get(new_id())
+
+
+@pytest.mark.parametrize(("statements", "said"), IN_THE_WAY.values(), ids=IN_THE_WAY)
+def test_nothing_is_migrated_past_what_is_in_the_way(
+    empty: Database, statements: Sequence[str], said: str
+) -> None:
+    run(empty, *statements)
+    before = there(empty)
+    with pytest.raises(StoreUnavailable, match=said) as refused:
+        migrate(empty)
+    assert refused.value.refused
+    assert there(empty) == before
+    obstacle = schema_standing(empty).obstacle
+    assert obstacle is not None
+    assert re.search(said, f"{obstacle.found}; {obstacle.remedy}")
+    with pytest.raises(StoreUnavailable, match=r"schema is behind .* run `dispatcher migrate`"):
+        Messages(empty).get(new_id())
+
+
+def test_an_applications_messages_with_our_old_revisions_are_no_pre_release(
+    empty: Database,
+) -> None:
+    run(
+        empty,
+        "CREATE TABLE messages (id INT)",
+        VERSIONS,
+        "INSERT INTO alembic_version VALUES ('0001')",
+    )
+    migrate(empty)
+    assert there(empty) == {*NAMES, "messages", "alembic_version"}
+
+
+def test_a_later_version_is_left_as_it_is(empty: Database) -> None:
+    migrate(empty)
+    run(empty, "UPDATE dispatcher_alembic_version SET version_num = '9999'")
+    with pytest.raises(
+        StoreUnavailable, match=r"at revision 9999, which this version does not know; nothing was"
+    ) as refused:
+        migrate(empty)
+    assert refused.value.refused
+    standing = schema_standing(empty)
+    assert (standing.revision, standing.is_known, standing.obstacle) == ("9999", False, None)
 
 
 def migrated(gate: Any, _number: int, url: str) -> str:
     """Migrate in a process of its own, when all of them are there."""
-    database = Database(url)
-    try:
+    with closing(Database(url)) as database:
         gate.wait(60)
         return migrate(database)
-    finally:
-        database.close()
 
 
 def test_several_migrations_at_once_take_turns(empty_database_url: str) -> None:
@@ -99,40 +164,33 @@ on_mariadb = pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect
 
 @on_mariadb
 def test_a_migration_that_was_interrupted_is_finished(
-    empty_database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MariaDB commits each statement of a migration, so a part of it may be there."""
-    database = Database(empty_database_url)
-
-    def undo(*statements: str) -> None:
-        for statement in statements:
-            database.run(lambda connection, it=statement: connection.exec_driver_sql(it))  # type: ignore[misc]  # a default argument
-
-    try:
-        migrate(database)
-        made = database.run(checks)
-        undo(
-            "DELETE FROM dispatcher_alembic_version",
-            "DROP TABLE dispatcher_attempts",
-            "DROP INDEX ix_dispatcher_messages_recipient ON dispatcher_messages",
-        )
-        assert migrate(database) == HEAD
-        assert database.run(differences) == []
-        assert database.run(checks) == made
-        become_next_version(tmp_path, monkeypatch)
-        assert migrate(database) == NEXT
-        made = database.run(checks)
-        for gone in (
-            ["DROP INDEX ix_dispatcher_messages_note ON dispatcher_messages"],
-            ["ALTER TABLE dispatcher_messages DROP CONSTRAINT ck_dispatcher_messages_status_known"],
-            ["ALTER TABLE dispatcher_messages DROP COLUMN note"],
-        ):
-            undo("UPDATE dispatcher_alembic_version SET version_num = '0001'", *gone)
-            assert migrate(database) == NEXT
-            assert database.run(checks) == made
-            assert "note" in columns(database)
-    finally:
-        database.close()
+    migrate(empty)
+    made = empty.run(checks)
+    run(
+        empty,
+        "DELETE FROM dispatcher_alembic_version",
+        "DROP TABLE dispatcher_attempts",
+        "DROP INDEX ix_dispatcher_messages_recipient ON dispatcher_messages",
+    )
+    assert migrate(empty) == HEAD
+    assert differences(empty) == []
+    assert empty.run(checks) == made
+    become_next_version(tmp_path, monkeypatch)
+    assert migrate(empty) == NEXT
+    made = empty.run(checks)
+    back = f"UPDATE dispatcher_alembic_version SET version_num = '{HEAD}'"  # noqa: S608 - ours
+    for gone in (
+        "DROP INDEX ix_dispatcher_messages_note ON dispatcher_messages",
+        "ALTER TABLE dispatcher_messages DROP CONSTRAINT ck_dispatcher_messages_status_known",
+        "ALTER TABLE dispatcher_messages DROP COLUMN note",
+    ):
+        run(empty, back, gone)
+        assert migrate(empty) == NEXT
+        assert empty.run(checks) == made
+        assert "note" in columns(empty)
 
 
 def checks(connection: Connection) -> dict[str | None, str]:
@@ -146,15 +204,8 @@ def columns(database: Database) -> set[str]:
     return {each["name"] for each in found}
 
 
-def differences(connection: Connection) -> list[object]:
-    """Return what the schema describes and the database has not, or the other way round."""
-    context = MigrationContext.configure(connection, opts=options(TABLES))
-    partial = connection.dialect.name != "mysql"
-    return list(compare_metadata(context, TABLES.described(partial_indexes=partial)))
-
-
 def test_the_migrations_build_what_the_schema_describes(database: Database) -> None:
-    assert database.run(differences) == []
+    assert differences(database) == []
 
 
 def test_constraints_have_names_that_can_be_changed_later(database: Database) -> None:
@@ -172,10 +223,7 @@ def test_constraints_have_names_that_can_be_changed_later(database: Database) ->
 
     found = database.run(names)
     assert None not in found
-    assert {
-        "ck_dispatcher_messages_status_known",
-        "uq_dispatcher_messages_idempotency_key",
-    } <= found
+    assert "ck_dispatcher_messages_status_known" in found
 
 
 def test_sqlite_is_set_up_for_durable_writes_side_by_side(
@@ -279,3 +327,17 @@ def test_a_database_whose_tables_a_test_has_changed_is_given_to_no_other(
             server.execute(change, database=name)
             assert server.migrated(build) != name
             name = server.migrated(build)
+
+
+def test_autovacuum_comes_long_before_a_fifth_of_a_table_is_dead(
+    database: Database, request: pytest.FixtureRequest
+) -> None:
+    if database.url.get_backend_name() != "postgresql":
+        pytest.skip("about PostgreSQL")
+    query = text("SELECT reloptions FROM pg_class WHERE oid = CAST(:name AS regclass)")
+    for table in (TABLES.messages, TABLES.attempts):
+        found = database.run(
+            lambda connection, name=table.name: connection.scalar(query, {"name": name})  # type: ignore[misc]  # a default argument
+        )
+        assert "autovacuum_vacuum_scale_factor=0.02" in found
+        assert "fillfactor=85" in found

@@ -1,4 +1,4 @@
-"""The tables under other names than the usual ones."""
+"""The tables under other names than the usual ones, which their database lacks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
+from dispatcher import Draft, Message, PerhapsSent, PermanentFailure, Status
 from dispatcher.message import dump_json, new_id
 from dispatcher.store import (
     Addition,
@@ -25,10 +24,11 @@ from dispatcher.store import (
     Suppressions,
     migrate,
 )
-from dispatcher.store.migrate import options
 from tests.support import rows
-from tests.support.migrations import NEXT, become_next_version
-from tests.support.servers import PostgresServer
+from tests.support.examining import OK, examined
+from tests.support.house import BODY, House, hour_ago, house_on
+from tests.support.migrations import NEXT, become_next_version, differences
+from tests.support.servers import PostgresServer, RedisServer
 
 pytestmark = pytest.mark.every_database
 
@@ -52,12 +52,6 @@ def named(empty_database_url: str, names: dict[str, Any]) -> Iterator[Database]:
         yield database
 
 
-def differences(connection: Connection, database: Database) -> list[object]:
-    context = MigrationContext.configure(connection, opts=options(database.tables))
-    partial = database.backend.has_partial_indexes
-    return list(compare_metadata(context, database.tables.described(partial_indexes=partial)))
-
-
 def names_there(connection: Connection, database: Database) -> set[str]:
     """Return the name of everything that a migration has made."""
     found, schema = inspect(connection), database.tables.schema
@@ -78,7 +72,7 @@ def names_there(connection: Connection, database: Database) -> set[str]:
 def test_the_migrations_build_what_is_described(
     named: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert named.run(lambda connection: differences(connection, named)) == []
+    assert differences(named) == []
     assert StoreSurvey(named).missing_indexes() == ()
     made = named.run(lambda connection: names_there(connection, named))
     assert len(made) > 20
@@ -103,7 +97,7 @@ def test_what_is_stored_is_found_again(named: Database) -> None:
     assert len(rows.listed(named)) == 5
     Suppressions(named).add("ada", None)
     assert StoreUpkeep(named).give_up([new_id()]).void
-    assert StoreUpkeep(named).prune(older_than=timedelta(0), at_most=9) == 1
+    assert StoreUpkeep(named).prune(older_than=timedelta(0), limit=9) == 1
 
 
 def test_two_names_in_one_database_are_two_stores(empty_database_url: str) -> None:
@@ -113,11 +107,11 @@ def test_two_names_in_one_database_are_two_stores(empty_database_url: str) -> No
     ):
         assert migrate(usual) == migrate(other) == migrate(usual)
         message = rows.add(usual, idempotency_key="key")
-        twin = rows.add(other, id=message.id, idempotency_key="key", recipient="ada")
+        duplicate = rows.add(other, id=message.id, idempotency_key="key", recipient="ada")
         assert rows.listed(usual) == [message]
-        assert rows.listed(other) == [twin]
+        assert rows.listed(other) == [duplicate]
         Messages(usual).cancel(message.id)
-        assert Messages(other).get(message.id) == twin
+        assert Messages(other).get(message.id) == duplicate
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["made", "found"])
@@ -137,3 +131,102 @@ def test_a_schema_is_made_where_it_is_missing(postgres: PostgresServer, is_there
         assert rows.listed(database) == [message]
     postgres.drop_database(name)
     postgres.execute("DROP ROLE modest")
+
+
+CHANNELS: dict[str, Any] = {
+    "memory": {"transport": "memory", "max_attempts": 1},
+    "expire": {"transport": "memory", "catch_up": "expire"},
+    "reslot": {"transport": "memory", "catch_up": "reslot"},
+    "status": {"transport": "webhook", "options": {"payload": "body"}},
+}
+IN_AN_HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(
+    params=[
+        ("sqlite", {"table_prefix": "crm_"}),
+        ("postgresql", {"table_prefix": "crm_"}),
+        ("mariadb", {"table_prefix": "crm_"}),
+        ("postgresql", {"table_prefix": "crm_", "table_schema": "crm"}),
+    ],
+    ids=["sqlite", "postgresql", "mariadb", "schema"],
+)
+def house(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Any) -> Any:
+    """Give a house whose clock is an hour slow: what is submitted now is due at once."""
+    kind, names = request.param
+    if kind == "sqlite":
+        url, server = f"sqlite:///{tmp_path}/crm.db", None
+    else:
+        server = request.getfixturevalue("postgres" if kind == "postgresql" else kind)
+        name = server.create_database()
+        url = server.url(name)
+    with house_on(
+        redis_server, url, clock=hour_ago(), opened=False, channels=CHANNELS,
+        status_channel="status", **names,
+    ) as house:  # fmt: skip
+        migrate(house.parts.database)
+        house.open()
+        yield house
+    if server is not None:
+        server.drop_database(name)
+
+
+def submitted(house: House) -> Iterator[Message]:
+    """Submit one by one, repeated, and many at once."""
+    yield house.submit("one", idempotency_key="key")
+    yield house.submit("one", idempotency_key="key")
+    later = {"channel": "memory", "body": BODY, "send_in": IN_AN_HOUR * 2}
+    drafts = [Draft(recipient=name, **later) for name in "abc"]  # type: ignore[arg-type]  # of a dict
+    for each in house.dispatcher.submit_many(drafts):
+        assert isinstance(each, Message)
+        yield each
+
+
+def refuse(message: Message) -> None:
+    raise PerhapsSent("?") if message.recipient == "unknown" else PermanentFailure("no")
+
+
+def test_a_whole_life_under_other_names(house: House) -> None:
+    first, again, *many = submitted(house)
+    assert again == first
+    a, b, c = many
+    door = house.dispatcher
+    assert house.deliver(first) == 1
+    assert house.again(first).status is Status.SENT
+    assert [each.outcome for each in door.attempts(first.id)] == ["sent"]
+    assert door.update(a.id, body={"text": "new"}).body == {"text": "new"}
+    assert door.reschedule(a.id, send_in=IN_AN_HOUR * 3).send_at > a.send_at
+    assert door.cancel(b.id).status is Status.CANCELLED
+    assert [getattr(each, "status", None) for each in door.cancel_many([c.id])] == ["cancelled"]
+    assert door.suppress("a") == 1
+    assert [each.recipient for each in door.suppressed()] == ["a"]
+    assert door.unsuppress("a") == ()
+
+    failing, unknown = house.submit("failing"), house.submit("unknown", on_unknown="hold")
+    asked = house.submit("asked", status_url="https://shop.example/told")
+    house.memory.before = refuse
+    house.deliver(failing, unknown, asked)
+    house.memory.before = None
+    assert [each.id for each in door.held()] == [unknown.id]
+    assert door.release(unknown.id).status is Status.SCHEDULED
+    assert door.retry(failing.id).status is Status.SCHEDULED
+    assert house.parts.sweep.enqueue_due() == 2
+    assert house.parts.sweep.notify() == 1
+
+    for way in ("expire", "reslot"):
+        house.submit(way, channel=way)
+    done = house.parts.catch_up.run()
+    assert (done.expired, done.moved) == (1, 1)
+    assert house.parts.sweep.rescue() == 0
+    house.parts.reconciler.reconcile()
+    assert door.verify_windows().equal
+    door.rebuild_windows()
+    assert door.verify_windows().equal
+
+    assert door.count() == len(list(door.select())) == len(house.rows())
+    assert door.story(first.id).message.id == first.id
+    assert door.status().counts.complete
+    assert door.top("recipient").tops
+    found = examined(house)
+    for check in ("store.answers", "store.migrations", "store.indexes", "work.channels"):
+        assert found[check].level is OK, found[check]

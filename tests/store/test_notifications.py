@@ -33,7 +33,7 @@ from dispatcher.store import (
 )
 from dispatcher.store.changes import Changes
 from dispatcher.store.claims import claim_at_once
-from dispatcher.store.rows import Addition
+from dispatcher.store.schema import Addition
 from dispatcher.times.send_time import as_text
 from tests.store.test_permit_pages import scans, touched
 from tests.support import rows
@@ -52,7 +52,7 @@ def untold(database: Database, *, tells_errors: bool = False) -> Notifications:
 
 def tell(database: Database) -> list[Any]:
     """Tell everything; return the rows of the status messages made by that."""
-    made = untold(database).tell(at_most=100)
+    made = untold(database).tell(limit=100)
     return [rows.row(database, each) for each in made]
 
 
@@ -143,7 +143,7 @@ def rescued(database: Database) -> UUID:
     message = asked(database, max_attempts=1)
     claims(database).claim([message.id])
     rows.change(database, message.id, claim_expires_at=rows.now() - timedelta(seconds=1))
-    StoreUpkeep(database).rescue(at_most=9)
+    StoreUpkeep(database).rescue(limit=9)
     return message.id
 
 
@@ -154,7 +154,7 @@ def dropped(database: Database) -> UUID:
 
 def overdue(database: Database) -> UUID:
     message = asked(database)
-    Overdue(database, after=NO_WAIT, expire=["sms"]).expire(at_most=9)
+    Overdue(database, after=NO_WAIT, expire=["sms"]).expire(limit=9)
     return message.id
 
 
@@ -209,7 +209,7 @@ def test_the_words_of_a_provider_are_told_only_where_it_is_asked_for(database: D
     [row] = tell(database)
     assert "why" not in str(row.body)
     failed(database)
-    [made] = untold(database, tells_errors=True).tell(at_most=9)
+    [made] = untold(database, tells_errors=True).tell(limit=9)
     assert rows.row(database, made).body["data"]["last_error"] == "why"
 
 
@@ -217,7 +217,7 @@ def test_a_status_message_is_due_at_once_and_takes_no_place(database: Database) 
     sent(database)
     [row] = tell(database)
     upkeep = StoreUpkeep(database)
-    [due] = upkeep.take_due(at_most=9, grace=timedelta(seconds=5))
+    [due] = upkeep.take_due(limit=9, grace=timedelta(seconds=5))
     assert (due.message_id, due.channel) == (row.id, "status")
     [claim] = claims(database).claim([row.id])
     assert claim.message.recipient == URL
@@ -288,9 +288,9 @@ def test_prune_keeps_what_is_yet_to_be_told(database: Database) -> None:
     message = sent(database)
     rows.age(database, message.id)
     upkeep = StoreUpkeep(database)
-    assert upkeep.prune(older_than=timedelta(minutes=5), at_most=9) == 0
+    assert upkeep.prune(older_than=timedelta(minutes=5), limit=9) == 0
     assert len(tell(database)) == 1
-    assert upkeep.prune(older_than=timedelta(minutes=5), at_most=9) == 1
+    assert upkeep.prune(older_than=timedelta(minutes=5), limit=9) == 1
 
 
 def test_two_sweeps_side_by_side_make_each_status_message_once(database: Database) -> None:
@@ -302,14 +302,14 @@ def test_two_sweeps_side_by_side_make_each_status_message_once(database: Databas
     def sweep() -> None:
         start.wait(60)
         for _ in range(6):
-            made.update(untold(database).tell(at_most=7))
+            made.update(untold(database).tell(limit=7))
 
     threads = [threading.Thread(target=sweep) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    made.update(untold(database).tell(at_most=100))
+    made.update(untold(database).tell(limit=100))
     told = {rows.row(database, each).body["data"]["id"] for each in made}
     assert (len(made), len(told), set(made.values())) == (30, 30, {1})
 
@@ -371,14 +371,14 @@ def store_many(database: Database) -> None:
 
 def test_what_was_told_and_what_is_not_over_is_not_looked_at(database: Database) -> None:
     store_many(database)
-    assert_reads_few(database, lambda: untold(database).tell(at_most=1_000), most=3)
+    assert_reads_few(database, lambda: untold(database).tell(limit=1_000), most=3)
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 def test_what_is_unreleased_is_found_by_the_same_index(database: Database) -> None:
     store_many(database)
     upkeep = StoreUpkeep(database)
-    assert_reads_few(database, lambda: upkeep.unreleased(at_most=1_000), most=3)
+    assert_reads_few(database, lambda: upkeep.unreleased(limit=1_000), most=3)
 
 
 def assert_reads_few(database: Database, call: Callable[[], object], *, most: int) -> None:

@@ -22,7 +22,7 @@ from dispatcher.store import (
     StoreUpkeep,
 )
 from dispatcher.store.outbox import JoinedMessages
-from dispatcher.store.rows import to_row
+from dispatcher.store.schema import to_row
 from tests.support import rows
 from tests.support.tables import messages
 
@@ -35,7 +35,7 @@ def storing(database: Database, *some: Message) -> Iterator[Connection]:
     with database.engine.connect() as other:
         other.exec_driver_sql("BEGIN")
         for each in some:
-            row = to_row(each, enqueue_at=each.send_at, fingerprint=None, status_url=None)
+            row = to_row(each, enqueue_at=each.send_at, status_url=None)
             other.execute(insert(messages), row)
         yield other
 
@@ -55,7 +55,7 @@ def test_what_was_given_up_is_stored_on_no_way(database: Database) -> None:
         assert not joined.add(message, enqueue_at=message.send_at, fingerprint=None)
         connection.rollback()
     listing = Listing(database, late=timedelta(minutes=5), put_off=timedelta(seconds=5))
-    assert listing.page(Selection(), after=None, at_most=9).messages == ()
+    assert listing.page(Selection(), after=None, limit=9).messages == ()
     assert listing.count(Selection()) == 0
 
 

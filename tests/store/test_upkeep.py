@@ -48,11 +48,11 @@ def test_what_is_due_comes_soonest_first_and_only_so_many(database: Database) ->
     times = [rows.now() - timedelta(seconds=seconds) for seconds in (10, 30, 20, 40)]
     ids = [rows.add(database, send_at=time).id for time in times]
     rows.add(database)
-    taken = StoreUpkeep(database).take_due(at_most=3, grace=GRACE)
+    taken = StoreUpkeep(database).take_due(limit=3, grace=GRACE)
     assert [due.message_id for due in taken] == [ids[3], ids[1], ids[2]]
     assert taken[0].channel == "sms"
     assert taken[0].next_attempt_at == times[3]
-    left = StoreUpkeep(database).take_due(at_most=3, grace=GRACE)
+    left = StoreUpkeep(database).take_due(limit=3, grace=GRACE)
     assert [due.message_id for due in left] == [ids[0]]
 
 
@@ -69,7 +69,7 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
             upkeep = StoreUpkeep(database)
             start.wait(60)
             for _ in range(6):
-                taken.update(due.message_id for due in upkeep.take_due(at_most=7, grace=GRACE))
+                taken.update(due.message_id for due in upkeep.take_due(limit=7, grace=GRACE))
 
         threads = [threading.Thread(target=sweep) for _ in range(2)]
         for thread in threads:
@@ -77,7 +77,7 @@ def test_two_sweeps_side_by_side_take_each_once_and_again_after_its_grace(
         for thread in threads:
             thread.join(60)
         # What one of them reads may be locked for the other; then it comes with the next tick.
-        rest = StoreUpkeep(database).take_due(at_most=len(ids), grace=GRACE)
+        rest = StoreUpkeep(database).take_due(limit=len(ids), grace=GRACE)
         taken.update(due.message_id for due in rest)
         return taken
 
@@ -93,20 +93,20 @@ def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
 ) -> None:
     message = rows.add(database)
     rows.change(database, message.id, enqueue_at=rows.now() - DAY)
-    assert len(StoreUpkeep(database).take_due(at_most=9, grace=GRACE)) == 1
+    assert len(StoreUpkeep(database).take_due(limit=9, grace=GRACE)) == 1
     assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
 
 
 def test_what_is_taken_says_when_by_the_clock_of_the_database(database: Database) -> None:
     message, far = rows.add_due(database), rows.add(database)
     before = database.run(lambda connection: connection.scalar(select(database_now())))
-    StoreUpkeep(database).take_due(at_most=9, grace=GRACE)
+    StoreUpkeep(database).take_due(limit=9, grace=GRACE)
     after = database.run(lambda connection: connection.scalar(select(database_now())))
     first = rows.row(database, message.id).enqueued_at
     assert before <= first <= after
     assert rows.row(database, far.id).enqueued_at is None
     rows.change(database, message.id, enqueue_at=rows.now() - MINUTE, enqueued_at=first - DAY)
-    StoreUpkeep(database).take_due(at_most=9, grace=GRACE)
+    StoreUpkeep(database).take_due(limit=9, grace=GRACE)
     assert rows.row(database, message.id).enqueued_at >= first, "its task was lost"
 
 
@@ -127,21 +127,21 @@ def test_what_is_claimed_or_ended_is_not_due(database: Database) -> None:
     ended(database, timedelta(0))
     cancelled = rows.add_due(database)
     Messages(database).cancel(cancelled.id)
-    assert StoreUpkeep(database).take_due(at_most=9, grace=GRACE) == []
+    assert StoreUpkeep(database).take_due(limit=9, grace=GRACE) == []
 
 
 def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
     claim = rows.claimed(database)
-    assert len(StoreUpkeep(database).rescue(at_most=9)) == 0, "it has time left"
+    assert len(StoreUpkeep(database).rescue(limit=9)) == 0, "it has time left"
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(at_most=9)) == 1
-    assert len(StoreUpkeep(database).rescue(at_most=9)) == 0
+    assert len(StoreUpkeep(database).rescue(limit=9)) == 1
+    assert len(StoreUpkeep(database).rescue(limit=9)) == 0
     rescued = Messages(database).get(claim.message.id)
     assert (rescued.status, rescued.attempt_count) == (Status.SCHEDULED, 1)
     assert "unknown" in (rescued.last_error or "")
     (attempt,) = Messages(database).attempts(rescued.id)
     assert attempt.outcome is Outcome.UNKNOWN
-    assert len(StoreUpkeep(database).take_due(at_most=9, grace=GRACE)) == 1
+    assert len(StoreUpkeep(database).take_due(limit=9, grace=GRACE)) == 1
     (again,) = Claims(database, ttl=rows.TTL).claim([rescued.id])
     assert again.token == claim.token + 1
 
@@ -149,7 +149,7 @@ def test_a_claim_that_ran_out_is_due_again_at_once(database: Database) -> None:
 def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) -> None:
     claim = rows.claimed(database, max_attempts=1)
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(at_most=9)) == 1
+    assert len(StoreUpkeep(database).rescue(limit=9)) == 1
     failed = Messages(database).get(claim.message.id)
     assert failed.status is Status.FAILED
     assert failed.finished_at is not None
@@ -158,26 +158,24 @@ def test_a_rescued_message_fails_when_its_tries_are_used_up(database: Database) 
 def test_a_rescued_message_expires_when_its_time_is_up(database: Database) -> None:
     claim = rows.claimed(database, expires_at=rows.now() + timedelta(minutes=1))
     rows.age(database, claim.message.id)
-    assert len(StoreUpkeep(database).rescue(at_most=9)) == 1
+    assert len(StoreUpkeep(database).rescue(limit=9)) == 1
     assert Messages(database).get(claim.message.id).status is Status.EXPIRED
 
 
 def test_rescue_goes_in_bounded_batches_side_by_side(database: Database) -> None:
     for _ in range(10):
         rows.age(database, rows.claimed(database).message.id)
-    assert len(StoreUpkeep(database).rescue(at_most=4)) == 4
+    assert len(StoreUpkeep(database).rescue(limit=4)) == 4
     counts: list[int] = []
     threads = [
-        threading.Thread(
-            target=lambda: counts.append(len(StoreUpkeep(database).rescue(at_most=10)))
-        )
+        threading.Thread(target=lambda: counts.append(len(StoreUpkeep(database).rescue(limit=10))))
         for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sum(counts) + len(StoreUpkeep(database).rescue(at_most=10)) == 6
+    assert sum(counts) + len(StoreUpkeep(database).rescue(limit=10)) == 6
 
 
 def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database) -> None:
@@ -185,7 +183,7 @@ def test_prune_deletes_what_ended_long_ago_in_bounded_batches(database: Database
     recent, waiting = ended(database, 29 * DAY), rows.add(database)
     rows.age(database, waiting.id, 400 * DAY)
     upkeep = StoreUpkeep(database)
-    assert [upkeep.prune(older_than=30 * DAY, at_most=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert [upkeep.prune(older_than=30 * DAY, limit=2) for _ in range(4)] == [2, 2, 1, 0]
     assert rows.count(database) == 2
     assert {each.id for each in rows.listed(database)} == {recent, waiting.id}
     assert all(Messages(database).attempts(each) == [] for each in old)
@@ -196,11 +194,11 @@ def test_prune_leaves_cancelled_messages_until_their_place_is_free(database: Dat
     Messages(database).cancel(message.id)
     rows.age(database, message.id, 31 * DAY)
     upkeep = StoreUpkeep(database)
-    assert upkeep.prune(older_than=30 * DAY, at_most=9) == 0
-    assert [place.message_id for place in upkeep.unreleased(at_most=9)] == [message.id]
+    assert upkeep.prune(older_than=30 * DAY, limit=9) == 0
+    assert [place.message_id for place in upkeep.unreleased(limit=9)] == [message.id]
     upkeep.mark_released([message.id])
-    assert upkeep.unreleased(at_most=9) == []
-    assert upkeep.prune(older_than=30 * DAY, at_most=9) == 1
+    assert upkeep.unreleased(limit=9) == []
+    assert upkeep.prune(older_than=30 * DAY, limit=9) == 1
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -211,11 +209,11 @@ def test_prune_waits_for_no_message_that_another_transaction_holds(database: Dat
     def work(connection: Connection) -> int:
         for each in held:
             connection.execute(select(messages.c.id).where(messages.c.id == each).with_for_update())
-        return StoreUpkeep(database).prune(older_than=30 * DAY, at_most=100)
+        return StoreUpkeep(database).prune(older_than=30 * DAY, limit=100)
 
     assert database.transact(work) == 6
     assert {each.id for each in rows.listed(database)} == set(held)
-    assert StoreUpkeep(database).prune(older_than=30 * DAY, at_most=100) == 6
+    assert StoreUpkeep(database).prune(older_than=30 * DAY, limit=100) == 6
 
 
 def test_it_is_known_which_messages_hold_their_place(database: Database) -> None:
@@ -363,8 +361,8 @@ def test_what_was_rescued_is_told_from_what_was_never_tried(database: Database) 
     upkeep = StoreUpkeep(database)
     rescued, fresh = rows.claimed(database).message, rows.add_due(database)
     rows.age(database, rescued.id)
-    assert len(upkeep.rescue(at_most=9)) == 1
-    due = upkeep.take_due(at_most=9, grace=rows.SOON)
+    assert len(upkeep.rescue(limit=9)) == 1
+    due = upkeep.take_due(limit=9, grace=rows.SOON)
     assert {each.message_id: each.is_suspect for each in due} == {rescued.id: True, fresh.id: False}
 
 
@@ -402,7 +400,7 @@ def test_what_was_not_begun_is_due_as_it_was_and_is_no_attempt(database: Databas
             assert Messages(database).attempts(each.id) == []
     for each in (begun, others):
         assert Messages(database).get(each.id).status is Status.SENDING
-    due = upkeep.take_due(at_most=9, grace=rows.SOON)
+    due = upkeep.take_due(limit=9, grace=rows.SOON)
     assert {each.message_id for each in due if each.is_suspect} == {each.id for each in messages_}
 
 
@@ -431,7 +429,7 @@ def test_what_was_rescued_or_claimed_meanwhile_stays_as_it_is(
     message = rows.add_due(database, on_unknown=word)
     found = upkeep.unbegun([message.id], mark=marked(database, message))
     rows.age(database, message.id)
-    assert len(upkeep.rescue(at_most=9)) == 1
+    assert len(upkeep.rescue(limit=9)) == 1
     if word == "retry":
         marked(database, message)
     upkeep.put_back(found, wait=MINUTE)

@@ -15,8 +15,17 @@ from typing import Any
 
 import pytest
 
-from dispatcher import Draft, InvalidDraft, Message, QuotaExceeded, Rejection, Status
-from dispatcher.threads import Threads
+from dispatcher import (
+    Dispatcher,
+    Draft,
+    InvalidDraft,
+    Message,
+    QuotaExceeded,
+    Rejection,
+    Settings,
+    Status,
+)
+from dispatcher.client import awaited
 from tests.support.environment import frozen
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
@@ -99,15 +108,15 @@ def test_what_is_cancelled_goes_on_or_never_began(build: Build, own_redis: Redis
     asyncio.run(story())
     stored = {message.recipient: message.id for message in house.dispatcher.select()}
     assert set(stored) == set(names[:8])
-    assert house.all_members() == house.places()
+    assert house.all_members() == house.reservations()
     again = {name: house.dispatcher.submit(**asked(name)).id for name in names}
     assert again == stored | {names[8]: again[names[8]]}
 
 
 def waiting(house: House) -> bool:
     """Whether one call waits because all threads are at work."""
-    pool = house.dispatcher._threads._pool
-    return pool is not None and len(pool._threads) == 8 and pool._work_queue.qsize() == 1
+    pool = house.dispatcher._threads
+    return len(pool._threads) == 8 and pool._work_queue.qsize() == 1
 
 
 def test_cancelled_at_any_moment_and_submitted_again_each_is_there_once(house: House) -> None:
@@ -127,7 +136,7 @@ def test_cancelled_at_any_moment_and_submitted_again_each_is_there_once(house: H
     assert [message.recipient for message in messages] == names
     assert {message.id for message in messages} == {row[0] for row in house.rows()}
     assert len(house.rows()) == len(names)
-    assert house.all_members() == house.places()
+    assert house.all_members() == house.reservations()
 
 
 @on_sqlite
@@ -165,14 +174,15 @@ def test_no_thread_joins_the_transaction_of_another(house: House) -> None:
 
 def test_a_call_sees_the_context_of_its_caller_and_threads_come_back_after_the_end() -> None:
     name = ContextVar[str]("name")
-    threads = Threads()
+    ask = awaited(lambda _: name.get())
+    dispatcher = Dispatcher(Settings())
 
     async def story() -> list[str]:
         heard = []
         for each in ("ada", "ben"):
             name.set(each)
-            heard.append(await threads.run(name.get))
-            await asyncio.to_thread(threads.close)
+            heard.append(await ask(dispatcher))
+            await dispatcher.aclose()
         return heard
 
     assert asyncio.run(story()) == ["ada", "ben"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import shutil
 from collections.abc import Iterator
 from datetime import timedelta
@@ -120,3 +122,28 @@ def test_a_bad_filter_is_refused(full: House, filters: dict[str, Any]) -> None:
     with pytest.raises(InvalidDraft) as caught:
         [*full.dispatcher.select(**filters)]
     assert caught.value.field in filters
+
+
+PUBLIC = [
+    name for name, each in vars(Dispatcher).items() if callable(each) and not name.startswith("_")
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_filter_that_does_not_exist_is_a_type_error_of_every_method(
+    unreachable: Dispatcher, name: str
+) -> None:
+    """A misspelt one counted, listed and changed everything."""
+
+    async def called() -> None:
+        result = getattr(unreachable, name)(recipent="ada")
+        if inspect.isawaitable(result):
+            await result
+
+    with pytest.raises(TypeError, match="recipent"):
+        asyncio.run(called())
+
+
+def test_the_methods_with_filters_are_among_them() -> None:
+    assert {"list", "select", "count"} <= {*PUBLIC}
+    assert {"cancel_many", "reschedule_many", "retry_many"} <= {*PUBLIC}

@@ -38,7 +38,7 @@ def kinds(answers: list[Message | DispatcherError]) -> list[Any]:
 
 def agree(house: House) -> bool:
     """Whether nothing is held, and the windows are what the store says."""
-    return house.places() == house.all_members()
+    return house.reservations() == house.all_members()
 
 
 @pytest.mark.every_database
@@ -134,7 +134,7 @@ def test_scopes_of_several_shards_move_together(build: Build) -> None:
     answers = house.dispatcher.reschedule_many(ids, send_at=LATER + HOUR, on_conflict="shift")
     at, full = LATER + HOUR, LATER + HOUR + MINUTE
     assert kinds(answers) == [at, at, at, full, full]
-    assert house.reconciled().all_members() == house.places()
+    assert house.reconciled().all_members() == house.reservations()
 
 
 def test_a_cancel_a_claim_and_a_move_meanwhile_are_seen_by_each(build: Build) -> None:

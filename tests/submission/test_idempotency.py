@@ -166,7 +166,7 @@ def test_other_content_under_way_in_the_same_scope_is_a_conflict(build: Build) -
 
     house.swap("messages", Between(house.parts.messages, before={"add": once(race)}))
     first = keyed(house)
-    assert house.places() == house.all_members() == {"ada": {first.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {first.id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -193,23 +193,23 @@ def test_the_same_key_for_another_scope_in_the_middle_of_a_submit_has_one_winner
     won = next(each for each in answers if isinstance(each, Message))
     lost = next(each for each in answers if isinstance(each, IdempotencyConflict))
     assert lost.message_id == won.id
-    assert house.places() == house.all_members() == {won.scope: {won.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {won.scope: {won.id: to_ms(SOON)}}
 
 
 @pytest.mark.parametrize("first_fails", [True, False])
-def test_a_failing_twin_does_not_take_the_place_of_a_succeeding_one(
+def test_a_failing_duplicate_does_not_take_the_place_of_a_succeeding_one(
     build: Build, first_fails: bool
 ) -> None:
-    house, twin = build(), build()
+    house, duplicate = build(), build()
     failure = raising(StoreUnavailable("an SQL error"))
     won: list[Message] = []
 
     def succeed() -> None:
-        won.append(keyed(twin))
+        won.append(keyed(duplicate))
 
     def fail() -> None:
         with pytest.raises(StoreUnavailable):
-            keyed(twin)
+            keyed(duplicate)
 
     if first_fails:
 
@@ -221,24 +221,25 @@ def test_a_failing_twin_does_not_take_the_place_of_a_succeeding_one(
         with pytest.raises(StoreUnavailable):
             keyed(house)
     else:
-        twin.swap("messages", Between(twin.parts.messages, before={"add": failure}))
+        duplicate.swap("messages", Between(duplicate.parts.messages, before={"add": failure}))
         house.swap("messages", Between(house.parts.messages, before={"add": once(fail)}))
         won.append(keyed(house))
-    assert house.places() == house.all_members() == {"ada": {won[0].id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {won[0].id: to_ms(SOON)}}
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=SOON)
 
 
-def test_when_all_twins_fail_nothing_is_left(build: Build) -> None:
-    house, twin = build(), build()
+def test_when_all_duplicates_fail_nothing_is_left(build: Build) -> None:
+    house, duplicate = build(), build()
     before = house.snapshot()
-    twin.swap(
-        "messages", Between(twin.parts.messages, before={"add": raising(StoreUnavailable("x"))})
+    duplicate.swap(
+        "messages",
+        Between(duplicate.parts.messages, before={"add": raising(StoreUnavailable("x"))}),
     )
 
     def both_fail() -> None:
         with pytest.raises(StoreUnavailable):
-            keyed(twin)
+            keyed(duplicate)
         raise StoreUnavailable("an SQL error")
 
     house.swap("messages", Between(house.parts.messages, before={"add": once(both_fail)}))

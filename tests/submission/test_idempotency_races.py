@@ -37,7 +37,7 @@ def test_threads_with_one_key_make_one_message(house: House) -> None:
         assert [each for each in answers if isinstance(each, Exception)] == []
         assert len({each.id for each in answers if isinstance(each, Message)}) == 1
     assert len(house.rows()) == 3
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> None:
@@ -51,7 +51,7 @@ def test_threads_with_one_key_and_two_contents_agree_on_one(house: House) -> Non
     assert len({each.id for each in messages}) == 1
     assert len(messages) == THREADS // 2
     assert len(house.rows()) == 1
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_threads_with_keys_of_their_own_fill_a_quota_exactly(house: House) -> None:
@@ -61,7 +61,7 @@ def test_threads_with_keys_of_their_own_fill_a_quota_exactly(house: House) -> No
     assert sum(isinstance(each, Message) for each in answers) == 1
     assert sum(isinstance(each, QuotaExceeded) for each in answers) == THREADS - 1
     assert len(house.rows()) == 1
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def _submit_all(gate: Any, number: int, settings: Settings) -> list[str]:

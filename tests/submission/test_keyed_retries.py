@@ -99,4 +99,4 @@ def test_a_repeat_that_overtakes_the_first_call_still_gets_one_message(build: Bu
     house.swap("messages", Between(house.parts.messages, before={"add": race}))
     first = keyed(house, wish)
     assert won == [first]
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()

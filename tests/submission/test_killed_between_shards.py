@@ -201,8 +201,8 @@ def keeps_quotas(house: House) -> bool:
 def heal(house: House) -> None:
     """Reconcile when all graces are over; then Redis holds what the store knows, and no more."""
     let_graces_pass(house)
-    for twins in house.redis.scan_iter(match="{house:*}:twins:*"):
-        house.redis.delete(twins)  # their life is over, too
+    for duplicates in house.redis.scan_iter(match="{house:*}:duplicates:*"):
+        house.redis.delete(duplicates)  # their life is over, too
     house.reconciled()
     assert windows_of(house) == promised(house)
     assert pending_entries(house) == []

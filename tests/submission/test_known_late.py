@@ -27,13 +27,13 @@ def test_its_message_is_the_answer_of_its_draft(build: Build, atomic: bool) -> N
 
     def duplicate() -> None:
         told.append(other.submit("ada", send_at=SOON, idempotency_key="key"))
-        house.redis.delete(house.keys("ada").twins("key"))
+        house.redis.delete(house.keys("ada").duplicates("key"))
 
     house.swap("reserver", Between(house.parts.reserver, before={"reserve": once(duplicate)}))
     results = house.dispatcher.submit_many(DRAFTS, atomic=atomic)
     assert results[1] == told[0]
     assert len(house.rows()) == 2
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_a_plan_counts_it_as_known(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_plan_counts_it_as_known(build: Build, monkeypatch: pytest.MonkeyPatch
 
     def duplicate() -> None:
         other.submit("ada", send_at=SOON, idempotency_key="key")
-        house.redis.delete(house.keys("ada").twins("key"))
+        house.redis.delete(house.keys("ada").duplicates("key"))
 
     real, act = Copies.reserve, once(duplicate)
 
@@ -71,4 +71,4 @@ def test_a_store_that_cannot_be_asked_about_it_leaves_no_reservation(
     own["_messages"] = Between(own["_messages"], before={"with_key": fail_the_second_time})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(DRAFTS, atomic=atomic)
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()

@@ -92,10 +92,10 @@ def test_a_row_stored_after_the_sweep_looked_has_its_place(build: Build) -> None
     second.swap("messages", Between(second.parts.messages, before={"add": reconcile}))
     message = keyed(second)
     assert message.id == first
-    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {first: to_ms(SOON)}}
     age_pending(house)
     assert house.parts.reconciler.reconcile().confirmed == 1
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     with pytest.raises(QuotaExceeded):
         house.submit(send_at=SOON + SECOND)
 
@@ -115,7 +115,7 @@ def test_a_place_shared_again_while_the_sweep_gives_it_up_is_shared_by_nobody(
     assert house.pending() == set()
     message = keyed(second)
     assert message.id != first
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -135,12 +135,12 @@ def test_a_submit_that_stood_still_until_its_place_was_given_up_books_another(
     message = second.submit(send_at=SOON, idempotency_key=key)
     assert given_up
     assert message.id not in given_up
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
     assert [row[0] for row in house.rows()] == [message.id]
 
 
-def test_a_submit_that_stood_still_for_long_is_told_of_its_twin(build: Build) -> None:
-    """The twin has the place and the key, and what tells them apart in Redis has ended."""
+def test_a_submit_that_stood_still_for_long_is_told_of_its_duplicate(build: Build) -> None:
+    """The duplicate has the place and the key, and what tells them apart in Redis has ended."""
     house, second = build(), build()
     told: list[Message] = []
 
@@ -148,11 +148,11 @@ def test_a_submit_that_stood_still_for_long_is_told_of_its_twin(build: Build) ->
         age_pending(house)
         house.parts.reconciler.reconcile()
         told.append(keyed(house))
-        assert house.redis.delete(house.keys("ada").twins("key"))
+        assert house.redis.delete(house.keys("ada").duplicates("key"))
 
     second.swap("messages", Between(second.parts.messages, before={"add": once(sweep)}))
     assert keyed(second) == told[0]
-    assert house.places() == house.all_members() == {"ada": {told[0].id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {told[0].id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -173,7 +173,7 @@ def test_a_submit_that_stood_still_and_dies_right_after_the_insert_promises_noth
     second.swap("messages", Between(second.parts.messages, **hooks))
     with pytest.raises(QuotaExceeded):
         second.submit(send_at=SOON, idempotency_key=key)
-    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -198,7 +198,7 @@ def test_a_batch_that_stood_still_until_its_places_were_given_up_books_others(
     ids = [each.id for each in results if isinstance(each, Message)]
     assert len(ids) == len(given_up) == 3
     assert not {*ids} & {*given_up}
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert house.members() == dict(zip(ids, (to_ms(SOON + each) for each in minutes), strict=True))
 
 
@@ -242,7 +242,7 @@ def test_a_message_stored_while_the_sweep_asked_keeps_its_place(build: Build) ->
     age_pending(house)
     between_read_and_release(house, lambda: keyed(second), "after")
     house.parts.reconciler.reconcile()
-    assert house.places() == house.all_members() == {"ada": {first: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {first: to_ms(SOON)}}
 
 
 def test_an_orphan_beside_a_renewed_place_goes(build: Build) -> None:

@@ -19,7 +19,7 @@ BERLIN = "Europe/Berlin"
 
 def settled(house: House) -> bool:
     """Whether nothing is held, and the windows are what the store says."""
-    return house.places() == house.all_members()
+    return house.reservations() == house.all_members()
 
 
 def test_a_zone_that_is_set_is_what_times_are_read_and_judged_by(build: Build) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Draft, Message, Rejection
-from dispatcher.errors import NoPlace
+from dispatcher.errors import SlotRefused
 from tests.support.house import BODY, FAR, House
 from tests.support.house_fixtures import Build
 
@@ -69,7 +69,7 @@ def one_by_one(house: House, drafts: list[Draft]) -> list[Any]:
     def submitted(each: Draft) -> Message | Rejection:
         try:
             return house.parts.submitter.submit(each, house.parts.own_transaction)
-        except NoPlace as refused:
+        except SlotRefused as refused:
             return Rejection(0, each, refused)
 
     return [seen(submitted(each)) for each in drafts]

@@ -268,7 +268,7 @@ def test_nothing_stays_after_an_error(house: House, monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise StoreUnavailable("broken")
 
-    # What reserve left has no life yet, and the copied twins are still there.
+    # What reserve left has no life yet, and the copied duplicates are still there.
     monkeypatch.setattr(Copies, "_renew", fail)
     with pytest.raises(StoreUnavailable):
         house.dispatcher.plan([draft("ada", 300, idempotency_key="k")])
@@ -292,7 +292,7 @@ def test_a_closed_shard_is_an_error(house: House, monkeypatch: pytest.MonkeyPatc
     def booked(*_: object) -> None:
         raise AssertionError("a part of a window was taken for all of it")
 
-    monkeypatch.setattr(Copies, "_copy_twins", booked)
+    monkeypatch.setattr(Copies, "_copy_duplicates", booked)
     house.redis.delete(house.keys("ada").epoch)
     before = house.snapshot()
     with pytest.raises(ReservationsUnavailable, match="not complete"):
@@ -312,13 +312,13 @@ def test_a_large_window_is_copied_in_bounded_steps(
     sizes = [0]
     step = Copies._copy_some
 
-    def watched(self: Copies, copy: Any, most: int, client: Any) -> Any:
-        # The first steps are in a pipeline; each later one finds the window changed.
-        if client is house.parts.redis:
-            sizes.append(house.redis.zcard(copy.name))
-            done = cast("list[bytes]", house.redis.zrange(copy.name, 0, -1))
+    def watched(self: Copies, copies: Any, most: int) -> Any:
+        [copy] = copies
+        # Each step but the first finds the window changed.
+        if done := cast("list[bytes]", house.redis.zrange(copy.name, 0, -1)):
+            sizes.append(len(done))
             house.redis.zrem(window, done[0], done[-1])
-        return step(self, copy, most, client)
+        return step(self, copies, most)
 
     monkeypatch.setattr(Copies, "_copy_some", watched)
     missing: list[set[bytes]] = []

@@ -48,7 +48,7 @@ def between(house: House, part: str, **hooks: Any) -> None:
 
 def settled(house: House) -> bool:
     """Whether nothing is held, and the windows are what the store says."""
-    return house.places() == house.all_members()
+    return house.reservations() == house.all_members()
 
 
 @pytest.mark.every_database

@@ -44,7 +44,7 @@ def refuses_everything(house: House, *, says: str) -> None:
 def accepts_again(house: House) -> None:
     for n, way in enumerate(WAYS):
         house.submit(send_at=SOON + n * MINUTE, **way)
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_redis_is_down(shaky: House) -> None:
@@ -119,7 +119,7 @@ def test_a_lost_reply_of_redis_reserves_once(
     assert line.dropped == 1
     assert message.send_at == SOON
     assert house.members() == {message.id: to_ms(SOON)}
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("lost", [2, 100])

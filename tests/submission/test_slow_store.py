@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -54,21 +54,21 @@ def test_a_place_that_a_rebuild_missed_is_booked_again(build: Build) -> None:
     slow_store(house, house.redis.flushall, other.open)
     message = house.submit(send_at=SOON)
     assert house.members() == {message.id: to_ms(SOON)}
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_a_place_that_was_given_back_as_an_orphan_is_booked_again(build: Build) -> None:
     house, other = build(), build()
     slow_store(house, house.redis.flushall, other.open)
     message = house.submit(send_at=SOON, idempotency_key="key")
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
     assert house.submit(send_at=SOON, idempotency_key="key") == message
 
 
 def test_a_place_that_is_still_there_is_left_alone(house: House) -> None:
     slow_store(house)
     message = house.submit(send_at=SOON)
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -82,7 +82,7 @@ def test_a_place_that_another_took_is_refused_and_the_row_is_gone(build: Build) 
         house.submit(send_at=SOON)
     assert caught.value.conflicting == (taken[0].id,)
     assert [row.id for row in house.dispatcher.select()] == [taken[0].id]
-    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
 
 
 @pytest.mark.parametrize("key", [None, "key"])
@@ -135,7 +135,7 @@ def test_with_a_key_the_row_that_lost_its_place_stays_as_cancelled(build: Build)
     statuses = {row.id: row.status for row in house.dispatcher.select()}
     assert statuses.pop(taken[0].id) is Status.SCHEDULED
     assert list(statuses.values()) == [Status.CANCELLED]
-    assert house.places() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {taken[0].id: to_ms(SOON)}}
     later = house.submit(send_at=SOON + timedelta(minutes=1), idempotency_key="key")
     assert later.status is Status.SCHEDULED
 
@@ -169,7 +169,7 @@ def test_while_redis_is_closed_the_second_look_waits_for_it(build: Build) -> Non
     house.moved.meanwhile = once(other.open)
     message = house.submit(send_at=SOON)
     assert house.moved.sleeps
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -182,10 +182,10 @@ def test_a_message_whose_second_look_finds_no_redis_is_refused_and_taken_back(
     with pytest.raises(ReservationsUnavailable):
         house.submit(send_at=SOON)
     house.open()
-    assert house.places() == house.all_members() == {}
+    assert house.reservations() == house.all_members() == {}
     message = house.submit(send_at=SOON)
     assert message.status is Status.SCHEDULED
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 @pytest.mark.every_database
@@ -193,19 +193,19 @@ def test_with_a_key_a_second_look_that_finds_no_redis_keeps_the_message(
     build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another submit with the key may have returned it: it must not be cancelled unseen."""
-    house, twin = build(), build()
+    house, duplicate = build(), build()
     told: list[Message] = []
     slow_store(
         house,
         house.redis.flushall,
-        after=lambda: told.append(twin.submit(send_at=SOON, idempotency_key="key")),
+        after=lambda: told.append(duplicate.submit(send_at=SOON, idempotency_key="key")),
     )
     message = house.submit(send_at=SOON, idempotency_key="key")
     assert told == [message]
     assert f"reservation lost for message {message.id}" in caplog.text
     assert house.again(message).status is Status.SCHEDULED
     house.open()
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 @pytest.mark.parametrize("key", [None, "key"])
@@ -220,50 +220,50 @@ def test_what_the_database_refuses_to_take_back_is_not_said_to_be_accepted(
         house.submit(send_at=SOON, idempotency_key=key)
 
 
-def test_a_slow_twin_of_a_message_that_was_taken_back_is_not_told_of_it(build: Build) -> None:
+def test_a_slow_duplicate_of_a_message_that_was_taken_back_is_not_told_of_it(build: Build) -> None:
     """It found the row while that was scheduled; since, its submit lost the place and cancelled."""
-    house, twin = build(), build()
+    house, duplicate = build(), build()
     found, told = [], []
 
     def cancel() -> None:
-        twin.moved.advance(twin.settings.settle + timedelta(milliseconds=1))
+        duplicate.moved.advance(duplicate.settings.settle + timedelta(milliseconds=1))
         (message,) = [*house.dispatcher.select()]
         found.append(message.id)
         assert house.parts.messages.take_back(message)
         house.parts.windows.release(message.id, _terms_of(house))
 
-    slow = Between(twin.parts.messages, after={"add": once(cancel)})
+    slow = Between(duplicate.parts.messages, after={"add": once(cancel)})
 
     def insert_first() -> None:
         told.append(house.submit(send_at=SOON, idempotency_key="key"))
 
-    twin.swap("messages", Between(slow, before={"add": once(insert_first)}))
-    message = twin.submit(send_at=SOON, idempotency_key="key")
+    duplicate.swap("messages", Between(slow, before={"add": once(insert_first)}))
+    message = duplicate.submit(send_at=SOON, idempotency_key="key")
     assert message.id != told[0].id == found[0]
     assert house.again(message).status is Status.SCHEDULED
     assert house.again(told[0]).status is Status.CANCELLED
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 def test_only_the_submit_that_inserted_a_message_takes_it_back(build: Build) -> None:
-    """Its twin is slower still: by then the message may have been said to be accepted."""
-    house, twin = build(), build()
+    """Its duplicate is slower still: by then the message may have been said to be accepted."""
+    house, duplicate = build(), build()
     told: list[Message] = []
 
     def insert_first() -> None:
         told.append(house.submit(send_at=SOON, idempotency_key="key"))
 
     def lose_the_place() -> None:
-        twin.moved.advance(twin.settings.settle + timedelta(milliseconds=1))
+        duplicate.moved.advance(duplicate.settings.settle + timedelta(milliseconds=1))
         house.redis.delete(house.keys("ada").window("ada"))
         house.submit(send_at=SOON)
 
     hooks = {"add": once(insert_first)}
-    twin.swap(
+    duplicate.swap(
         "messages",
-        Between(twin.parts.messages, before=hooks, after={"add": once(lose_the_place)}),
+        Between(duplicate.parts.messages, before=hooks, after={"add": once(lose_the_place)}),
     )
-    assert twin.submit(send_at=SOON, idempotency_key="key") == told[0]
+    assert duplicate.submit(send_at=SOON, idempotency_key="key") == told[0]
     assert house.again(told[0]).status is Status.SCHEDULED
 
 
@@ -402,14 +402,14 @@ def _terms(house: House, scopes: dict[str, str]) -> Terms:
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("key", [None, "key"])
 def test_a_row_whose_insert_was_not_answered_is_looked_at_as_ones_own(
-    build: Build, key: str | None
+    build: Build, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house, other = build(), build()
-    messages = house.parts.messages
-    insert = messages._insert_directly
+    name = "_insert_keyed_directly" if key else "_insert_directly"
+    insert = getattr(house.parts.messages, name)
     assert insert is not None
 
-    def lose_the_answer(values: Mapping[str, Any]) -> list[Any]:
+    def lose_the_answer(values: Sequence[Any]) -> bool:
         house.moved.advance(house.settings.settle + timedelta(milliseconds=1))
         house.redis.flushall()
         other.open()
@@ -417,7 +417,7 @@ def test_a_row_whose_insert_was_not_answered_is_looked_at_as_ones_own(
         insert(values)
         raise Unanswered(perhaps_done=True)
 
-    messages._insert_directly = lose_the_answer
+    monkeypatch.setattr(house.parts.messages, name, lose_the_answer)
     with pytest.raises(QuotaExceeded):
         house.submit("ada", send_at=SOON, idempotency_key=key)
     scheduled = house.dispatcher.select(status="scheduled")

@@ -52,7 +52,7 @@ def test_the_seed_case(house: House) -> None:
     assert house.members() == {first.id: to_ms(SEED)}
     second = house.submit(send_at=refusal.next_slot)
     assert second.send_at - first.send_at == MINUTE
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_exactly_a_minute_apart_fits_on_both_sides_and_a_millisecond_less_does_not(
@@ -104,7 +104,7 @@ def test_a_shift_books_the_first_slot_that_fits(house: House) -> None:
     assert house.again(shifted) == shifted
     third = house.submit(send_at=SEED, on_conflict="shift", latest=SEED + 2 * MINUTE)
     assert third.send_at == SEED + 2 * MINUTE
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_a_shift_past_its_latest_is_refused_and_leaves_nothing(house: House) -> None:
@@ -215,7 +215,7 @@ def test_a_cancelled_message_frees_its_place_at_once(house: House) -> None:
     assert house.pending() == set()
     house.submit(send_at=SEED)
     assert house.dispatcher.cancel(str(message.id)) == cancelled
-    assert house.places() == house.all_members(), "cancelling again frees no other's place"
+    assert house.reservations() == house.all_members(), "cancelling again frees no other's place"
 
 
 @pytest.mark.parametrize("status", ["sent", "failed", "expired"])

@@ -93,7 +93,7 @@ def test_answers_come_in_order_each_with_the_error_that_submit_raises(house: Hou
     assert isinstance(first, Message)
     assert conflict.conflicting == (first.id,)
     assert conflict.next_slot == LATER + MINUTE
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.every_database
@@ -149,7 +149,7 @@ def test_all_or_none_refuses_all_because_of_one(house: House) -> None:
     assert house.snapshot() == before
     results = house.dispatcher.submit_many(fits[:-1], atomic=True)
     assert errors(results) == [None] * 120
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.every_database
@@ -185,7 +185,7 @@ def test_interrupted_and_run_again_it_ends_as_if_run_once(house: House) -> None:
         each.id for each in results[:1_000] if isinstance(each, Message)
     ]
     assert len(house.rows()) == 1_500
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_a_key_within_a_batch_counts_once(house: House) -> None:
@@ -222,13 +222,13 @@ def test_a_key_that_somebody_takes_meanwhile_costs_only_its_own_draft(house: Hou
     dora = draft("dora", idempotency_key="dora")
     results = house.dispatcher.submit_many([dora, else_, draft("emil")])
     assert errors(results) == [None, IdempotencyConflict, None]
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_a_store_that_fails_once_is_asked_one_by_one(house: House) -> None:
     fail(house, StoreUnavailable("gone for a moment"))
     assert errors(house.dispatcher.submit_many(drafts(30))) == [None] * 30
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_progress_is_told_after_each_batch(house: House) -> None:
@@ -287,7 +287,7 @@ def test_a_batch_that_took_long_looks_at_its_places_again(build: Build) -> None:
     vars(house.parts.own_transaction)["_bulk"] = Between(store, before={"add": lose_and_take})
     results = house.dispatcher.submit_many(drafts(3))
     assert errors(results) == [None, QuotaExceeded, None]
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert set(house.members("to 1")) == {taken[0].id}
 
 
@@ -309,7 +309,7 @@ def test_a_lost_reply_of_the_store_gives_no_place_back(house: House) -> None:
     with pytest.raises(OutcomeUnknown):
         house.dispatcher.submit_many(drafts(3))
     assert len(house.rows()) == 3
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_all_or_none_refuses_a_key_that_is_used_twice(house: House) -> None:

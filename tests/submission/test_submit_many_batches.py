@@ -52,7 +52,7 @@ def test_drafts_for_one_scope_see_those_of_earlier_batches(house: House) -> None
     expected = [None if n in {0, 2, 4, 6} else QuotaExceeded for n in range(BATCH - 1)]
     expected += [None, QuotaExceeded, QuotaExceeded, *[None] * BATCH, QuotaExceeded]
     assert errors(at_once) == expected
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.long
@@ -89,7 +89,7 @@ def test_a_batch_that_cannot_be_booked_leaves_the_one_before_stored(house: House
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(drafts)
     assert len(house.rows()) == BATCH
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 class Torn(Sequence[Draft]):
@@ -119,7 +119,7 @@ def test_drafts_that_cannot_be_read_to_the_end_are_stored_up_to_the_last_batch(
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many(Torn([draft(f"to {n}") for n in range(BATCH + 50)]))
     assert len(house.rows()) == BATCH
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_progress_that_raises_frees_the_batch_under_way(house: House) -> None:
@@ -129,7 +129,7 @@ def test_progress_that_raises_frees_the_batch_under_way(house: House) -> None:
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)], progress=stop)
     assert len(house.rows()) == BATCH
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> None:
@@ -139,7 +139,7 @@ def test_answers_that_are_not_read_on_free_the_batch_under_way(house: House) -> 
     next(answers)
     cast("Any", answers).close()
     assert len(house.rows()) == BATCH
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert not lines_in_use(house)
 
 
@@ -150,7 +150,7 @@ def test_an_interrupt_while_a_batch_is_reserved_leaves_no_reservation(house: Hou
     with pytest.raises(KeyboardInterrupt):
         house.dispatcher.submit_many([draft(f"to {n}") for n in range(BATCH + 50)])
     assert len(house.rows()) == BATCH
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert not lines_in_use(house)
 
 

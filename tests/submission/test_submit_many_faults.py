@@ -44,27 +44,29 @@ def test_a_transaction_that_is_run_again_stores_every_row(house: House) -> None:
     assert len(house.rows()) == 50
 
 
-def test_a_batch_of_which_a_twin_stored_one_is_not_taken_for_stored(house: House) -> None:
-    """The twin relies on the place, and so on the id, that the batch has booked."""
+def test_a_batch_of_which_a_duplicate_stored_one_is_not_taken_for_stored(house: House) -> None:
+    """The duplicate relies on the place, and so on the id, that the batch has booked."""
     batch = [draft("ada", idempotency_key="key"), draft("ben"), draft("cyd")]
-    twins: list[Message] = []
+    duplicates: list[Message] = []
     own = vars(house.parts.own_transaction)
     store = own["_bulk"]
-    twin = once(lambda: twins.extend(map(accepted, house.dispatcher.submit_many(batch[:1]))))
+    duplicate = once(
+        lambda: duplicates.extend(map(accepted, house.dispatcher.submit_many(batch[:1])))
+    )
 
     def store_one() -> None:
         own["_bulk"] = store
-        twin()
+        duplicate()
 
     own["_bulk"] = Between(store, before={"add": store_one})
     with pytest.raises(StoreUnavailable):
         house.dispatcher.submit_many(batch, atomic=True)
-    assert [row[0] for row in house.rows()] == [each.id for each in twins]
-    assert house.members("ada").keys() == {twins[0].id}
+    assert [row[0] for row in house.rows()] == [each.id for each in duplicates]
+    assert house.members("ada").keys() == {duplicates[0].id}
     assert house.members("ben") == house.members("cyd") == {}
 
     again = house.dispatcher.submit_many(batch, atomic=True)
-    assert again[0] == house.again(twins[0])
+    assert again[0] == house.again(duplicates[0])
     assert {row[0] for row in house.rows()} == {accepted(each).id for each in again}
 
 

@@ -102,6 +102,7 @@ TWINS = "{% set n = namespace(l=1, k=1) %}{% for a in range(99) %}{% set n.l = [
 TWINS += "{% set n.k = [n.k, n.k] %}{% endfor %}"
 TUPLES = NESTED.replace("[n.l, n.l]", "(n.l, n.l)").replace("l=[1]", "l=(1,)")
 TOO_MUCH = "takes more than 2000 steps or 10000 characters"
+NO_TEST = "cannot be rendered (TemplateRuntimeError)"
 ATTACKS = {
     "loops": ("{% for a in xs %}" * 3 + "{% endfor %}" * 3, TOO_MUCH),
     "a range": ("{% for a in range(n) %}{% endfor %}", TOO_MUCH),
@@ -162,6 +163,9 @@ ATTACKS = {
     "a long list, looked through often": (
         "{% for b in range(900) %}{% if b in long %}{% endif %}{% endfor %}", TOO_MUCH,
     ),
+    "a long list, rejected by itself": ("{{ long | reject('in', long) | list }}", NO_TEST),
+    "a long list, chosen by itself": ("{{ long | select('in', long) | list }}", NO_TEST),
+    "fields, rejected by a long list": ("{{ rows | rejectattr('n', 'in', long) | list }}", NO_TEST),
     "a long text, cut often": (
         "{% for b in range(999) %}{% set c = a[1:] %}{% endfor %}", TOO_MUCH,
     ),
@@ -190,6 +194,9 @@ ATTACKS = {
         "{{ long | map('replace', old='1', new=a) | list | length }}",
         "gives a filter of map more than a value",
     ),
+    "wide texts of a range": ("{{ range(n) | map('center', 60000) | list }}", TOO_MUCH),
+    "wide texts": ("{{ range(9) | map('center', 60000) | list }}", "cannot be rendered"),
+    "texts of a range": ("{{ range(n) | map('string') | list | length }}", TOO_MUCH),
     "a filter of a map": ("{{ xs | map('join', a) | list }}", "cannot be rendered"),
     "lists in a sum": ("{{ [xs, xs] | sum(start=[]) }}", "cannot be rendered (TypeError)"),
     "JSON with a margin": ("{{ xs | tojson(indent=n) }}", "cannot be rendered (TypeError)"),
@@ -211,7 +218,7 @@ def test_a_template_takes_a_bounded_number_of_steps_and_little_memory(name: str)
     found = templates(templates={"one": {"text": source}})
     data: dict[str, Any] = {
         "n": 10**9, "a": "x" * 4_000, "wide": "%9999999d", "xs": [*range(100)],
-        "long": [*range(1_000)],
+        "long": [*range(1_000)], "rows": [{"n": -1}] * 100,
     }  # fmt: skip
     tracemalloc.start()
     try:

@@ -14,8 +14,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.event import registry
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
 
 from dispatcher import Dispatcher, ReservationsUnavailable, Settings, StoreUnavailable
 from dispatcher.message import new_id
@@ -81,7 +83,9 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
         assert house.members() == {message.id: to_ms(SOON)}
         reserve(house, message.id)
         settle_grace(house)
-        assert house.members() == {message.id: to_ms(SOON)}, "a twin does not shorten its grace"
+        assert house.members() == {message.id: to_ms(SOON)}, (
+            "a duplicate does not shorten its grace"
+        )
         session.rollback()
     assert house.members() == {}
     assert house.pending() == set()
@@ -91,7 +95,7 @@ def test_an_open_transaction_keeps_its_place_beyond_the_grace_of_others(build: B
 def test_an_open_transaction_of_many_keeps_no_other_place_from_being_freed(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.delivery.duties.BATCH", 2)
+    monkeypatch.setattr("dispatcher.delivery.sweep.BATCH", 2)
     house = build(**QUICK, shards=1)
     with transaction(house) as session:
         for n in range(5):
@@ -117,7 +121,7 @@ def test_a_transaction_that_outlasts_the_grace_keeps_its_place(
         assert house.members() == {message.id: to_ms(SOON)}
         getattr(session, end)()
     expected = {"ada": {message.id: to_ms(SOON)}} if end == "commit" else {}
-    assert house.places() == house.reconciled().all_members() == expected
+    assert house.reservations() == house.reconciled().all_members() == expected
 
 
 def test_a_commit_after_its_place_was_given_away_keeps_its_time_and_says_so(
@@ -148,7 +152,7 @@ def test_a_commit_after_redis_was_lost_has_its_place(build: Build, rebuilt: bool
         house.moved.advance(timedelta(seconds=2))
         session.commit()
     assert house.reconciled().all_members() == {"ada": {message.id: to_ms(SOON)}}
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), RuntimeError("boom")], ids=repr)
@@ -164,7 +168,7 @@ def test_no_error_after_the_commit_reaches_the_caller(
     assert queued(slow) == 0
     assert slow.parts.sweep.enqueue_due() == 1, "the sweep hands it over"
     assert slow.deliver(message) == 1
-    assert slow.places() == slow.all_members()
+    assert slow.reservations() == slow.all_members()
 
 
 def test_a_place_that_cannot_be_given_back_is_freed_by_reconcile(
@@ -194,7 +198,7 @@ def test_an_outer_transaction_decides_for_the_session_inside(build: Build) -> No
                 assert house.members() == {message.id: to_ms(SOON)}
                 outer.commit() if commits else outer.rollback()
             assert (house.members() == {}) is not commits
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @on_sqlite
@@ -209,7 +213,41 @@ def test_what_sqlites_driver_commits_on_its_own_keeps_its_place(build: Build) ->
             remind(house, session, "ben")
             session.rollback()
     assert len(house.rows()) == 1
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
+
+
+@on_sqlite
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_end_is_noticed_where_the_engine_was_disposed_of_meanwhile(
+    build: Build, end: str
+) -> None:
+    """The connection goes back to the pool it came from, which the engine has no longer."""
+    house = build(clock=hour_ago())
+    with callers_engine(house.database) as engine, Session(engine) as session:
+        session.connection()
+        engine.dispose()
+        remind(house, session, send_at=house.moved.now())
+        getattr(session, end)()
+    assert queued(house) == (end == "commit")
+    assert house.reservations() == house.all_members()
+
+
+@on_sqlite
+def test_the_end_is_noticed_in_a_pool_that_has_the_address_of_an_earlier_one(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy knows the targets of listeners by their addresses, also when they are gone."""
+
+    def address(target: object) -> int:
+        return 1 if isinstance(target, Pool) else id(target)
+
+    monkeypatch.setattr(registry, "id", address, raising=False)
+    house = build()
+    for _ in range(2):  # the first engine, disposed of, keeps the listeners of its earlier pool
+        with transaction(house) as session:
+            remind(house, session)
+            session.rollback()
+        assert house.members() == {}
 
 
 @on_postgresql
@@ -228,7 +266,7 @@ def test_a_commit_whose_reply_is_lost_has_happened(
         assert queued(house) == 1
     assert ordered(house.database.engine) == [1]
     assert house.again(message).id == message.id
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @on_postgresql
@@ -282,7 +320,7 @@ def test_threads_join_transactions_of_one_engine(build: Build) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(work, range(4)))
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def die(environment: dict[str, str], when: str) -> None:
@@ -324,7 +362,7 @@ def test_a_killed_process_leaves_what_the_sweep_heals(build: Build, when: str) -
     assert len(house.members()) == 1
     assert house.parts.sweep.enqueue_due() == queued(house) == stored
     wait_until(lambda: house.reconciled().pending() == set())
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     house.submit(send_in=timedelta(0), idempotency_key="key")
     assert len(house.rows()) == 1
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()

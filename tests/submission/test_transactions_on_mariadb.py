@@ -42,7 +42,7 @@ def test_a_key_that_is_younger_than_the_snapshot_is_found(build: Build, quotas: 
         order(session)
         session.commit()
         assert ordered(engine) == [1]
-    assert house.places() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
+    assert house.reservations() == house.all_members() == {"ada": {message.id: to_ms(SOON)}}
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -54,10 +54,10 @@ def test_a_key_in_two_open_transactions_is_decided_by_the_first_to_end(
         theirs = pool.submit(remind, house, second, idempotency_key="key")
         wait_until(lambda: waiting(house) == 1)
         first.commit() if commits else first.rollback()
-        assert theirs.result(60).id == mine.id, "twins share the place"
+        assert theirs.result(60).id == mine.id, "duplicates share the place"
         second.rollback() if commits else second.commit()
     assert len(house.rows()) == 1
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 def test_a_key_in_another_transaction_that_never_ends_is_refused(
@@ -74,7 +74,7 @@ def test_a_key_in_another_transaction_that_never_ends_is_refused(
         assert house.members() == {message.id: to_ms(SOON)}
         first.commit()
     assert ordered(engine) == [1]
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -98,7 +98,7 @@ def test_a_transaction_that_a_deadlock_undid_cannot_go_on_unseen(
         remind(house, session, "cyd")
         session.commit()
     assert ordered(engine) == [3, *range(10, 20)]
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
     assert len(house.rows()) == 2
 
 
@@ -130,7 +130,7 @@ def test_either_name_of_the_dialect_and_another_address_are_the_same_database(
                 session.commit()
             assert house.again(message) == message
             engine.dispose()
-    assert house.places() == house.all_members() != {}
+    assert house.reservations() == house.all_members() != {}
 
 
 def test_a_server_that_took_over_is_asked_who_it_is(house: House, engine: Engine) -> None:

@@ -55,7 +55,7 @@ def test_another_type_is_refused_with_advice(house: House, engine: Engine) -> No
     remind(house, scoped())
     scoped.commit()
     scoped.remove()
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @pytest.mark.every_database
@@ -138,14 +138,14 @@ def test_the_same_server_by_another_address_is_joined(
     with callers_engine(other) as engine, engine.connect() as connection:
         remind(house, connection)
         connection.commit()
-    assert house.places() == house.all_members() != {}
+    assert house.reservations() == house.all_members() != {}
 
 
 @on_postgresql
 def test_a_server_that_does_not_say_which_it_is_is_joined(
     house: House, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = "dispatcher.store.engines.postgresql._PLACE"
+    query = "dispatcher.store.engines.postgresql._LOCATION"
     for number, says in enumerate((None, "SELECT not_allowed()")):
         if says is not None:
             monkeypatch.setattr(query, text(says))
@@ -154,7 +154,7 @@ def test_a_server_that_does_not_say_which_it_is_is_joined(
             remind(house, connection, f"r{number}")
             connection.commit()
     assert ordered(engine) == [0, 1]
-    assert house.places() == house.all_members() != {}
+    assert house.reservations() == house.all_members() != {}
 
 
 @on_postgresql
@@ -200,7 +200,7 @@ def test_a_session_that_must_be_rolled_back_is_refused(house: House, engine: Eng
         session.rollback()
         remind(house, session)
         session.commit()
-    assert house.places() == house.all_members()
+    assert house.reservations() == house.all_members()
 
 
 @on_sqlite

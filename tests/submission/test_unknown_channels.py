@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from dispatcher import Message, Status
-from dispatcher.redis.keys import PermitKeys
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 
@@ -43,7 +42,7 @@ def test_a_message_of_an_unknown_channel_is_put_back_and_costs_nothing(
         assert (now.status, now.attempt_count, now.last_error) == (Status.SCHEDULED, 0, None)
         assert unknowing.dispatcher.attempts(message.id) == []
         assert unknowing.permits() == {}
-        channel_log = PermitKeys(knowing.settings.namespace).channel("memory")
+        channel_log = knowing.permit_keys("memory").channel("memory")
         assert knowing.redis.zcard(channel_log) == 0
     make_due(knowing, message)
     assert knowing.deliver(message) == 1
@@ -62,13 +61,13 @@ def test_it_comes_again_after_a_while_and_not_at_once(knowing: House, unknowing:
 def test_an_error_says_which_channel_is_unknown(
     knowing: House, unknowing: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    message = knowing.submit()
+    message = knowing.submit("olga")
     with caplog.at_level(logging.INFO):
         unknowing.deliver(message)
     errors = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert "memory" in errors[0]
-    assert "ada" not in errors[0]
+    assert "olga" not in errors[0]
 
 
 def test_the_rest_of_its_group_is_sent(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from dispatcher.message import Outcome, Status
 from tests.support.ledger import Line
-from tests.support.model import Quota, is_broken
+from tests.support.model import Quota, excesses
 
+Name = TypeVar("Name", str, tuple[str, str])
+Id = TypeVar("Id", UUID, str)
 Windows = Mapping[str, Mapping[UUID, int]]
 """Per scope, message ids and send times in ms."""
 
@@ -58,21 +61,25 @@ def false_windows(windows: Windows, stored: Iterable[Stored]) -> list[str]:
     for each in stored:
         if each.status not in _HOLD_NO_PLACE:
             expected[each.scope][each.id] = each.send_at_ms
-    wrong = []
-    for scope in sorted(expected.keys() | windows.keys()):
-        should, does = expected.get(scope, {}), windows.get(scope, {})
-        wrong += [f"{scope}: {id_} has no place" for id_ in should.keys() - does.keys()]
-        wrong += [f"{scope}: {id_} has a place in vain" for id_ in does.keys() - should.keys()]
-        wrong += [
-            f"{scope}: {id_} is placed at {does[id_]} instead of {should[id_]}"
-            for id_ in should.keys() & does.keys()
-            if should[id_] != does[id_]
-        ]
-    return wrong
+    return [*differences(windows, expected)]
+
+
+def differences(
+    windows: Mapping[Name, Mapping[Id, int]], expected: Mapping[Name, Mapping[Id, int]]
+) -> Iterator[str]:
+    """Yield where windows differ from what they must hold."""
+    for name in sorted(expected.keys() | windows.keys()):
+        should, does = expected.get(name, {}), windows.get(name, {})
+        of = name if isinstance(name, str) else " ".join(name).strip()
+        yield from (f"{of}: {id_} has no reservation" for id_ in should.keys() - does.keys())
+        yield from (f"{of}: {id_} has a needless one" for id_ in does.keys() - should.keys())
+        for id_ in should.keys() & does.keys():
+            if should[id_] != does[id_]:
+                yield f"{of}: {id_} is reserved at {does[id_]} instead of {should[id_]}"
 
 
 def lateness_ms(ledger: Iterable[Line]) -> list[float]:
-    """Return how late each first hand-over began, sorted."""
+    """Return how late each first send began, sorted."""
     first: dict[UUID, float] = {}
     for line in ledger:
         if line.event == "begin":
@@ -111,7 +118,7 @@ def _sent_twice(history: History) -> Iterator[str]:
             begun[line.id].append(line.attempt)
     for id_, numbers in begun.items():
         if len(set(numbers)) < len(numbers):
-            yield f"{id_} was handed over twice in one attempt"
+            yield f"{id_} was sent twice in one attempt"
         for number in sorted(set(numbers))[:-1]:
             known = outcomes.get(id_, ())
             outcome = known[number - 1] if number <= len(known) else None
@@ -146,9 +153,7 @@ def _quota_broken(history: History, quotas: Sequence[Quota]) -> Iterator[str]:
         if each.status not in _HOLD_NO_PLACE:
             promised[each.scope].append(each.send_at_ms)
     for scope, times in promised.items():
-        for count, length in quotas:
-            if is_broken(times, (count, length)):
-                yield f"{scope} was promised more than {count} within {length} ms"
+        yield from (f"{scope} was promised {each}" for each in excesses(times, quotas))
 
 
 def _limit_broken(history: History, quotas: Sequence[Quota]) -> Iterator[str]:
@@ -157,12 +162,4 @@ def _limit_broken(history: History, quotas: Sequence[Quota]) -> Iterator[str]:
         if line.event == "begin":
             begun[line.scope].append(line.at_us)
     for scope, times in begun.items():
-        for count, length in quotas:
-            if is_broken(times, (count, length * 1_000)):
-                span = _tightest(times, count) / 1_000
-                yield f"{scope} was sent more than {count} within {length} ms ({span:.3f} ms)"
-
-
-def _tightest(times: Sequence[int], count: int) -> int:
-    ordered = sorted(times)
-    return min(last - first for first, last in zip(ordered, ordered[count:], strict=False))
+        yield from (f"{scope} was sent {each}" for each in excesses(times, quotas, per_ms=1_000))

@@ -1,31 +1,344 @@
-"""A Redis that is a cluster of its own."""
+"""Redis Clusters: one node that serves every slot, and three masters with a replica each.
+
+Clients and the other nodes reach a node through a port of the loopback.
+"""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, cast
 
-from tests.support.servers import RedisServer
+import redis
+from redis.crc import key_slot
+
+from tests.support.clients import CLUSTER, client_of
+from tests.support.network import Host
+from tests.support.nodes import PORTS, Node, started
 from tests.support.waiting import wait_until
+
+SLOTS = 16_384
+MASTERS = 3
+QUICK_MS = 1_500
+"""A ``cluster-node-timeout`` for tests of failovers, which take about twice as long."""
+NEVER_MS = 60_000
+"""A ``cluster-node-timeout`` for tests without any: a busy machine must not cause one."""
+_MOST_KEYS = 100
+
+
+class Member(Node):
+    """One node of a cluster."""
+
+    def __init__(self, *options: str, host: Host | None = None, port: int = 0) -> None:
+        super().__init__("--cluster-enabled", "yes", *options, host=host, port=port)
+        self.id = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers commands on keys."""
+        return cast("dict[str, str]", self.command("CLUSTER INFO"))["cluster_state"] == "ok"
+
+    @property
+    def moving(self) -> set[int]:
+        """The slots that it gives away or receives."""
+        return {int(each["slot"]) for each in self._own()["migrations"]}
+
+    @property
+    def epoch(self) -> int:
+        """The age of what it says of its slots: the greatest is the newest."""
+        return int(self._own()["epoch"])
+
+    def claims(self, slot: int) -> bool:
+        """Whether it takes itself for the master of a slot."""
+        own = self._own()
+        return "master" in own["flags"] and any(
+            int(ends[0]) <= slot <= int(ends[-1]) for ends in own["slots"]
+        )
+
+    def _own(self) -> dict[str, Any]:
+        return next(facts for facts in self.known().values() if "myself" in facts["flags"])
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """Return what it knows of each node, itself included, by the node's address."""
+        nodes = cast("dict[str, dict[str, Any]]", self.command("CLUSTER NODES"))
+        return {
+            address: facts
+            for address, facts in nodes.items()
+            if "handshake" not in facts["flags"] and "noaddr" not in facts["flags"]
+        }
+
+
+class Cluster:
+    """Three masters with one replica each.
+
+    Every wait has a deadline that only a cluster which never gets there reaches.
+    """
+
+    def __init__(self, nodes: Sequence[Member]) -> None:
+        self.nodes = tuple(nodes)
+
+    @property
+    def url(self) -> str:
+        """The URL that the settings take: one master and one replica as the start."""
+        return f"{CLUSTER}{self.nodes[0].address},{self.nodes[-1].address}"
+
+    @property
+    def alive(self) -> list[Member]:
+        """The nodes that run and are not frozen."""
+        return [node for node in self.nodes if node.alive]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all nodes live, serve and agree, and every master has a replica."""
+        try:
+            return (
+                len(self.alive) == len(self.nodes)
+                and all(node.serves for node in self.nodes)
+                and self._agree()
+                and all(node.has_replica for node in self.masters)
+            )
+        except (redis.RedisError, RuntimeError, OSError, StopIteration):  # a node went away
+            return False
+
+    @property
+    def masters(self) -> list[Member]:
+        """The living nodes that serve slots, by the first of them."""
+        known = {owner.port: owner for _, _, owner in self.ranges()}
+        return [node for node in known.values() if node in self.alive]
+
+    def client(self) -> redis.Redis:
+        """Return a client of the whole cluster, without the dispatcher's fence."""
+        return client_of(self.url)
+
+    def ranges(self, seen_by: Member | None = None) -> list[tuple[int, int, Member]]:
+        """Return first slot, last slot and owner of each range of slots, in order."""
+        known = (seen_by or self.alive[0]).known()
+        found = [
+            (int(ends[0]), int(ends[-1]), self._at(address))
+            for address, facts in known.items()
+            for ends in facts["slots"]
+        ]
+        return sorted(found, key=lambda each: each[0])
+
+    def master_of(self, slot: int, seen_by: Member | None = None) -> Member:
+        """Return the node that serves a slot, or did so last.
+
+        What a node says of itself counts most: one that imports a slot does not follow what
+        becomes of its owner.
+        """
+        known = [seen_by] if seen_by else self.alive
+        if seen_by is None:
+            claims = [(node.epoch, node) for node in known if node.claims(slot)]
+            if claims:
+                return max(claims, key=lambda each: each[0])[1]
+        return next(
+            owner for by in known for first, last, owner in self.ranges(by) if first <= slot <= last
+        )
+
+    def master_of_key(self, key: bytes | str) -> Member:
+        """Return the node that serves the slot of a key."""
+        return self.master_of(slot_of(key))
+
+    def replica_of(self, master: Member) -> Member:
+        """Return a living replica of a node."""
+        return next(
+            self._at(address)
+            for address, facts in self.alive[0].known().items()
+            if facts["master_id"] == master.id and self._at(address) in self.alive
+        )
+
+    def elsewhere(self, master: Member) -> Member:
+        """Return another living master than this one."""
+        return next(node for node in self.masters if node is not master)
+
+    def wait_for_failover(self, slot: int, old: Member) -> Member:
+        """Return the node that serves a slot instead of ``old``, once all others say so."""
+        wait_until(lambda: all(self.master_of(slot, by) is not old for by in self.alive))
+        self.wait_until_ok()
+        return self.master_of(slot)
+
+    def wait_until_ok(self) -> None:
+        """Wait until every living node serves requests."""
+        wait_until(lambda: all(node.serves for node in self.alive))
+
+    def wait_for_replicas(self) -> None:
+        """Wait until all nodes live and agree, and every master has a replica that caught up."""
+        wait_until(lambda: self.is_whole)
+
+    def fail_over(self, master: Member) -> Member:
+        """Let a replica take over from a master that agrees, without a loss; return it."""
+        slot = next(first for first, _, owner in self.ranges() if owner is master)
+        self.replica_of(master).command("CLUSTER", "FAILOVER")
+        return self.wait_for_failover(slot, master)
+
+    @contextmanager
+    def moving(self, slot: int, to: Member) -> Iterator[Callable[[], object]]:
+        """Move a slot and its keys to another master, by the steps of ``redis-cli --cluster``.
+
+        Inside, no key has moved yet; each call of the yielded function moves one. Until
+        the end, keys that have moved answer ASK, and commands on several keys may answer TRYAGAIN.
+        """
+        self.begin_move(slot, to)
+        try:
+            yield lambda: self.move_one(slot, to)
+        finally:
+            self.end_move(slot, to)
+
+    def begin_move(self, slot: int, to: Member) -> None:
+        """Say that a slot moves; no key has moved yet."""
+        source = self.master_of(slot)
+        to.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)
+
+    def move_one(self, slot: int, to: Member, most: int = 1) -> int:
+        """Move some keys of a slot; return how many."""
+        source = self.master_of(slot)
+        keys = source.command("CLUSTER", "GETKEYSINSLOT", slot, most)
+        if keys:
+            # What lies there already was left by a move that a failover of the source ended.
+            words = ("MIGRATE", to.ip, to.port, "", 0, 60_000, "REPLACE", "KEYS")
+            source.command(*words, *keys)
+        return len(keys)
+
+    def end_move(self, slot: int, to: Member) -> None:
+        """Move the other keys, and say where the slot is now."""
+        source = self.master_of(slot)
+        while self.move_one(slot, to, _MOST_KEYS):
+            pass
+        # The new owner first: a slot whose old owner forgets it first would have none.
+        for node in (to, source, *self.masters):
+            with suppress(redis.ResponseError):  # "I'm a replica", perhaps
+                node.command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+        wait_until(lambda: all(self.master_of(slot, by) is to for by in self.alive))
+
+    def mend(self) -> None:
+        """Let every node live and take writes, and end what a move of a slot left."""
+        for node in self.nodes:
+            node.start()
+            if node.frozen:
+                node.thaw()
+            node.command("CONFIG", "SET", "maxmemory", 0)
+        for slot in {slot for node in self.nodes for slot in node.moving}:
+            self.mend_slot(slot)
+        self.wait_for_replicas()
+
+    def mend_slot(self, slot: int) -> None:
+        """End a move, also one in which a node died: as ``redis-cli --cluster fix`` does."""
+
+        failures: list[Exception] = []
+
+        def mended() -> bool:
+            try:
+                self._mend_slot(slot)
+            except (redis.RedisError, RuntimeError, OSError, StopIteration) as error:
+                failures.append(error)  # a node is away, perhaps
+                return False
+            return True
+
+        try:
+            wait_until(mended, every=0.2)
+        except AssertionError as error:
+            raise AssertionError(f"slot {slot}: {failures[-1]}\n{self.told()}") from error
+
+    def _mend_slot(self, slot: int) -> None:
+        owner = self.master_of(slot)
+        importing = [node for node in self.masters if slot in node.moving and node is not owner]
+        if importing:
+            [to, *_] = importing
+            # Without an owner it would refuse everything, also the keys of this slot.
+            to.command("CLUSTER", "SETSLOT", slot, "NODE", owner.id)
+            wait_until(lambda: to.serves)
+            to.command("CLUSTER", "SETSLOT", slot, "IMPORTING", owner.id)
+            owner.command("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)
+            self.end_move(slot, to)
+        for node in self.masters:
+            node.command("CLUSTER", "SETSLOT", slot, "STABLE")
+
+    def move_slot(self, slot: int, to: Member) -> None:
+        """Move a slot and its keys to another master."""
+        with self.moving(slot, to):
+            pass
+
+    def told(self) -> str:
+        """Return what each living node says of all: for a test that hangs."""
+        return "\n".join(
+            f"{node}: {node.command('CLUSTER', 'NODES').decode()}" for node in self.alive
+        )
+
+    def _agree(self) -> bool:
+        """Whether all nodes live, and each tells the same of all: masters, replicas, slots."""
+        told = {
+            frozenset(
+                (address, facts["master_id"], str(facts["slots"]), "fail" in facts["flags"])
+                for address, facts in node.known().items()
+            )
+            for node in self.alive
+        }
+        masters = [each for facts in told for each in facts if each[1] == "-"]
+        return len(told) == 1 and len(masters) == MASTERS
+
+    def _at(self, address: str) -> Member:
+        port = int(address.rpartition(":")[2])
+        return next(node for node in self.nodes if node.port == port)
 
 
 @contextmanager
-def cluster_of_one() -> Iterator[tuple[RedisServer, int]]:
+def three_masters(
+    *options: str,
+    node_timeout_ms: int = NEVER_MS,
+    min_replicas: int = 0,
+    hosts: Sequence[Host] = (),
+) -> Iterator[Cluster]:
+    """Start three masters with one replica each; give them when all replicas have caught up.
+
+    With six ``hosts`` each node has one of its own, the masters the first three.
+    """
+    options = (
+        *("--cluster-node-timeout", str(node_timeout_ms)),
+        *("--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "2"),
+        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
+        *("--repl-ping-replica-period", "1"),
+        *options,
+    )
+
+    def make(number: int) -> Member:
+        if not hosts:
+            return Member(*options)
+        return Member(*options, host=hosts[number], port=PORTS[number])
+
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(started(partial(make, number))) for number in range(2 * MASTERS)
+        ]
+        for number, node in enumerate(nodes):
+            node.id = node.command("CLUSTER", "MYID").decode()
+            # Where two masters begin with the same epoch, they agree on others in seconds only.
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            for other in nodes[:number]:
+                node.command("CLUSTER", "MEET", other.ip, other.port)
+        masters, replicas = nodes[:MASTERS], nodes[MASTERS:]
+        for number, node in enumerate(masters):
+            share = range(SLOTS * number // MASTERS, SLOTS * (number + 1) // MASTERS)
+            node.command("CLUSTER", "ADDSLOTS", *share)
+        wait_until(lambda: all(len(node.known()) == len(nodes) for node in nodes))
+        for master, replica in zip(masters, replicas, strict=True):
+            replica.command("CLUSTER", "REPLICATE", master.id)
+        cluster = Cluster(nodes)
+        wait_until(lambda: all(len(cluster.ranges(node)) == MASTERS for node in nodes))
+        cluster.wait_for_replicas()
+        yield cluster
+
+
+@contextmanager
+def cluster_of_one() -> Iterator[tuple[Member, int]]:
     """Start one Redis that serves all 16384 slots; give it and its port on the loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1] % 40_000 + 10_000  # its bus listens 10,000 above
-    options = ("--cluster-enabled", "yes", "--port", str(port), "--bind", "127.0.0.1")
-    with RedisServer(*options) as server:
-        with server.client() as client:
-            client.execute_command("CLUSTER ADDSLOTS", *range(16_384))
-            wait_until(lambda: _serves(server))
-        yield server, port
+    with started(Member) as server:
+        server.command("CLUSTER", "ADDSLOTS", *range(SLOTS))
+        wait_until(lambda: server.serves)
+        yield server, server.port
 
 
-def _serves(server: RedisServer) -> bool:
-    with server.client() as client:
-        return "cluster_state:ok" in str(client.execute_command("CLUSTER INFO")).replace(
-            "': '", ":"
-        )
+def slot_of(key: bytes | str) -> int:
+    """Return the slot of a key."""
+    return key_slot(key.encode() if isinstance(key, str) else key)

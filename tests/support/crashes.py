@@ -18,7 +18,6 @@ from dispatcher import Dispatcher, Settings, faults
 from dispatcher.faults import VARIABLE, InjectedFault, arm
 from dispatcher.message import Outcome, Status
 from dispatcher.quota import Quota
-from dispatcher.redis.keys import PermitKeys
 from tests.support import ledger
 from tests.support.all_windows import let_graces_pass, pending_entries, promised, windows_of
 from tests.support.checks import History, broken_promises
@@ -94,9 +93,9 @@ def heal(house: House) -> None:
 
 
 def reconcile(house: House) -> None:
-    """Reconcile when all graces, and the lives of twins and of a rebuild, are over."""
+    """Reconcile when all graces, and the lives of duplicates and of a rebuild, are over."""
     let_graces_pass(house)
-    for pattern in ("twins:*", "rebuild"):
+    for pattern in ("duplicates:*", "rebuild"):
         for key in house.redis.scan_iter(match=f"{{{house.settings.namespace}:*}}:{pattern}"):
             house.redis.delete(key)
     house.parts.reconciler.reconcile()
@@ -122,7 +121,7 @@ def judge(
     """Fail if a promise was broken, or if Redis is not what SQL says.
 
     ``accepted`` is what callers were told or may find. ``extra_permits`` stay counted though
-    nothing was handed over.
+    nothing was sent.
     """
     history = History(
         accepted=frozenset(accepted),
@@ -141,10 +140,11 @@ def judge(
 
 def assert_permits_are_right(house: House, *, extra: int) -> None:
     """Fail unless every attempt that may have reached the world is counted, and no other."""
-    keys = PermitKeys(house.settings.namespace)
     logged = [
         member
-        for key in house.redis.scan_iter(match=f"{keys.scope('')}*")
+        for key in house.redis.scan_iter(
+            match=f"{{{house.settings.namespace}:permits:*:log:scope:*"
+        )
         for member in cast("list[bytes]", house.redis.zrange(key, 0, -1))
     ]
     assert len(logged) == len(set(logged))
@@ -157,7 +157,7 @@ def assert_permits_are_right(house: House, *, extra: int) -> None:
         numbers[row[0]] = numbers.get(row[0], 0) + 1
         if (row[0], numbers[row[0]]) in begun:
             must.add(row[0].bytes + row[1].to_bytes(4, "big"))
-    assert must <= set(logged), "a hand-over is not counted"
+    assert must <= set(logged), "a send is not counted"
     assert len(set(logged) - known) == extra, "permits of nobody are counted"
 
 

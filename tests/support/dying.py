@@ -21,7 +21,7 @@ class Poisoned(Ledger):
         return super().send(message)
 
 
-def stop_at_first_hand_over(dispatcher: Dispatcher, channel: str) -> None:
+def stop_at_first_send(dispatcher: Dispatcher, channel: str) -> None:
     """Let a worker be told to stop once its first send has begun, and is written down."""
     parts = dispatcher._app
     transport = parts.transports[channel]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 from uuid import UUID
 
-import redis
 from sqlalchemy import select
 
 from dispatcher import Dispatcher, Settings
@@ -24,6 +25,7 @@ from dispatcher.store import Database
 from dispatcher.times.send_time import to_ms
 from tests.support import ledger
 from tests.support.checks import History, Stored, broken_promises, false_windows
+from tests.support.clients import client_of
 from tests.support.model import Quota
 from tests.support.service import Forked, Service
 from tests.support.tables import IS_MESSAGE, attempts, messages
@@ -50,6 +52,7 @@ SHORT: Mapping[str, Any] = {
 _LOOK_EVERY_SECONDS = 0.1
 _RESTART_SECONDS = 0.5
 _MOST_SHOWN = 20
+_RESCUED = re.compile(r"message (\S+) rescued channel=\S+ attempt=(\d+)")
 
 
 def short_settings(folder: Path, **overrides: Any) -> Settings:
@@ -185,7 +188,7 @@ class Environment:
     def windows(self) -> dict[str, dict[UUID, int]]:
         """Return what Redis holds, read past the code."""
         found: dict[str, dict[UUID, int]] = {}
-        with redis.Redis.from_url(self.settings.redis_url) as client:
+        with client_of(self.settings.redis_url) as client:
             for key in client.scan_iter(match=f"{{{self.settings.namespace}:*}}:window:*"):
                 members = cast(
                     "list[tuple[bytes, float]]", client.zrange(key, 0, -1, withscores=True)
@@ -209,11 +212,29 @@ class Environment:
 
         wait_until(all_ended, every=0.1)
 
-    def check(self, accepted: Sequence[Message], *, cancelled: Sequence[UUID] = ()) -> None:
-        """Fail if a promise was broken, or if the windows are not what SQL says."""
+    def rescued(self) -> set[tuple[UUID, int]]:
+        """Return the attempts that a rescue gave up, by the logs: message and number."""
+        return {
+            (UUID(message_id), int(number))
+            for service in self._services.values()
+            for message_id, number in _RESCUED.findall(service.log.read_text(errors="replace"))
+        }
+
+    def check(
+        self,
+        accepted: Sequence[Message],
+        *,
+        cancelled: Sequence[UUID] = (),
+        rescued: Collection[tuple[UUID, int]] = (),
+    ) -> None:
+        """Fail if a promise was broken, or if the windows are not what SQL says.
+
+        The outcome of an attempt that was ``rescued`` was unknown, also where its worker came back
+        and recorded it after the next attempt had begun.
+        """
         history = History(
             accepted=frozenset(message.id for message in accepted),
-            stored=self.stored(),
+            stored=[_as_then(each, rescued) for each in self.stored()],
             ledger=self.ledger(),
             cancelled=frozenset(cancelled),
         )
@@ -272,6 +293,14 @@ def stored_in(database: Database) -> list[Stored]:
         )
         for row in rows
     ]
+
+
+def _as_then(stored: Stored, rescued: Collection[tuple[UUID, int]]) -> Stored:
+    outcomes = (
+        Outcome.UNKNOWN if (stored.id, number) in rescued else outcome
+        for number, outcome in enumerate(stored.outcomes, start=1)
+    )
+    return replace(stored, outcomes=tuple(outcomes))
 
 
 def _assert_none(problems: Sequence[str]) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from math import inf
 from typing import Any
+from uuid import uuid4
 
 from dispatcher.delivery import Delivery
-from dispatcher.delivery.group import Group
 from dispatcher.delivery.recorder import Recorder
 from dispatcher.delivery.send_log import ClaimLog
+from dispatcher.delivery.sender import Group
 
 _NONE: Any = None
 
 
 def a_group() -> Group:
     """Return a group whose claims do not end, without a send log."""
-    log = ClaimLog(_NONE, None, ())
+    log = ClaimLog(_NONE, uuid4(), None)
     return Group(claimed_at=0.0, received_at=0.0, ends_at=inf, send_log=log)
 
 

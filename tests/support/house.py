@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 from uuid import UUID
 
 import redis
@@ -15,7 +15,7 @@ from sqlalchemy import insert, select, text, update
 
 from dispatcher import Dispatcher, Message, Settings
 from dispatcher.app import App
-from dispatcher.redis.keys import PermitKeys, ShardKeys, shard_of
+from dispatcher.redis.keys import PermitKeys, ShardKeys, permit_parts, shard_of
 from dispatcher.store import Database
 from dispatcher.store.schema import VOID, Tables
 from dispatcher.times.clock import SystemClock
@@ -23,7 +23,7 @@ from dispatcher.times.send_time import to_ms
 from dispatcher.transports import MemoryTransport
 from tests.support import canaries
 from tests.support.clock import MovableClock
-from tests.support.reserving import window
+from tests.support.reserving import value_of, window
 from tests.support.servers import RedisServer
 
 BROKER_DB = 1
@@ -46,10 +46,22 @@ class Snapshot:
     attempts: list[tuple[Any, ...]]
 
 
+class Gate(Protocol):
+    """Where windows and permits lie: a server, a cluster, or a master with its sentinels."""
+
+    @property
+    def url(self) -> str:
+        """What the settings take."""
+
+    def client(self) -> redis.Redis:
+        """Return a client without the dispatcher's fence."""
+
+
 class House(AbstractContextManager["House"]):
     """A dispatcher and what lies behind its front door.
 
-    ``url`` is where tests look at the store; the dispatcher may reach it another way.
+    ``server`` holds the queues and, unless there is a ``gate``, windows and permits. ``url`` is
+    where tests look at the store; the dispatcher may reach it another way.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class House(AbstractContextManager["House"]):
         *,
         server: RedisServer,
         url: str,
+        gate: Gate | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -66,7 +79,7 @@ class House(AbstractContextManager["House"]):
         self.url = url
         self.dispatcher = Dispatcher(settings, clock=clock)
         self.parts: App = self.dispatcher._app
-        self.redis = redis.Redis(unix_socket_path=str(server.socket))
+        self.redis = (gate or server).client()
         self.broker = redis.Redis(unix_socket_path=str(server.socket), db=BROKER_DB)
 
     @cached_property
@@ -134,7 +147,7 @@ class House(AbstractContextManager["House"]):
         found: dict[tuple[int, bytes], bytes] = {}
         for number, client in enumerate((self.redis, self.broker)):
             for key in cast("list[bytes]", client.keys("*")):
-                found[number, key] = cast("bytes", client.dump(key))
+                found[number, key] = value_of(client, key)
         return Snapshot(found, self.rows(), self.attempt_rows())
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -230,13 +243,21 @@ class House(AbstractContextManager["House"]):
             found |= {UUID(bytes=member[:16]) for member in members}
         return found
 
+    def permit_shards(self) -> tuple[PermitKeys, ...]:
+        """Return the keys of every shard of the permit logs."""
+        return permit_parts(self.settings.namespace, self.settings.shards)
+
+    def permit_keys(self, name: str) -> PermitKeys:
+        """Return the keys of the shard of the permit logs of a scope or a channel."""
+        return self.permit_shards()[shard_of(name, self.settings.shards)]
+
     def permits(self, scope: str = "ada") -> dict[bytes, int]:
-        """The log of a scope's hand-overs: permit id and time in ms."""
-        key = PermitKeys(self.settings.namespace).scope(scope)
+        """The log of a scope's sends: permit id and time in ms."""
+        key = self.permit_keys(scope).scope(scope)
         found = cast("list[tuple[bytes, float]]", self.redis.zrange(key, 0, -1, withscores=True))
         return {member: int(score) for member, score in found}
 
-    def places(self) -> dict[str, dict[UUID, int]]:
+    def reservations(self) -> dict[str, dict[UUID, int]]:
         """What the windows must hold by the store: scope, message id and promised time in ms."""
         messages = self.tables.messages
         query = select(messages.c.scope, messages.c.id, messages.c.send_at).where(
@@ -269,18 +290,21 @@ def house_on(
     url: str,
     *,
     clock: MovableClock | SystemClock | None = None,
+    gate: Gate | None = None,
     opened: bool = True,
     in_order: bool = True,
     **settings: Any,
 ) -> House:
     """Build a house on a Redis server and a migrated database; ``settings`` override.
 
-    ``in_order`` lets one thread hand over the messages of a channel.
+    Its windows and permits lie in the ``gate``, if there is one.
+
+    ``in_order`` lets one thread send the messages of a channel.
     """
     chosen: dict[str, Any] = {
         "namespace": "house",
         "shards": 4,
-        "redis_url": server.url,
+        "redis_url": (gate or server).url,
         "database_url": url,
         "broker_url": f"redis+socket://{server.socket}?virtual_host={BROKER_DB}",
         "data_dir": server.folder / "data",
@@ -292,7 +316,7 @@ def house_on(
             for name, channel in loaded.channels.items()
         }
         loaded = loaded.model_copy(update={"channels": channels})
-    house = House(loaded, clock or ActingClock(FAR), server=server, url=url)
+    house = House(loaded, clock or ActingClock(FAR), server=server, url=url, gate=gate)
     if opened:
         house.open()
         if isinstance(house.clock, MovableClock):

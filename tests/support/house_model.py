@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+from hypothesis import strategies as st
+
 from dispatcher.errors import (
     IdempotencyConflict,
     InvalidSendTime,
-    NoPlace,
     ReservationsUnavailable,
+    SlotRefused,
 )
 from dispatcher.message import Draft, Message
 from dispatcher.scope import Scope, counted, plain
@@ -151,13 +153,13 @@ class HouseModel:
             return InvalidSendTime
         if self.is_closed(wish):
             return ReservationsUnavailable
-        orphan = self.orphans.get(self.twins(ask))
+        orphan = self.orphans.get(self.duplicates(ask))
         if orphan is not None:
             same = orphan.ask.content == ask.content
             return self.place_of(orphan.message_id) if same else IdempotencyConflict
         return self.slot(wish, asked, self.latest(ask))
 
-    def twins(self, ask: Ask) -> tuple[str, int]:
+    def duplicates(self, ask: Ask) -> tuple[str, int]:
         """Return what those submits share that see each other by their key."""
         return ask.key or "", shard(self.house, plain(ask.recipient))
 
@@ -172,7 +174,7 @@ class HouseModel:
         self, wish: Wish, asked: int, latest: int, without: UUID | None = None
     ) -> int | type[Exception]:
         found = self.ledger.slot(wish, asked, without=without, most=latest)
-        return found if found <= latest else NoPlace
+        return found if found <= latest else SlotRefused
 
     def place_of(self, message_id: UUID) -> int:
         booked = self.ledger.places.values()
@@ -188,7 +190,7 @@ class HouseModel:
         self.ledger.book(wish.scopes, message.id, at)
         if ask.key is not None:
             self.keys[ask.key] = message.id
-            self.orphans.pop(self.twins(ask), None)
+            self.orphans.pop(self.duplicates(ask), None)
 
     def hold(self, message_id: UUID, as_id: UUID, member: bytes, at: int) -> None:
         """Note that a place is held by a move that died."""
@@ -256,3 +258,58 @@ class HouseModel:
             found.append(expected)
         self.ledger.places = before
         return found
+
+
+# What is asked of a house in stories, and by what settings it answers.
+
+
+STEP = 30_000
+"""Half a minute, ms."""
+QUIET: Item = (frozenset(range(7)), 11 * 60 + 20, 11 * 60 + 40)
+BREAK: Item = (frozenset({4, 5}), 16 * 60 + 50, 17 * 60)
+SETTINGS: dict[str, Any] = {
+    "quotas": "1/minute, 4/10 minute",
+    "channels": {
+        "memory": {
+            "transport": "memory",
+            "quotas": "5/10 minute, 12/day in Asia/Kathmandu",
+            "recipient_quotas": "3/hour in local",
+            "quiet_hours": text_of(QUIET),
+        },
+        "console": {"transport": "console"},
+    },
+    "scopes": {"tenant": {"quotas": "2/5 minute, 6/hour in Europe/Berlin"}},
+    "reconcile_grace": 1_800,
+}
+
+offsets = st.one_of(
+    st.integers(2, 10).map(lambda steps: steps * STEP),
+    st.integers(2, 10).map(lambda steps: steps * STEP),
+    st.integers(2, 130).map(lambda steps: steps * STEP),
+    st.integers(60_000, 900_000),
+)
+rooms = st.sampled_from([0, 1, 60_000, 600_000, 7_200_000])
+asks = st.builds(
+    Ask,
+    recipient=st.sampled_from(["ada", "ada", "ada", "ben"]),
+    channel=st.sampled_from(["memory", "memory", "console"]),
+    tenant=st.sampled_from([None, "acme", "acme"]),
+    zone=st.sampled_from([None, None, "Asia/Kathmandu"]),
+    quiet=st.sampled_from([None, None, None, "none", BREAK]),
+    offset=offsets,
+    room=st.one_of(st.none(), rooms),
+    life=st.sampled_from([None, None, None, 1, 300_000]),
+    key=st.sampled_from([None, None, None, None, "k1", "k2"]),
+    text=st.sampled_from(["hello", "hello", "hello", "goodbye"]),
+)
+
+
+def named(asks: Sequence[Ask]) -> list[Ask]:
+    """Return the asks of which no earlier one has the same key."""
+    seen: set[str | None] = {None}
+    found = []
+    for ask in asks:
+        if ask.key is None or ask.key not in seen:
+            found.append(ask)
+        seen.add(ask.key)
+    return found

@@ -9,14 +9,14 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from dispatcher.errors import NoPlace, QuotaExceeded
+from dispatcher.errors import QuotaExceeded, SlotRefused
 from dispatcher.message import new_id
 from dispatcher.quota import Quota
 from dispatcher.reservation import Bulk, Request, Terms
 from dispatcher.scope import PLAIN, counted, of_scope_on, plain
 from dispatcher.times.send_time import from_ms, to_ms
 from tests.support import model
-from tests.support.packed_model import Interval, blocked, merged, next_free
+from tests.support.model import Interval, blocked, merged, next_free
 from tests.support.reserving import TOKENS, Reserving, reserving, window
 
 BASE = 4_102_444_800_000  # 2100-01-01, ms
@@ -141,7 +141,7 @@ class Filled:
             found = self.real.windows.reserve(
                 message_id, terms=self.terms, send_at=from_ms(asked), latest=from_ms(asked + room)
             )
-        except NoPlace as refused:
+        except SlotRefused as refused:
             assert slot > asked + room
             self.check(refused, asked, slot)
         else:
@@ -159,7 +159,7 @@ class Filled:
             moving = self.real.windows.move(
                 message_id, terms=self.terms, send_at=from_ms(asked), latest=from_ms(asked + room)
             )
-        except NoPlace as refused:
+        except SlotRefused as refused:
             assert slot > asked + room
             self.check(refused, asked, slot, without=message_id)
         else:
@@ -181,7 +181,7 @@ class Filled:
                 assert isinstance(answer, QuotaExceeded)
 
     def check(
-        self, refusal: NoPlace, asked: int, slot: int, *, without: UUID | None = None
+        self, refusal: SlotRefused, asked: int, slot: int, *, without: UUID | None = None
     ) -> None:
         assert isinstance(refusal, QuotaExceeded)
         assert to_ms(refusal.next_slot) == slot

@@ -1,4 +1,4 @@
-"""A transport that writes down, outside the system, when each hand-over begins and ends."""
+"""A transport that writes down, outside the system, when each send begins and ends."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ class Line:
 
 
 class Ledger:
-    """Appends two lines per hand-over to ``path``, which many processes may share.
+    """Appends two lines per send to ``path``, which many processes may share.
 
     A message whose body has ``seconds`` takes that long in between, so that a kill can hit inside.
-    A line is one write in append mode: a killed process leaves whole lines only.
+    A line is one write in append mode: a killed process leaves whole lines only. Where the clock of
+    a process may be wrong, ``began_ns`` says when the host's monotonic clock began.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, began_ns: int | None = None) -> None:
         self._path = path
+        self._began_ns = began_ns
 
     def send(self, message: Message) -> str:
         self._write("begin", message)
@@ -57,10 +59,20 @@ class Ledger:
         }
         target = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            now_us = time.time_ns() // 1_000
-            os.write(target, json.dumps(fields | {"at_us": now_us}).encode() + b"\n")
+            fields["at_us"] = self._now_ns() // 1_000
+            os.write(target, json.dumps(fields).encode() + b"\n")
         finally:
             os.close(target)
+
+    def _now_ns(self) -> int:
+        if self._began_ns is None:
+            return time.time_ns()
+        return self._began_ns + time.monotonic_ns()
+
+
+def began_ns() -> int:
+    """Return when the monotonic clock began, by the wall clock: their shortest distance of many."""
+    return min(-time.monotonic_ns() + time.time_ns() for _ in range(1_000))
 
 
 def read(path: Path) -> list[Line]:

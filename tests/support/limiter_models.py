@@ -151,3 +151,15 @@ class SpacingModel(Model):
     @property
     def _spacing(self) -> Fraction:
         return Fraction(self.length, self.count)
+
+
+MODELS: dict[str, type[Model]] = {
+    "FixedWindow": WindowModel,
+    "CounterPerKey": WindowModel,
+    "SlidingLog": LogModel,
+    "SlidingList": LogModel,
+    "SlidingCounter": CounterModel,
+    "GCRA": SpacingModel,
+    "Concurrency": LogModel,
+}
+"""The model of each limit that counts and takes a length, by the name in ``COUNTED``."""

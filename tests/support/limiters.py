@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
+from inspect import isabstract
+from pathlib import Path
 from typing import Any, cast
 
 import redis
@@ -18,6 +21,8 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+import dispatcher
+from dispatcher import limiters
 from dispatcher.limiters import (
     GCRA,
     Algorithm,
@@ -31,6 +36,7 @@ from dispatcher.limiters import (
     SlidingList,
     SlidingLog,
 )
+from dispatcher.redis.scripts import Script, script
 
 MS = timedelta(milliseconds=1)
 MINUTE = timedelta(minutes=1)
@@ -79,8 +85,38 @@ end
 """
 
 
+@cache
+def _with_clocks() -> dict[str, str]:
+    """Return the digests of our scripts, and those that they have behind the prelude."""
+    folder = Path(dispatcher.__file__).parent
+    names = (f"{path.parts[-3]}/{path.stem}" for path in folder.glob("*/lua/*.lua"))
+    return {
+        each.sha: Script.of(PRELUDE + each.text).sha for each in (script(name) for name in names)
+    }
+
+
 class Clocked(redis.Redis):
     """A client whose scripts see the time that the test set."""
+
+    def script_load(self, script: Any) -> Any:
+        return super().script_load(PRELUDE + script)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        execute: Any = super().execute_command
+        return execute(*self._with_clock(args), **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
+        pipeline: Any = super().pipeline(transaction, shard_hint)
+        execute = pipeline.execute_command
+        pipeline.execute_command = lambda *args, **options: execute(
+            *self._with_clock(args), **options
+        )
+        return pipeline
+
+    def _with_clock(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if args[0] != "EVALSHA":
+            return args
+        return (args[0], _with_clocks().get(args[1], args[1]), *args[2:])
 
     def register_script(self, script: Any) -> Any:
         return super().register_script(PRELUDE + script)
@@ -127,6 +163,17 @@ COUNTED: Mapping[str, Callable[[int, timedelta], Algorithm]] = {
     "AlignedWindow": lambda count, period: FixedWindow(count, period, align="Asia/Kolkata"),
 }
 """Every algorithm that counts and takes a length, by its name: makes N per length."""
+
+
+def exported_limits() -> list[type[Algorithm]]:
+    """Return the classes of limits that callers may use."""
+    found = (getattr(limiters, name) for name in limiters.__all__)
+    return [
+        each
+        for each in found
+        if isinstance(each, type) and issubclass(each, Algorithm) and not isabstract(each)
+    ]
+
 
 ALL: Mapping[str, Callable[[int], Algorithm]] = {
     **{name: (lambda count, make=make: make(count, MINUTE)) for name, make in COUNTED.items()},  # type: ignore[misc]  # binds make

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from dispatcher.redis.scripts import source
+from dispatcher.redis.scripts import Script, source
 
 LIMITS = {
     "MOST_READ, MOST_LEAPS": "{}, 3",
@@ -16,16 +16,16 @@ LIMITS = {
 """What bounds the work of one call, so small that hardly any judgement ends in one."""
 
 
-def little_at_once(most_read: int) -> Callable[[str], str]:
+def little_at_once(most_read: int) -> Callable[[str], Script]:
     """Return what reads our scripts with those limits."""
 
-    def read(name: str) -> str:
+    def read(name: str) -> Script:
         text = source(name)
         if name in {f"reservation/{each}" for each in ("reserve", "move", "next_slot", "check")}:
             for names, values in LIMITS.items():
                 changed = f"local {names} = {values.format(most_read)}\n"
                 text, times = re.subn(rf"local {names} = [\d, ]+\n", changed, text)
                 assert times == 1
-        return text
+        return Script.of(text)
 
     return read

@@ -10,7 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from dispatcher import Dispatcher, Settings
-from dispatcher.errors import DispatcherError, QuotaExceeded, ReservationsUnavailable
+from dispatcher.errors import (
+    DispatcherError,
+    InvalidSendTime,
+    QuotaExceeded,
+    ReservationsUnavailable,
+)
 from dispatcher.message import Message
 from tests.support.environment import CHANNEL
 from tests.support.waiting import wait_until
@@ -21,7 +26,8 @@ _PACE_SECONDS = 0.005
 class Load:
     """Submits from one thread for times up to ``ahead`` seconds away, until the exit.
 
-    Every fourth submit asks to be shifted to the next slot.
+    Every fourth submit asks to be shifted to the next slot. Where there are ``tenants``, each
+    submit names one as a scope.
     """
 
     def __init__(
@@ -29,6 +35,7 @@ class Load:
         settings: Settings,
         *,
         recipients: int,
+        tenants: int = 0,
         ahead: float = 4.0,
         seconds: float = 0.0,
         seed: int = 1,
@@ -39,6 +46,7 @@ class Load:
         self.failures: list[BaseException] = []
         self._settings = settings
         self._recipients = recipients
+        self._tenants = tenants
         self._ahead = ahead
         self._body = {"seconds": seconds} if seconds else {}
         self._random = random.Random(seed)  # noqa: S311 - a repeatable choice, no secret
@@ -74,7 +82,8 @@ class Load:
             while not self._leaving.wait(_PACE_SECONDS):
                 try:
                     self._submit(dispatcher)
-                except (QuotaExceeded, ReservationsUnavailable) as error:
+                except (QuotaExceeded, ReservationsUnavailable, InvalidSendTime) as error:
+                    # A time is past where this machine took longer than the message had.
                     self.refused[type(error).__name__] += 1
                 except (DispatcherError, Exception) as error:  # noqa: BLE001 - the test looks at them
                     self.failures.append(error)
@@ -88,7 +97,13 @@ class Load:
             body=self._body,
             send_at=now + timedelta(seconds=self._random.uniform(0.1, self._ahead)),
             on_conflict="shift" if shift else "reject",
+            scopes=self._scopes(),
             latest=now + timedelta(seconds=self._ahead) if shift else None,
         )
         self.accepted_at.append(time.monotonic())
         self.accepted.append(message)
+
+    def _scopes(self) -> dict[str, str] | None:
+        if not self._tenants:
+            return None
+        return {"tenant": f"tenant-{self._random.randrange(self._tenants)}"}

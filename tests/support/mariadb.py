@@ -157,6 +157,7 @@ class MariaDBServer:
             *(f"DROP TABLE `{table}`" for (table,) in tables if table not in NAMES),
             "DELETE FROM dispatcher_attempts",
             "DELETE FROM dispatcher_messages",
+            "DELETE FROM dispatcher_idempotency_keys",
             "DELETE FROM dispatcher_suppressions",
             database=name,
         )

@@ -7,14 +7,23 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
 
-NEXT = "0002"
+from dispatcher.store import Database
+from dispatcher.store.migrate import options
+
+_FOLDER = Path(__file__).parents[2] / "migrations"
+REVISIONS = sorted(each.name[:4] for each in _FOLDER.glob("versions/*.py"))
+HEAD = REVISIONS[-1]
+NEXT = f"{int(HEAD) + 1:04}"
 _NEXT = f'''
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.schema import conv
 
-revision, down_revision, branch_labels, depends_on = "{NEXT}", "0001", None, None
+revision, down_revision, branch_labels, depends_on = "{NEXT}", "{HEAD}", None, None
 
 
 def upgrade():
@@ -45,3 +54,14 @@ def become_next_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(migrate._LOCATIONS[-1], folder / "migrations")
     (folder / "migrations" / "versions" / f"{NEXT}_next.py").write_text(_NEXT)
     monkeypatch.setattr(migrate, "_LOCATIONS", (folder / "migrations",))
+
+
+def differences(database: Database) -> list[object]:
+    """Return what the schema describes and the database has not, or the other way round."""
+    described = database.tables.described(partial_indexes=database.backend.has_partial_indexes)
+
+    def compared(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts=options(database.tables))
+        return list(compare_metadata(context, described))
+
+    return database.run(compared)

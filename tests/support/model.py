@@ -6,10 +6,11 @@ W. Times are integer milliseconds, a quota is ``(N, W)``.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 Quota = tuple[int, int]
+Interval = tuple[int, int]
 
 
 def is_broken(times: Iterable[int], quota: Quota) -> bool:
@@ -30,27 +31,57 @@ def fits(members: Sequence[int], time: int, quotas: Sequence[Quota]) -> bool:
     return True
 
 
-def next_slot_by_runs(members: Sequence[int], asked: int, quotas: Sequence[Quota]) -> int:
-    """Return the same as ``next_slot``, in one pass for each quota, for very long windows.
-
-    Of a quota of N per W, N members in a row that lie within less than W of each other block the
-    times that lie within less than W of all of them.
-    """
-    before = asked - 1
-    while asked != before:
-        before = asked
-        for count, length in quotas:
-            for first, last in zip(members, members[count - 1 :], strict=False):
-                if last - first < length and last - length < asked < first + length:
-                    asked = first + length
-    return asked
-
-
 def next_slot(members: Sequence[int], asked: int, quotas: Sequence[Quota]) -> int:
-    """Return the first time at or after ``asked`` that fits, by trying all that could be it.
+    """Return the first time at or after ``asked`` that may join ``members``, sorted ones."""
+    return next_free(blocked(members, quotas), asked)
 
-    What is blocked ends W after a member, so the first fit is ``asked`` or such an end.
+
+def excesses(times: Sequence[int], quotas: Iterable[Quota], *, per_ms: int = 1) -> Iterator[str]:
+    """Yield of each quota that is broken how many of ``times`` lie how close together.
+
+    ``per_ms`` is how many units of ``times`` a millisecond has.
     """
-    ends = {member + length for member in members for _, length in quotas}
-    candidates = sorted({asked} | {end for end in ends if end > asked})
-    return next(time for time in candidates if fits(members, time, quotas))
+    ordered = sorted(times)
+    for count, length in quotas:
+        if is_broken(ordered, (count, length * per_ms)):
+            pairs = zip(ordered, ordered[count:], strict=False)
+            span = min(last - first for first, last in pairs) / per_ms
+            yield f"more than {count} within {length} ms ({span:.3f} ms)"
+
+
+def blocked(members: Sequence[int], quotas: Iterable[Quota]) -> list[Interval]:
+    """Return the blocked open intervals of sorted members: sorted, without common instants.
+
+    Of each run of N members that lie within less than W, (last - W, first + W) is blocked, and
+    nothing else is.
+    """
+    found = []
+    for count, length in quotas:
+        lasts = members[count - 1 :]
+        found += [
+            (last - length, first + length)
+            for first, last in zip(members, lasts, strict=False)
+            if last - first < length
+        ]
+    return merged(found)
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Join open intervals that have instants in common."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def next_free(intervals: Sequence[Interval], time: int) -> int:
+    """Return the first time at or after ``time`` that lies in none of the intervals."""
+    place = bisect_right(intervals, (time, time)) - 1
+    for start, end in intervals[max(0, place) :]:
+        if start >= time:
+            break
+        time = max(time, end)
+    return time

@@ -9,14 +9,24 @@ from typing import cast
 
 import redis
 
-from dispatcher.limiters import PermitAnswer, PermitLog, PermitRequest
+from dispatcher.limiters import LogKind, LogLimit, PermitAnswer, PermitLeg, PermitLogs
 from dispatcher.quota import Limit
+from dispatcher.redis.keys import PermitKeys
 from dispatcher.times.clock import SystemClock
 from tests.support.servers import RedisServer
 
-EPOCH = "{test}:epoch"
-ROOM = "{test}:room"
+KEYS = PermitKeys("test", 0)
 HOLD = timedelta(seconds=30)
+
+
+def leg(permit: bytes, *logs: str) -> PermitLeg:
+    """Return what is wanted of these logs."""
+    return PermitLeg(permit, KEYS, logs)
+
+
+def kinds(limits: Mapping[str, Sequence[LogLimit]]) -> dict[str, LogKind]:
+    """Return a kind of its own for each log."""
+    return {log: LogKind(some) for log, some in limits.items()}
 
 
 class Logs(AbstractContextManager["Logs"]):
@@ -24,11 +34,11 @@ class Logs(AbstractContextManager["Logs"]):
 
     def __init__(self, path: str, *limits: Limit) -> None:
         self.client = redis.Redis(unix_socket_path=path)
-        self.log = PermitLog(self.client, epoch_key=EPOCH, room_key=ROOM, clock=SystemClock())
+        self.log = PermitLogs(self.client, [KEYS], clock=SystemClock())
         self.limits = limits
 
     def open(self) -> None:
-        self.client.hset(EPOCH, "server", "any")
+        self.client.hset(KEYS.epoch, "server", "any")
 
     def acquire(
         self,
@@ -38,13 +48,13 @@ class Logs(AbstractContextManager["Logs"]):
         limits: Mapping[str, Sequence[Limit]] | None = None,
     ) -> list[PermitAnswer]:
         """Ask for permits of the same logs, in one script."""
-        requests = [PermitRequest(each, tuple(logs)) for each in permits]
-        return self.log.acquire(requests, limits or dict.fromkeys(logs, self.limits), hold=hold)
+        legs = [leg(each, *logs) for each in permits]
+        return self.log.acquire(legs, kinds(limits or dict.fromkeys(logs, self.limits)), hold=hold)
 
     def settle(self, permit: bytes, *, logs: Sequence[str] = ("log",), since_ms: int = 0) -> None:
         """Note that a permit was used so long ago."""
         since = timedelta(milliseconds=since_ms)
-        self.log.settle([(PermitRequest(permit, tuple(logs)), since)])
+        self.log.settle([(leg(permit, *logs), since)])
 
     def members(self, log: str = "log") -> dict[bytes, int]:
         """A log as it is: permit id and time in ms."""
@@ -52,7 +62,7 @@ class Logs(AbstractContextManager["Logs"]):
         return {member: int(score) for member, score in found}
 
     def put(self, ages_ms: dict[bytes, int], log: str = "log") -> int:
-        """Write hand-overs of these ages into a log; return the server's time in ms."""
+        """Write sends of these ages into a log; return the server's time in ms."""
         now = self.now()
         if ages_ms:
             self.client.zadd(log, {permit: now - age for permit, age in ages_ms.items()})

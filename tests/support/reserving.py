@@ -15,8 +15,18 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from dispatcher.quota import Quota
+from dispatcher.redis.client import after_set_up
 from dispatcher.redis.keys import ShardKeys, shard_of
-from dispatcher.reservation import Fence, Rules, Stored, Unconfirmed, Upkeep, Windows, longest_ms
+from dispatcher.reservation import (
+    Fence,
+    Rules,
+    Submit,
+    Unconfirmed,
+    Upkeep,
+    Windows,
+    longest_ms,
+)
+from dispatcher.reservation.booking import Leg
 from dispatcher.reservation.terms import AnyQuota
 from dispatcher.scope import PLAIN, Scope
 from dispatcher.times.send_time import from_ms, to_ms
@@ -27,9 +37,9 @@ TOKENS = count(1)
 """What a store gives with each move: it rises."""
 
 
-def stored(times: Mapping[UUID, datetime]) -> dict[UUID, Stored]:
+def stored(times: Mapping[UUID, datetime]) -> dict[UUID, tuple[datetime, int]]:
     """Return what a store says that has these times, and was read now."""
-    return {message_id: Stored(at, next(TOKENS)) for message_id, at in times.items()}
+    return {message_id: (at, next(TOKENS)) for message_id, at in times.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +75,7 @@ class Reserving(AbstractContextManager["Reserving"]):
 
     def unconfirmed(self) -> set[tuple[bytes, str]]:
         """Return what waits for the store to confirm it: member and name of its window."""
-        found = self.upkeep.unconfirmed(older_than=timedelta(0), at_most=100_000)
+        found = self.upkeep.unconfirmed(older_than=timedelta(0), limit=100_000)
         return {(each.member, each.window.decode()) for each in found}
 
     def dump(self) -> dict[bytes, bytes]:
@@ -73,7 +83,7 @@ class Reserving(AbstractContextManager["Reserving"]):
         names = [
             name for name in cast(list[bytes], self.client.keys("*")) if b":moved:" not in name
         ]
-        return {name: cast(bytes, self.client.dump(name)) for name in names}
+        return {name: value_of(self.client, name) for name in names}
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
@@ -99,7 +109,7 @@ def reserving(
     client = redis.Redis.from_url(
         url,
         protocol=2,
-        redis_connect_func=fence,
+        redis_connect_func=after_set_up(fence),
         retry=Retry(NoBackoff(), retries),
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
@@ -113,6 +123,45 @@ def reserving(
         namespace=namespace,
         shards=shards,
     )
+
+
+def named(shard: int, home: str = "{}") -> str:
+    """Return a name that makes its scope lie in that shard."""
+    names = (f"name {n}" for n in count())
+    return next(name for name in names if shard_of(home.format(name), SHARDS) == shard)
+
+
+def late_releases(real: Reserving) -> Callable[[], None]:
+    """Return what makes all releases from now on once more, as late copies of the calls do.
+
+    It checks that they change nothing.
+    """
+    release_many = real.windows.shards.release_many
+    calls: list[tuple[Leg, UUID, Submit | None]] = []
+
+    def release(booked: Iterable[tuple[Leg, UUID, Submit | None]]) -> list[bool]:
+        some = list(booked)
+        calls.extend(some)
+        return release_many(some)
+
+    def repeat() -> None:
+        before = real.dump()
+        release_many(calls)
+        assert real.dump() == before
+
+    real.windows.shards.release_many = release  # type: ignore[method-assign]  # to see its calls
+    return repeat
+
+
+def value_of(client: redis.Redis, name: bytes) -> bytes:
+    """Return what a key holds, in a form to compare. DUMP gives the fields of a HASH in any order.
+
+    Redis reorders them while the table of the HASH grows.
+    """
+    if client.type(name) == b"hash":
+        fields = cast("dict[bytes, bytes]", client.hgetall(name))
+        return repr(sorted(fields.items())).encode()
+    return cast(bytes, client.dump(name))
 
 
 def window(client: redis.Redis, key: str) -> dict[UUID, int]:
@@ -135,12 +184,14 @@ def times_of(real: Reserving, found: Iterable[Unconfirmed]) -> dict[UUID, dateti
     }
 
 
-def calls_of(client: redis.Redis, action: Callable[[], object]) -> int:
-    """Return how many script calls an action takes, of scripts that the server knows."""
+def calls_of(client: redis.Redis, action: Callable[[], object], *commands: str) -> int:
+    """Return how many commands an action takes, also inside scripts: of these, or EVALSHA."""
     client.config_resetstat()
     action()
     stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    return stats.get("cmdstat_evalsha", {"calls": 0})["calls"]
+    return sum(
+        stats.get(f"cmdstat_{each}", {"calls": 0})["calls"] for each in commands or ("evalsha",)
+    )
 
 
 def at(base: datetime, seconds: float) -> datetime:

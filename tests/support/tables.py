@@ -10,4 +10,5 @@ NAMES = {TABLES.version, *TABLES.metadata.tables}
 """Of all that a migration makes."""
 messages = TABLES.messages
 attempts = TABLES.attempts
+keys = TABLES.keys
 IS_MESSAGE = TABLES.is_message

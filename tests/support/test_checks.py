@@ -45,7 +45,7 @@ def line(
     )
 
 
-def hand_over(id_: UUID = ANN, *, at_ms: float = 10_000, attempt: int = 1) -> list[Line]:
+def send(id_: UUID = ANN, *, at_ms: float = 10_000, attempt: int = 1) -> list[Line]:
     return [
         line("begin", id_, at_ms=at_ms, attempt=attempt),
         line("end", id_, at_ms=at_ms + 5, attempt=attempt),
@@ -64,59 +64,59 @@ def history(
 
 
 GOOD = {
-    "sent once": history([stored()], hand_over()),
-    "sent again after a hand-over that was cut short": history(
+    "sent once": history([stored()], send()),
+    "sent again after a send that was cut short": history(
         [stored(ANN, Outcome.UNKNOWN, Outcome.SENT)],
-        [line("begin"), *hand_over(at_ms=12_000, attempt=2)],
+        [line("begin"), *send(at_ms=12_000, attempt=2)],
     ),
     "sent again because the record was lost": history(
         [stored(ANN, Outcome.UNKNOWN, Outcome.SENT)],
-        [*hand_over(), *hand_over(at_ms=12_000, attempt=2)],
+        [*send(), *send(at_ms=12_000, attempt=2)],
     ),
-    "claimed and lost before its hand-over": history(
-        [stored(ANN, Outcome.UNKNOWN, Outcome.SENT)], hand_over(attempt=2)
+    "claimed and lost before its send": history(
+        [stored(ANN, Outcome.UNKNOWN, Outcome.SENT)], send(attempt=2)
     ),
     "two exactly one period apart": history(
-        [stored(), stored(BEN, at_ms=11_000)], [*hand_over(), *hand_over(BEN, at_ms=11_000)]
+        [stored(), stored(BEN, at_ms=11_000)], [*send(), *send(BEN, at_ms=11_000)]
     ),
     "cancelled": history([stored(status=Status.CANCELLED)], [], cancelled=[ANN]),
     "a cancelled one in the way of nobody": history(
-        [stored(status=Status.CANCELLED), stored(BEN)], hand_over(BEN), cancelled=[ANN]
+        [stored(status=Status.CANCELLED), stored(BEN)], send(BEN), cancelled=[ANN]
     ),
 }
 
 BAD = {
     "but is not stored": History(accepted=frozenset({ANN}), stored=[], ledger=[]),
     "but is scheduled": history([stored(status=Status.SCHEDULED)], []),
-    "but is failed": history([stored(status=Status.FAILED)], hand_over()),
+    "but is failed": history([stored(status=Status.FAILED)], send()),
     "counts as sent but never was": history([stored()], [line("begin")]),
     "is stored but was never accepted": History(
         accepted=frozenset(), stored=[stored()], ledger=[]
     ),
     "was sent but never accepted": History(
-        accepted=frozenset(), stored=[], ledger=hand_over()
+        accepted=frozenset(), stored=[], ledger=send()
     ),
-    "handed over twice in one attempt": history(
-        [stored()], [*hand_over(), *hand_over(at_ms=12_000)]
+    "sent twice in one attempt": history(
+        [stored()], [*send(), *send(at_ms=12_000)]
     ),
     "sent again though attempt 1 was sent": history(
         [stored(ANN, Outcome.SENT, Outcome.SENT)],
-        [*hand_over(), *hand_over(at_ms=12_000, attempt=2)],
+        [*send(), *send(at_ms=12_000, attempt=2)],
     ),
     "sent again though attempt 1 was None": history(
-        [stored(ANN, None)], [*hand_over(), *hand_over(at_ms=12_000, attempt=2)]
+        [stored(ANN, None)], [*send(), *send(at_ms=12_000, attempt=2)]
     ),
-    "0.001 ms early": history([stored()], hand_over(at_ms=9_999.999)),
+    "0.001 ms early": history([stored()], send(at_ms=9_999.999)),
     "sent though it was cancelled": history(
-        [stored(status=Status.CANCELLED)], hand_over(), cancelled=[ANN]
+        [stored(status=Status.CANCELLED)], send(), cancelled=[ANN]
     ),
     "was cancelled but is sent": history([stored()], [], cancelled=[ANN]),
     "was promised more than 1 within 1000 ms": history(
-        [stored(), stored(BEN, at_ms=10_999)], [*hand_over(), *hand_over(BEN, at_ms=11_001)]
+        [stored(), stored(BEN, at_ms=10_999)], [*send(), *send(BEN, at_ms=11_001)]
     ),
     "was sent more than 1 within 1000 ms (999.999 ms)": history(
         [stored(), stored(BEN, at_ms=11_000)],
-        [*hand_over(at_ms=10_001), *hand_over(BEN, at_ms=11_000.999)],
+        [*send(at_ms=10_001), *send(BEN, at_ms=11_000.999)],
     ),
 }  # fmt: skip
 
@@ -140,9 +140,9 @@ def test_windows_that_are_what_sql_says_are_fine() -> None:
 @pytest.mark.parametrize(
     ("windows", "problem"),
     [
-        ({}, "ann: 00000000-0000-0000-0000-000000000001 has no place"),
-        ({"ann": {ANN: 10_000, BEN: 1}}, "has a place in vain"),
-        ({"ann": {ANN: 10_001}}, "is placed at 10001 instead of 10000"),
+        ({}, "ann: 00000000-0000-0000-0000-000000000001 has no reservation"),
+        ({"ann": {ANN: 10_000, BEN: 1}}, "has a needless one"),
+        ({"ann": {ANN: 10_001}}, "is reserved at 10001 instead of 10000"),
         ({"ann": {ANN: 10_000}, "ben": {BEN: 1}}, "ben: "),
     ],
 )
@@ -153,5 +153,5 @@ def test_windows_that_differ_from_sql_are_told(
     assert problem in told
 
 
-def test_lateness_counts_the_first_hand_over() -> None:
-    assert lateness_ms([*hand_over(at_ms=10_007), *hand_over(at_ms=15_000, attempt=2)]) == [7.0]
+def test_lateness_counts_the_first_send() -> None:
+    assert lateness_ms([*send(at_ms=10_007), *send(at_ms=15_000, attempt=2)]) == [7.0]

@@ -71,7 +71,7 @@ def place(id_: str = ANN, at_ms: int = DUE_MS, of: str = "", scope: str | None =
     return [line | {"at_ms": at_ms}]
 
 
-def hand_over(
+def send(
     id_: str = ANN,
     *,
     at: int = DUE,
@@ -94,9 +94,9 @@ def hand_over(
 def received(
     called: str, *, kept: bool = True, answered: bool = True, id_: str = ANN, **fields: Any
 ) -> Lines:
-    """Return a hand-over to a receiver, and what its transport called it."""
+    """Return a send to a receiver, and what its transport called it."""
     end = {"tag": f"tag {ANN}", "answered": answered, "digest": f"digest {ANN}"}
-    begin, known = hand_over(end="accept" if kept else "decline")
+    begin, known = send(end="accept" if kept else "decline")
     word = {"kind": "called", "id": ANN, "attempt": 1, "pid": 1, "at": DUE + 6_000}
     return [begin, known | end | {"id": id_} | fields, word | {"how": called}]
 
@@ -122,9 +122,9 @@ def seen(status: str, token: int = 1, at: int = 20 * SECOND) -> Lines:
     return [{"kind": "seen", "at": at, "id": ANN, "status": status, "token": token}]
 
 
-SENT = [*submit(), *hand_over(), *attempt(), *row(), *place()]
+SENT = [*submit(), *send(), *attempt(), *row(), *place()]
 TWICE = [
-    *submit(), *row(), *place(), *hand_over(), *hand_over(at=DUE + 3 * SECOND, attempt=2),
+    *submit(), *row(), *place(), *send(), *send(at=DUE + 3 * SECOND, attempt=2),
     *attempt(token=2, at=DUE + 3 * SECOND, until=DUE + 4 * SECOND),
 ]  # fmt: skip
 CANCELLED = [*submit(), *row(status="cancelled")]
@@ -142,7 +142,7 @@ GOOD: dict[str, Lines] = {
     "cancelled": [*CANCELLED, *change("cancel")],
     "cancelled by an unanswered call": [*CANCELLED, *change("cancel", answer="unknown")],
     "failed for good": [
-        *submit(), *hand_over(end="decline", how="permanent"), *attempt("permanent"),
+        *submit(), *send(end="decline", how="permanent"), *attempt("permanent"),
         *row(status="failed"), *place(),
     ],
     "failed, then known to be sent": [*SENT, *seen("failed"), *seen("sent")],
@@ -150,34 +150,34 @@ GOOD: dict[str, Lines] = {
         *submit(), *row(status="failed", attempt_count=5), *place(),
     ],
     "accepted and failed with an unknown outcome": [
-        *submit(), *hand_over(), *attempt("unknown"), *row(status="failed", attempt_count=5),
+        *submit(), *send(), *attempt("unknown"), *row(status="failed", attempt_count=5),
         *place(),
     ],
     "expired": [*submit(), *row(status="expired", expires_at_ms=11_000)],
     "moved, then sent": [
-        *submit(), *change("reschedule", send_at_ms=12_000), *hand_over(at=12 * SECOND),
+        *submit(), *change("reschedule", send_at_ms=12_000), *send(at=12 * SECOND),
         *attempt(), *row(send_at_ms=12_000), *place(at_ms=12_000),
     ],
     "perhaps moved, and sent at the old time": [
         *SENT, *change("reschedule", answer="unknown", send_at_ms=12_000)
     ],
     "changed, then sent": [
-        *submit(), *change("update", digest="other"), *hand_over(digest="other"), *attempt(),
+        *submit(), *change("update", digest="other"), *send(digest="other"), *attempt(),
         *row(digest="other"), *place(),
     ],
     "two a period apart": [
         *SENT, *submit(BEN, n="2"), *row(BEN, scope=ANN, send_at_ms=11_000),
-        *place(BEN, 11_000, scope=ANN), *hand_over(BEN, at=DUE + SECOND, scope=ANN),
+        *place(BEN, 11_000, scope=ANN), *send(BEN, at=DUE + SECOND, scope=ANN),
         *attempt(id_=BEN),
     ],
     "two too near, one of them frozen": [
         *SENT, *submit(BEN, n="2"), *row(BEN), *place(BEN), *attempt(id_=BEN),
-        *hand_over(BEN, at=DUE + 20_000, scope=ANN, pid=2),
+        *send(BEN, at=DUE + 20_000, scope=ANN, pid=2),
         *fault(DUE - 2 * SECOND, DUE, pids=[2]),
     ],
     "seen on its way": [*SENT, *seen("sending"), *seen("sent", at=21 * SECOND)],
     "held, accepted once": [
-        *submit(), *hand_over(), *attempt("unknown"), *row(status="held", on_unknown="hold"),
+        *submit(), *send(), *attempt("unknown"), *row(status="held", on_unknown="hold"),
         *place(),
     ],
     "sent to a receiver": [*submit(), *received("sent"), *attempt(), *row(), *place()],
@@ -213,10 +213,10 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "failed early": ("I1", "without a reason", [*submit(), *row(status="failed"), *place()]),
     "expired by itself": ("I1", "never expires", [*submit(), *row(status="expired")]),
     "cancelled by nobody": ("I1", "nobody asked for", CANCELLED),
-    "sent from nowhere": ("I2", "never submitted", hand_over()),
+    "sent from nowhere": ("I2", "never submitted", send()),
     "stored from nowhere": ("I2", "never submitted", [*row(), *place()]),
     "other content": ("I2", "nobody asked for", [
-        *submit(), *hand_over(digest="x"), *attempt(), *row(), *place(),
+        *submit(), *send(digest="x"), *attempt(), *row(), *place(),
     ]),
     "changed after it was sent": ("I2", "other content than SQL holds", [
         *SENT[:-2], *row(digest="other"), *place(),
@@ -224,40 +224,40 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "the content before a change": ("I2", "nobody asked for", [
         *SENT, *change("update", digest="other"),
     ]),
-    "arrived from nowhere": ("I2", "that nobody began", [*SENT, *hand_over(attempt=2)[1:]]),
+    "arrived from nowhere": ("I2", "that nobody began", [*SENT, *send(attempt=2)[1:]]),
     "arrived twice": ("I2", "that nobody began", [
         *submit(), *received("sent"), received("sent")[1], *attempt(), *row(), *place(),
     ]),
-    "arrived with other content": ("I2", "other content than was handed over", [
+    "arrived with other content": ("I2", "other content than was sent", [
         *submit(), *received("sent", digest="other"), *attempt(), *row(), *place(),
     ]),
     "quota of a scope": ("I3", "promised more than 1 within 1000 ms", [
         *SENT, *submit(BEN, n="2"), *row(BEN, scope=ANN, send_at_ms=10_999),
-        *place(BEN, 10_999, scope=ANN), *hand_over(BEN, at=DUE + 2 * SECOND), *attempt(id_=BEN),
+        *place(BEN, 10_999, scope=ANN), *send(BEN, at=DUE + 2 * SECOND), *attempt(id_=BEN),
     ]),
     "quota of a scope on a channel": ("I3", "recipient.text ann's was promised", [
         *submit(), *submit(BEN, n="2"),
         *row(channel="text"), *row(BEN, channel="text", scope=ANN, send_at_ms=11_500),
     ]),
     "limit of a scope": ("I3", "scope ann's was given more than 1 within 1000 ms (999.999 ms)", [
-        *SENT, *hand_over(BEN, at=DUE + 999_999, scope=ANN),
+        *SENT, *send(BEN, at=DUE + 999_999, scope=ANN),
     ]),
     "limit at the other end": ("I3", "scope ann's was accepted more than 1", [
-        *submit(), *hand_over(takes=900_000), *hand_over(BEN, at=DUE + SECOND, scope=ANN),
+        *submit(), *send(takes=900_000), *send(BEN, at=DUE + SECOND, scope=ANN),
     ]),
     "limit of a channel": ("I3", "channel mail  was given more than 2 within 500 ms", [
-        *SENT, *hand_over(BEN, at=DUE + 100_000), *hand_over("c", at=DUE + 200_000),
+        *SENT, *send(BEN, at=DUE + 100_000), *send("c", at=DUE + 200_000),
     ]),
     "too many in hand": ("I3", "2 of channel mail were in hand", [
-        *SENT, *hand_over(BEN, at=DUE + 1_000),
+        *SENT, *send(BEN, at=DUE + 1_000),
     ]),
     "known and sent again": ("I4", "attempt 1 was known to be sent", [*TWICE, *attempt()]),
     "lost attempt": ("I4", "attempt 1 was known to be sent", TWICE),
-    "one attempt, two hand-overs": ("I4", "twice in one attempt", [
-        *SENT, *hand_over(at=DUE + 3 * SECOND),
+    "one attempt, two sends": ("I4", "twice in one attempt", [
+        *SENT, *send(at=DUE + 3 * SECOND),
     ]),
     "held and sent again": ("I4", "though it was to be held", [
-        *submit(), *hand_over(), *hand_over(at=DUE + 3 * SECOND, attempt=2), *attempt("unknown"),
+        *submit(), *send(), *send(at=DUE + 3 * SECOND, attempt=2), *attempt("unknown"),
         *attempt(token=2, at=DUE + 3 * SECOND), *row(on_unknown="hold"), *place(),
     ]),
     "refused and stored": ("I5", "was refused and is stored", [
@@ -267,20 +267,20 @@ BAD: dict[str, tuple[str, str, Lines]] = {
         *submit(answer="refused"), *SENT[2:],
     ]),
     "cancelled and sent": ("I6", "was sent though it was cancelled", [
-        *CANCELLED, *change("cancel"), *hand_over(),
+        *CANCELLED, *change("cancel"), *send(),
     ]),
     "cancelled and not": ("I6", "was cancelled but is sent", [*SENT, *change("cancel")]),
     "denied and cancelled": ("I6", "told that it is not", [
         *CANCELLED, *change("cancel", answer="refused"),
     ]),
     "early": ("I7", "0.001 ms early", [
-        *submit(), *hand_over(at=DUE - 1), *attempt(), *row(), *place(),
+        *submit(), *send(at=DUE - 1), *attempt(), *row(), *place(),
     ]),
     "before its new time": ("I7", "2000.000 ms early", [
         *SENT, *change("reschedule", send_at_ms=12_000),
     ]),
     "after its expiry": ("I7", "600 ms after its expiry", [
-        *submit(), *hand_over(at=DUE + 1_600_000), *attempt(), *row(expires_at_ms=11_000),
+        *submit(), *send(at=DUE + 1_600_000), *attempt(), *row(expires_at_ms=11_000),
         *place(),
     ]),
     "a key, two messages": ("I8", "key k gave 2 messages", [
@@ -295,9 +295,9 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     "a key, two contents": ("I8", "key k was taken for two contents", [
         *SENT, *call("conflict", n="2", at=SECOND, asked={"key": "k"}),
     ]),
-    "no place": ("I9", "has no place", [*submit(), *row()]),
-    "a place in vain": ("I9", "in vain", [*CANCELLED, *place()]),
-    "another place": ("I9", "placed at 10001 instead of 10000", [*row(), *place(at_ms=10_001)]),
+    "no reservation": ("I9", "has no reservation", [*submit(), *row()]),
+    "a needless reservation": ("I9", "needless", [*CANCELLED, *place()]),
+    "another time": ("I9", "reserved at 10001 instead of 10000", [*row(), *place(at_ms=10_001)]),
     "a token twice": ("I10", "used a token twice", [*SENT, *attempt()]),
     "a token of old": ("I10", "an older token after a newer one", [
         *SENT, *attempt(token=2, at=DUE - 5),
@@ -321,10 +321,10 @@ BAD: dict[str, tuple[str, str, Lines]] = {
     ]),
     "accounts": ("I16", "1 were accepted, and {} is what came of them", submit()),
     "taken, but failed": ("I16", "was accepted by the provider and is failed", [
-        *submit(), *hand_over(), *attempt("permanent"), *row(status="failed"), *place(),
+        *submit(), *send(), *attempt("permanent"), *row(status="failed"), *place(),
     ]),
     "known to be sent, but failed": ("I16", "was accepted by the provider and is failed", [
-        *submit(), *hand_over(), *attempt("sent"), *row(status="failed"), *place(),
+        *submit(), *send(), *attempt("sent"), *row(status="failed"), *place(),
     ]),
     "called sent, and not there": ("I17", "was called sent, and nobody confirmed it", [
         *submit(), *received("sent", kept=False, answered=False, how="lost"), *attempt(), *row(),

@@ -52,27 +52,27 @@ def test_transports_tell_the_truth_of_what_receivers_have(channel: str, tmp_path
             path=str(tmp_path / "provider.jsonl"), timeout=SECONDS, **receivers.options()[channel]
         )
 
-        def hand_over(message: Message) -> None:
+        def send(message: Message) -> None:
             try:
                 transport.send(message)
             except DeliveryError as error:
                 said.append(str(error))
 
         with ThreadPoolExecutor(16) as hands:
-            list(hands.map(hand_over, sent))
+            list(hands.map(send, sent))
         close_all([transport])
         wait_until(lambda: sum("kept" in each for each in receivers.did) == len(FATES))
     history = History.of(
         line for name in ("provider", "receivers") for line in read(tmp_path / f"{name}.jsonl")
     )
-    assert len(history.hand_overs) == MANY
-    assert {each.called and each.called["how"] for each in history.hand_overs} == {
+    assert len(history.sends) == MANY
+    assert {each.called and each.called["how"] for each in history.sends} == {
         "sent", "temporary", "permanent", "unknown",
     }  # fmt: skip
     for check in (untrue_words, strays, other_ids):
         assert list(check(history)) == []
     digests = {str(each.id): digest_of(channel, each.recipient, each.body) for each in sent}
-    kept = [each for each in history.hand_overs if each.accepted]
+    kept = [each for each in history.sends if each.accepted]
     assert kept
     assert all(each.end and each.end["digest"] == digests[each.id] for each in kept)
     assert said
@@ -95,11 +95,11 @@ def _kept(folder: Path, seed: int) -> set[str]:
             path=str(folder / "provider.jsonl"), timeout=SECONDS, **receivers.options()[WEBHOOK]
         )
 
-        def hand_over(message: Message) -> None:
+        def send(message: Message) -> None:
             with suppress(DeliveryError):
                 transport.send(message)
 
-        list(hands.map(hand_over, messages(WEBHOOK)))
+        list(hands.map(send, messages(WEBHOOK)))
         close_all([transport])
     lines: list[dict[str, Any]] = read(folder / "receivers.jsonl")
     # Those that are kept after the transport has given up come when they will.

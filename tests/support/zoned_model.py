@@ -14,7 +14,7 @@ from functools import lru_cache
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from dispatcher.errors import NoPlace, QuietHours, QuotaExceeded
+from dispatcher.errors import QuietHours, QuotaExceeded, SlotRefused
 from dispatcher.quota import Quota
 from dispatcher.reservation import Terms
 from dispatcher.reservation.terms import AnyQuota
@@ -155,14 +155,14 @@ class Ledger:
         ]
 
     def check(
-        self, wish: Wish, asked: int, refusal: NoPlace, *, without: UUID | None = None
+        self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
     ) -> None:
         """Fail unless a refusal names what really is in the way, and the next slot."""
         assert to_ms(refusal.next_slot) == self.slot(wish, asked, without=without)
         self.check_reason(wish, asked, refusal, without=without)
 
     def check_reason(
-        self, wish: Wish, asked: int, refusal: NoPlace, *, without: UUID | None = None
+        self, wish: Wish, asked: int, refusal: SlotRefused, *, without: UUID | None = None
     ) -> None:
         """Fail unless a refusal names what really is in the way of the time asked for."""
         assert to_ms(refusal.send_at) == asked

@@ -105,7 +105,7 @@ def test_every_way_in_is_told_once(house: House) -> None:
     assert told(house) == [("scheduled", "scheduled")] * 4
 
 
-def test_what_ends_without_a_hand_over_is_told(house: House) -> None:
+def test_what_ends_without_a_send_is_told(house: House) -> None:
     one, many, out, past = (house.submit(f"r{n}") for n in range(4))
     house.dispatcher.cancel(one.id)
     house.dispatcher.cancel_many([many.id])

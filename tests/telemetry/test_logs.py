@@ -15,7 +15,6 @@ from dispatcher import IdempotencyConflict, Message, QuotaExceeded, TemporaryFai
 from dispatcher.app import App
 from dispatcher.errors import Unavailable
 from dispatcher.limiters import Permit
-from dispatcher.redis.keys import PermitKeys
 from tests.support.examining import doctor_for
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
@@ -69,7 +68,7 @@ def play(house: House) -> None:
     house.deliver(failing)
     house.open()
     for _ in range(2):
-        house.redis.delete(PermitKeys(house.settings.namespace).scope(SCOPE))
+        house.redis.delete(house.permit_keys(SCOPE).scope(SCOPE))
         house.change([failing], next_attempt_at=failing.send_at)
         house.deliver(failing)
     assert house.again(failing).attempt_count == 2
@@ -158,7 +157,7 @@ def test_neither_mail_nor_webhooks_say_it_at_debug(
 def test_no_traceback_quotes_the_key_of_a_command_that_redis_refused(house: House) -> None:
     message = submit(house, 1)
     house.dispatcher.cancel(message.id)
-    log = PermitKeys(house.settings.namespace).scope(SCOPE)
+    log = house.permit_keys(SCOPE).scope(SCOPE)
     for key in (house.keys(SCOPE).window(SCOPE), log):
         house.redis.set(key, "no sorted set")
     permit = Permit(message.id, 1, SCOPE, message.channel)

@@ -1,8 +1,10 @@
-"""Spans of submits and hand-overs, as OpenTelemetry's own SDK sees them."""
+"""Spans of submits and sends, as OpenTelemetry's own SDK sees them."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,16 +24,20 @@ from opentelemetry.trace import (
 
 from dispatcher import (
     Draft,
+    InvalidSettings,
     Message,
     PerhapsSent,
     PermanentFailure,
     QuotaExceeded,
+    Settings,
     StoreUnavailable,
     TemporaryFailure,
 )
-from dispatcher.telemetry.tracing.spans import Spans
+from dispatcher.app import App
+from dispatcher.telemetry.spans import Spans
 from dispatcher.testing import a_message
 from tests.support.callers import callers_engine
+from tests.support.environment import child_environment
 from tests.support.house import House, hour_ago
 from tests.support.house_fixtures import Build
 from tests.support.tracing import Collected, collecting
@@ -89,7 +95,7 @@ def drafts(many: int, **asked: Any) -> list[Draft]:
 
 
 @pytest.mark.every_database
-def test_a_hand_over_is_linked_to_its_submit(traced: House, spans: Collected) -> None:
+def test_a_send_is_linked_to_its_submit(traced: House, spans: Collected) -> None:
     message = traced.submit()
     traced.deliver(message)
     (submit,), (deliver,) = spans.named("dispatcher.submit"), spans.named("dispatcher.deliver")
@@ -162,7 +168,7 @@ def test_what_escapes_from_a_transport_ends_its_span(traced: House, spans: Colle
     assert attributes(deliver)["error.type"] == "SystemExit"
 
 
-def test_what_a_transport_does_is_a_child_of_the_hand_over(traced: House, spans: Collected) -> None:
+def test_what_a_transport_does_is_a_child_of_the_send(traced: House, spans: Collected) -> None:
     tracer = trace.get_tracer("an instrumented client")
 
     def before(_: Message) -> None:
@@ -175,7 +181,7 @@ def test_what_a_transport_does_is_a_child_of_the_hand_over(traced: House, spans:
     assert post.parent == deliver.get_span_context()
 
 
-def test_a_submit_is_a_child_of_what_its_caller_does_and_a_hand_over_is_not(
+def test_a_submit_is_a_child_of_what_its_caller_does_and_a_send_is_not(
     traced: House, spans: Collected
 ) -> None:
     with trace.get_tracer("a web framework").start_as_current_span("GET") as request:
@@ -199,7 +205,7 @@ def test_an_awaited_submit_is_a_child_of_what_its_coroutine_does(
     assert submit.parent == request.get_span_context()
 
 
-def test_a_hand_over_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
+def test_a_send_begins_a_trace_whatever_is_current(traced: House, spans: Collected) -> None:
     tracing = traced.parts.tracing
     assert tracing is not None
     with trace.get_tracer("a task").start_as_current_span("run"), tracing.delivering(a_message()):
@@ -381,3 +387,30 @@ def test_without_an_sdk_what_a_caller_was_given_is_passed_on(api_alone: House) -
     with use_span(NonRecordingSpan(given)):
         message = api_alone.submit()
     assert stored(api_alone, message) == written(given)
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.spans", raising=False)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(InvalidSettings, match="needs opentelemetry-api") as caught:
+        App(Settings.load(traces=True)).submitter  # noqa: B018 - it is built
+    assert caught.value.field == "traces"
+    assert caught.value.accepted.startswith("pip install 'dispatcher[traces]'")
+
+
+def test_a_library_that_is_broken_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dispatcher.telemetry.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "dispatcher.message", None)
+    with pytest.raises(ModuleNotFoundError, match=r"dispatcher\.message"):
+        App(Settings.load(traces=True)).tracing  # noqa: B018 - it is built
+
+
+def test_where_traces_are_off_the_library_is_neither_needed_nor_asked_for() -> None:
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None; "
+        "from dispatcher import Settings; from dispatcher.app import App; "
+        "parts = App(Settings.load()); parts.submitter, parts.batches, parts.delivery"
+    )
+    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)

@@ -26,7 +26,7 @@ from dispatcher.testing import a_message
 from dispatcher.transports import Checks, load
 from dispatcher.transports.apprise import AppriseTransport
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
-from tests.transports.webhooks import in_time
+from tests.transports.conftest import in_time
 
 SECRET = "hunter2-ada"  # noqa: S105 - looked for where it must not be
 

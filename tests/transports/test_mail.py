@@ -18,9 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dispatcher import InvalidDraft, InvalidSettings
+from dispatcher.transports.mail import Mail, check_address, check_mail, compose, read_sender
 from dispatcher.transports.smtp import SmtpTransport
-from dispatcher.transports.smtp.address import check_address
-from dispatcher.transports.smtp.mail import Mail, check_mail, compose, read_sender
 from tests.support.mail import an_email
 from tests.support.soak import examples
 

@@ -1,17 +1,28 @@
-"""A channel names its transport: one that ships, an entry point, or a place in a module."""
+"""How the ``transport`` of a channel becomes one: a name that ships, an entry point, a place."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from dispatcher import Channel, InvalidSettings, Message, Settings, TemporaryFailure
-from dispatcher.transports import base, load, registry
+from dispatcher.testing import a_message
+from dispatcher.transports import Checks, base, load, registry
+from dispatcher.transports.registry import SHIPPED
 
+ROOT = Path(__file__).parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 CARRIER = """
 class Pigeon:
     def __init__(self, loft="here", timeout=1.0):
@@ -68,7 +79,7 @@ def test_what_is_offered_is_named_where_a_name_is_unknown(site: Path) -> None:
 
 def test_an_offer_does_not_take_the_name_of_one_that_ships(site: Path) -> None:
     install(site, "carriers", "memory = pigeons_for_tests:Pigeon")
-    assert type(made("memory")).__module__ == "dispatcher.transports.memory"
+    assert type(made("memory")).__module__ == "dispatcher.transports.local"
 
 
 def test_a_name_that_two_distributions_offer_is_refused(site: Path) -> None:
@@ -97,15 +108,15 @@ def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, site: Path
 ) -> None:
     (site / "needy_for_tests.py").write_text("import a_library_of_nobody\n")
-    needy = registry._Shipped("needy_for_tests:Needy", "needy")
-    monkeypatch.setitem(registry._SHIPPED, "needy", needy)
+    needy = registry.Shipped("needy_for_tests:Needy", "needy")
+    monkeypatch.setitem(SHIPPED, "needy", needy)
     error = refused("needy")
     assert error.field == "channels.post.transport"
     assert "a_library_of_nobody" in error.problem
     assert "dispatcher[needy]" in error.accepted
 
 
-@pytest.mark.parametrize("name", sorted(registry._SHIPPED))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_every_transport_that_ships_is_there(name: str) -> None:
     found = registry.find("post", name)
     assert callable(found.send)
@@ -132,11 +143,101 @@ def test_a_class_that_takes_a_timeout_is_given_that_of_the_settings(site: Path) 
 def test_a_transport_that_ships_has_the_timeout_of_the_settings(
     monkeypatch: pytest.MonkeyPatch, site: Path
 ) -> None:
-    shipped = registry._Shipped("pigeons_for_tests:Pigeon")
-    monkeypatch.setitem(registry._SHIPPED, "pigeon", shipped)
+    shipped = registry.Shipped("pigeons_for_tests:Pigeon")
+    monkeypatch.setitem(SHIPPED, "pigeon", shipped)
     assert made("pigeon").timeout == 7
     error = refused("pigeon", timeout=2)
     assert error.accepted == "transport_timeout instead"
+
+
+class Configured:
+    """A transport of a user's own."""
+
+    def __init__(self, *, address: str = "nowhere") -> None:
+        if not address:
+            raise ValueError("address: must not be empty")
+        self.address = address
+
+    def send(self, message: Message) -> str | None:
+        return f"{self.address} {message.recipient}"
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give an importable module with things that are, and are not, transports."""
+    module = ModuleType("own_transports")
+    module.__dict__.update(
+        function=lambda message: f"function {message.recipient}",
+        Class=Configured,
+        instance=Configured(address="made before"),
+        NoSend=type("NoSend", (), {}),
+        number=4711,
+    )
+    monkeypatch.setitem(sys.modules, "own_transports", module)
+
+
+@pytest.mark.parametrize(
+    ("transport", "options", "receipt"),
+    [
+        ("own_transports:function", {}, "function ada"),
+        ("own_transports:Class", {}, "nowhere ada"),
+        ("own_transports:Class", {"address": "there"}, "there ada"),
+        ("own_transports:instance", {}, "made before ada"),
+        ("memory", {}, "memory-1"),
+    ],
+)
+def test_a_callable_a_class_and_an_instance_are_transports(
+    own: None, transport: str, options: dict[str, Any], receipt: str
+) -> None:
+    assert made(transport, **options).send(a_message()) == receipt
+
+
+def test_the_file_transport_writes_into_the_data_folder_or_where_it_is_told(tmp_path: Path) -> None:
+    for options, path in [({}, "sent/sms.jsonl"), ({"path": f"{tmp_path}/other"}, "other")]:
+        channel = Channel(transport="file", options=options)
+        load("sms", channel, Settings.load(data_dir=tmp_path)).send(a_message())
+        assert (tmp_path / path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("transport", "options", "field", "says"),
+    [
+        ("fax", {}, "transport", "there is no transport 'fax'"),
+        (":function", {}, "transport", "there is no transport"),
+        ("own_transports:", {}, "transport", "there is no transport"),
+        ("no_such_module_here:send", {}, "transport", "cannot load"),
+        ("own_transports:missing", {}, "transport", "cannot load"),
+        ("own_transports:number", {}, "transport", "can not be called"),
+        ("own_transports:NoSend", {}, "transport", "can not be called"),
+        ("own_transports:function", {"a": 1}, "options", "no class"),
+        ("own_transports:instance", {"a": 1}, "options", "no class"),
+        ("own_transports:Class", {"port": 1}, "options", "port"),
+        ("own_transports:Class", {"address": ""}, "options", "must not be empty"),
+        ("console", {"colour": "red"}, "options", "colour"),
+        ("memory", {"size": 1}, "options", "size"),
+        ("file", {"mode": "w"}, "options", "mode"),
+        ("file", {"path": "/proc/nowhere/x.jsonl"}, "options", "nowhere"),
+        ("file", {"path": 4711}, "options", ""),
+    ],
+)  # fmt: skip
+def test_a_misconfigured_transport_names_its_field(
+    own: None, transport: str, options: dict[str, Any], field: str, says: str
+) -> None:
+    error = refused(transport, **options)
+    assert error.field == f"channels.post.{field}"
+    assert says in error.problem
+    assert error.accepted
+
+
+def test_an_option_that_a_transport_needs_is_named_where_it_is_missing() -> None:
+    error = refused("smtp", **{"from": "mail@shop.example"})
+    assert (error.field, error.problem) == ("channels.post.options.url", "is missing")
+
+
+def test_a_channel_without_a_transport_is_refused_by_the_settings() -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        Settings.load(channels={"sms": {"transport": ""}})
+    assert caught.value.field == "channels.sms.transport"
 
 
 class Picky:
@@ -176,3 +277,46 @@ def test_one_that_cannot_be_closed_keeps_no_other_one_open(
     assert (broken.closed, fine.closed) == (1, 1)
     assert "Closable was not closed: OSError" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+def libraries() -> Iterator[tuple[str, str]]:
+    """Yield each transport with each package that its extra installs."""
+    names: dict[str, list[str]] = {}
+    for package, owners in packages_distributions().items():
+        for owner in owners:
+            names.setdefault(canonicalize_name(owner), []).append(package)
+    for transport, (_, extra) in SHIPPED.items():
+        for line in EXTRAS[extra] if extra else ():
+            yield from (
+                (transport, each) for each in names[canonicalize_name(Requirement(line).name)]
+            )
+
+
+LIBRARIES = sorted(libraries())
+
+
+def test_the_page_has_a_row_for_each_transport_that_ships() -> None:
+    table = (ROOT / "docs/transports.md").read_text().split("| `transport` | does |")[1]
+    rows = table.split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE) == list(SHIPPED)
+
+
+def test_the_image_has_what_each_transport_needs() -> None:
+    [listed] = re.findall(r"\.whl\)\[([a-z,]+)\]", (ROOT / "Dockerfile").read_text())
+    assert {each.extra for each in SHIPPED.values() if each.extra} - set(listed.split(",")) == set()
+
+
+@pytest.mark.parametrize(("transport", "library"), LIBRARIES)
+def test_a_missing_library_is_named_with_its_extra(
+    transport: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = f"dispatcher.transports.{transport}"
+    for name in [each for each in sys.modules if each.split(".")[0] == library or ours in each]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    channel = Channel(transport=transport)
+    with pytest.raises(InvalidSettings, match=f"needs {library}") as caught:
+        load("hooks", channel, Settings.load())
+    assert caught.value.field == "channels.hooks.transport"
+    assert f"pip install 'dispatcher[{transport}]'" in caught.value.accepted
+    Checks({"hooks": channel})("hooks", "anybody", {"any": "thing"})

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dispatcher import InvalidDraft, InvalidSettings, PermanentFailure, TemporaryFailure
+from dispatcher.transports.mail import check_mail, compose
 from dispatcher.transports.smtp import SmtpTransport
-from dispatcher.transports.smtp.mail import check_mail, compose
 from tests.support.clock import MovableClock
 from tests.support.doubles import at_once
 from tests.support.mail import (

@@ -245,7 +245,7 @@ def test_a_transport_that_keeps_every_rule_passes() -> None:
         ({"make": ChecksTooMuch}, "recipient: ada 1; accepted: nothing"),
         ({"make": ChecksOddly}, "KeyError instead of an InvalidDraft"),
         ({"make": ChecksElsewhere}, "the field 'phone'"),
-        ({"make": ChecksInPerson}, "the check needs an instance"),
+        ({"make": ChecksInPerson}, "the check of ChecksInPerson needs an instance"),
         ({"make": GoesNowhere}, "as destination"),
         ({"make": GoesAnywhere}, "another destination for the same recipient"),
         ({"make": ClosesOnce}, "closed already"),

@@ -24,12 +24,10 @@ from dispatcher import (
 from dispatcher.errors import DeliveryError
 from dispatcher.testing import a_message
 from dispatcher.transports import load
-from dispatcher.transports.webhook import WebhookTransport, receiver_secret
-from dispatcher.transports.webhook.signatures import Signer
+from dispatcher.transports.webhook import Signer, WebhookTransport, receiver_secret
 from tests.support.clock import NOON, MovableClock
 from tests.support.http_receiver import Received, Receiver, receiving
-from tests.transports.conftest import Authority
-from tests.transports.webhooks import LOOPBACK, open_to, to
+from tests.transports.conftest import LOOPBACK, Authority, open_to, to
 
 SECRET = "whsec_" + base64.b64encode(b"an old key of twenty-nine....").decode()
 NEW_SECRET = "whsec_" + base64.b64encode(b"a new key of twenty-nine.....").decode()
@@ -229,7 +227,7 @@ def test_threads_share_a_transport_and_reuse_its_connections(receiver: Receiver)
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("url", {"url": "http://example.com/"}),
-    ("url", {"url": "https://127.0.0.1/"}),
+    ("url", {"url": "https://10.0.0.1/"}),
     ("url", {"url": "https://ada:hunter2@example.com/"}),
     ("url", {"url": 7}),
     ("secrets", {"secrets": SECRET}),

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import InvalidSettings, InvalidValue
-from dispatcher.transports.webhook.addresses import Addresses
-from dispatcher.transports.webhook.target import Reader
-from dispatcher.transports.webhook.wire import resolve
+from dispatcher.transports.connections import resolve
+from dispatcher.transports.webhook_urls import Addresses, Reader
 
 PUBLIC = ["1.1.1.1", "93.184.215.14", "172.32.0.1", "172.15.255.255", "100.63.255.255",
           "100.128.0.1", "169.253.1.1", "192.0.1.1", "198.17.0.1", "198.20.0.1", "223.255.255.255",
@@ -183,6 +182,12 @@ def test_an_allow_list_that_cannot_be_read_is_refused(allow: Any) -> None:
 
 def test_what_is_resolved_is_numeric_so_that_a_connection_asks_nobody_again() -> None:
     assert socket.inet_aton(resolve("127.0.0.1", 80)[0])
+
+
+def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 25, 0, 1))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 2)
+    assert resolve("mail.example", 25) == [f"fe80::1%{socket.if_indextoname(1)}"]
 
 
 @pytest.mark.parametrize(

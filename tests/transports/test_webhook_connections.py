@@ -14,7 +14,7 @@ from dispatcher.testing import a_message
 from dispatcher.times.clock import SystemClock
 from tests.support.http_receiver import Handler, Receiver, pause, receiving
 from tests.support.waiting import wait_until
-from tests.transports.webhooks import in_time, open_to, to
+from tests.transports.conftest import in_time, open_to, to
 
 TIMEOUT = 0.4
 
@@ -197,8 +197,8 @@ def test_an_idle_connection_that_the_server_has_ended_is_not_used_again(
     transport = to(receiver)
     for _ in range(20):
         transport.send(a_message())
-        for line in transport._connections._idle:
-            wait_until(line.wire.is_readable)
+        for _, _, each in transport._idle._kept:
+            wait_until(each.is_readable)
     assert len({each.connection for each in receiver.received}) == 20
 
 
@@ -220,19 +220,19 @@ def test_a_kept_connection_ends_soon_after_its_moment_whoever_sends_next() -> No
         transport.send(a_message(recipient=one.url))
         clock.ahead = 4.5
         transport.send(a_message(recipient=two.url))
-        assert [each.key[2] for each in transport._connections._idle] == [two.port]
+        assert [key for _, key, _ in transport._idle._kept] == [("http", "127.0.0.1", two.port)]
 
 
 def test_not_more_connections_are_kept_than_a_process_can_bear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dispatcher.transports.webhook.connections._KEEP", 2)
+    monkeypatch.setattr("dispatcher.transports.webhook._KEEP", 2)
     with receiving() as one, receiving() as two, receiving() as three:
         receivers = (one, two, three)
         transport = open_to(*(each.port for each in receivers))
         for each in receivers * 2:
             transport.send(a_message(recipient=each.url))
-        assert len(transport._connections._idle) == 2
+        assert len(transport._idle._kept) == 2
         assert [len({got.connection for got in each.received}) for each in receivers] == [2, 2, 2]
 
 

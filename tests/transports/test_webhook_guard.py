@@ -9,13 +9,18 @@ from collections.abc import Iterator
 import pytest
 import trustme
 
-from dispatcher import Channel, InvalidDraft, PermanentFailure, TemporaryFailure
+from dispatcher import (
+    Channel,
+    InvalidDraft,
+    InvalidSettings,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from dispatcher.testing import a_message
 from dispatcher.transports import Checks
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.http_receiver import Receiver, receiving
-from tests.transports.conftest import Authority
-from tests.transports.webhooks import in_time, open_to, to
+from tests.transports.conftest import Authority, in_time, open_to, to
 
 
 class NameServer:
@@ -93,6 +98,36 @@ def test_a_url_of_the_channel_is_guarded_too(receiver: Receiver) -> None:
     with pytest.raises(PermanentFailure, match="may not be reached"):
         transport.send(a_message())
     assert receiver.received == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost"])
+def test_a_url_of_the_channel_that_names_this_machine_needs_no_other_option(
+    receiver: Receiver, host: str
+) -> None:
+    names = NameServer(["127.0.0.1"])
+    url = url_of(receiver, host, "http")
+    transport = WebhookTransport(url=url, resolver=names)
+    assert transport.send(a_message()) == "204"
+    with pytest.raises(PermanentFailure, match="URL is refused"):
+        WebhookTransport(resolver=names).send(a_message(recipient=url))
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1", "1.1.1.1"], ["10.0.0.1"], ["::"]], ids=str)
+def test_localhost_is_this_machine_or_nothing(addresses: list[str]) -> None:
+    transport = WebhookTransport(url="http://localhost/", resolver=NameServer(addresses))
+    with pytest.raises(PermanentFailure, match="may not be reached"):
+        transport.send(a_message())
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["10.0.0.1", "169.254.169.254", "0.0.0.0", "127.1", "0x7f.1", "2130706433", "[::]",  # noqa: S104 - refused, not bound
+     "[::ffff:127.0.0.1]", "a.localhost", "localhost.", "127.0.0.1.example.com",
+     "localhost.example.com", "x@127.0.0.1", "127.0.0.1@x", "hooks.example"],
+)  # fmt: skip
+def test_other_urls_of_a_channel_are_what_they_were(host: str) -> None:
+    with pytest.raises(InvalidSettings):
+        WebhookTransport(url=f"http://{host}/")
 
 
 def test_an_allowed_name_may_have_any_address(receiver: Receiver) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dispatcher import Dispatcher, Draft, InvalidValue, Settings, errors
 from dispatcher.broker.survey import load_app
@@ -26,9 +29,9 @@ from dispatcher.limiters import (
     CoolDown,
     FixedWindow,
     Limits,
-    SlidingList,
     parse,
 )
+from dispatcher.limiters.algorithm import CountPerLength
 from dispatcher.quota import (
     CalendarLimit,
     CalendarQuota,
@@ -42,6 +45,8 @@ from dispatcher.selection import Wanted
 from dispatcher.times.quiet_hours import Hours
 from dispatcher.times.zones import rules
 from dispatcher.transports import load
+from dispatcher.transports.registry import SHIPPED, find
+from tests.support.limiters import exported_limits
 
 Asks = Callable[[Dispatcher, Any], object]
 SHOWN = 200
@@ -124,13 +129,26 @@ def raised(call: Callable[[Any], object], value: object) -> Exception | None:
     return None
 
 
+def _calls(limit: type[CountPerLength]) -> dict[str, Callable[[Any], object]]:
+    """Return what a limit that counts per length takes from callers, beside its own fields."""
+    return {
+        "parse": limit.parse,
+        "count": lambda value: limit(value, "minute"),
+        "period": lambda value: limit(5, value),
+        "name": lambda value: limit(5, "day", name=value),
+    }
+
+
 TEXTS: dict[str, Callable[[Any], object]] = {
     "parse_quota": parse_quota,
     "parse_limit": parse_limit,
     "limiters.parse": parse,
-    "FixedWindow.parse": FixedWindow.parse,
-    "GCRA.parse": GCRA.parse,
-    "SlidingList.parse": SlidingList.parse,
+    **{
+        f"{limit.__name__} {what}": call
+        for limit in exported_limits()
+        if issubclass(limit, CountPerLength)
+        for what, call in _calls(limit).items()
+    },
     "zones.rules": rules,
     "Hours.parse": Hours.parse,
     "Hours": lambda value: Hours(((0, value),)) if isinstance(value, int) else None,
@@ -140,10 +158,7 @@ TEXTS: dict[str, Callable[[Any], object]] = {
     "CalendarQuota unit": lambda value: CalendarQuota(1, value, None),
     "CalendarQuota zone": lambda value: CalendarQuota(1, "day", value),
     "CalendarLimit zone": lambda value: CalendarLimit(1, "day", value),
-    "FixedWindow count": lambda value: FixedWindow(value, "minute"),
-    "FixedWindow period": lambda value: FixedWindow(5, value),
     "FixedWindow align": lambda value: FixedWindow(5, "day", align=value),
-    "FixedWindow name": lambda value: FixedWindow(5, "day", name=value),
     "GCRA burst": lambda value: GCRA(5, "day", max_burst=value),
     "Concurrency": lambda value: Concurrency(value, timedelta(seconds=1)),
     "CoolDown": lambda value: CoolDown(name=value),
@@ -173,10 +188,9 @@ BOUND: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", BOUND)
 def test_a_limiter_refuses_it_too(name: str, tmp_path: Path) -> None:
-    client = redis.Redis(unix_socket_path=f"{tmp_path}/nowhere")
+    client = redis.Redis(unix_socket_path=f"{tmp_path}/nowhere", retry=Retry(NoBackoff(), 0))
     limiter = FixedWindow(5, "minute").on(client)
     judge(lambda value: BOUND[name](limiter, value))
 
@@ -308,13 +322,14 @@ def test_the_settings_refuse_it_by_an_error_of_ours(name: str) -> None:
     judge(SETTINGS[name])
 
 
-OPTIONS = {
-    "webhook": ("url", "secrets", "payload", "headers", "allow", "http", "ports", "ca_file"),
-    "smtp": ("url", "from", "ca_file", "plaintext", "name", "idle_seconds", "other"),
-    "apprise": ("urls", "format"),
-    "file": ("path",),
-    "no:where": ("x",),
-}
+def _options(transport: str) -> list[str]:
+    """Return the options of a transport that ships, but what the package gives it."""
+    given = {"timeout", "clock", "resolver", "options"}
+    return [each for each in signature(find("x", transport)).parameters if each not in given]
+
+
+OPTIONS = {each: _options(each) for each in SHIPPED} | {"no:where": ["x"]}
+OPTIONS["smtp"] += ["from", "other"]  # a word of Python, and an unknown one
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
-"""What is taken as text, as a body, and as the same content."""
+"""What is taken as text, as a body, and as the same content, whose digests are stored."""
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dispatcher import Draft, Settings
 from dispatcher.errors import InvalidDraft, kind_of
 from dispatcher.message import Status, check_body, check_text, dump_json, fingerprint, new_id
+from dispatcher.submission.schedule import schedule
+from tests.support.house import FAR
 
 LIMITS: dict[str, Any] = {"max_bytes": 200, "max_depth": 4}
 
@@ -137,7 +140,6 @@ def test_a_body_that_contains_itself_is_refused() -> None:
             check_body(cyclic, max_bytes=65_536, max_depth=200)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(10, method="signal")
 def test_a_small_body_that_unfolds_into_a_huge_one_is_refused_in_time() -> None:
     body: list[Any] = []
@@ -163,6 +165,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
 @given(st.dictionaries(st.just("key"), json_values))
 def test_every_accepted_body_survives_json(body: dict[str, Any]) -> None:
     clean, _ = check_body(body, max_bytes=1_000_000, max_depth=200)
@@ -209,3 +212,48 @@ def test_a_flat_body_is_written_as_any_other(body: dict[str, Any]) -> None:
     clean, text = check_body(body, **LIMITS)
     assert (clean, text) == (body, dump_json(body))
     assert json.loads(text) == body
+
+
+STORED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"send_at": "2100-01-02T10:00+01:00"},
+        "5a49c8ad599d8e72a510914cb269ea51481adf6ebe70363fbf3d0f2e3d4ba56e",
+    ),
+    (
+        {"send_in": timedelta(hours=1)},
+        "6bc46994725729481be048c4481f5fc94063225f7ae5f55ac0b4f5355ddcec41",
+    ),
+    (
+        {
+            "send_at": "2100-01-02T09:00Z", "scope": "team", "scopes": {"tenant": "acme"},
+            "expires_at": "2100-01-03T09:00Z", "on_conflict": "shift",
+        },
+        "328894d3b7da40eaedc9fb342b8a77127de55826a68a02738b35422f3c32802d",
+    ),
+]  # fmt: skip
+
+
+WITH_LENGTH = "637120a85c5d46290486356edb21ed00e315dfaa3d1b288fbe173666d6377ce3"
+
+
+@pytest.mark.parametrize("moment", [FAR, FAR + timedelta(microseconds=1)], ids=["even", "odd"])
+def test_a_length_has_one_digest_whenever_it_is_judged(moment: datetime) -> None:
+    settings = Settings.load(channels={"memory": {"transport": "memory"}})
+    draft = Draft(
+        channel="memory", recipient="ada", body={}, idempotency_key="key",
+        send_in=timedelta(hours=1), expire_after=timedelta(hours=1), on_unknown="hold",
+    )  # fmt: skip
+    assert schedule(draft, settings=settings, now=moment).fingerprint == WITH_LENGTH
+
+
+@pytest.mark.parametrize(("asked", "digest"), STORED)
+def test_a_draft_without_zone_and_hours_has_the_digest_it_always_had(
+    asked: dict[str, Any], digest: str
+) -> None:
+    settings = Settings.load(
+        channels={"memory": {"transport": "memory"}}, scopes={"tenant": {"quotas": "9/day"}}
+    )
+    draft = Draft(
+        channel="memory", recipient="ada", body={"text": "hello"}, idempotency_key="key", **asked
+    )
+    assert schedule(draft, settings=settings, now=FAR).fingerprint == digest

@@ -33,14 +33,14 @@ from dispatcher import (
 from dispatcher.app import App
 from dispatcher.broker.queue import Ticket
 from dispatcher.errors import Unavailable
-from dispatcher.limiters.base import translated as in_limiters
+from dispatcher.limiters.limiter import translated as in_limiters
 from dispatcher.message import new_id
-from dispatcher.redis.errors import EvictingServer, reason, translated
+from dispatcher.redis.errors import START_REDIS, EvictingServer, reason, remedy, translated
 from dispatcher.store.database import Database
 from dispatcher.store.engines.errors import translated as in_store
 from dispatcher.store.engines.errors import unavailable
 from dispatcher.testing import a_message
-from dispatcher.transports.smtp.wire import Wire
+from dispatcher.transports.smtp_connection import Wire
 from dispatcher.transports.webhook import WebhookTransport
 from tests.support.clock import NOON, MovableClock
 from tests.support.mail import ScriptedServer, an_email, smtp
@@ -82,6 +82,20 @@ def test_a_redis_that_is_away_is_named_by_its_address(raised: str, says: str) ->
     assert reason(redis.ConnectionError(raised)) == says
 
 
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        ("Error 2 connecting to /srv/redis.sock. No such file or directory.", START_REDIS),
+        ("Error 13 connecting to /srv/redis.sock. Permission denied.", "as the user of that Redis"),
+        ("Error 13 connecting to host:6379. Permission denied.", ""),
+    ],
+)
+def test_a_socket_of_another_user_is_not_a_redis_that_is_away(raised: str, says: str) -> None:
+    helps = remedy(redis.ConnectionError(raised))
+    assert says in helps
+    assert bool(helps) is bool(says)
+
+
 def test_a_database_of_redis_that_is_not_there_is_named() -> None:
     error = redis.ResponseError("DB index is out of range")
     assert reason(error) == "Redis has no database of that number (redis_url)"
@@ -92,7 +106,7 @@ def test_a_database_of_redis_that_is_not_there_is_named() -> None:
     ("room", "ours"),
     [
         (lambda: translated(ReservationsUnavailable), ReservationsUnavailable),
-        (in_limiters, LimitersUnavailable),
+        (lambda: in_limiters, LimitersUnavailable),
     ],
 )
 def test_redis_errors_are_translated_without_their_text(

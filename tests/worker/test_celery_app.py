@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Settings, celery_app
-from dispatcher.celery_app import beat_schedule, create_app, options
+from dispatcher.celery_app import DUTIES, beat_schedule, create_app, options
 from dispatcher.worker import tasks
 
 REDIS = Settings.load(broker_url="redis://broker/0")
@@ -57,7 +57,7 @@ PINNED_TRANSPORT: dict[str, Any] = {
     "socket_keepalive": True,
     "max_connections": 50,
 }
-NAMES = ["deliver", "enqueue_due", "rescue", "reconcile", "prune", "catch_up", "notify"]
+NAMES = ["deliver", *DUTIES]
 
 
 def test_queues_of_rabbitmq_are_quorum_queues_unless_asked_for_otherwise() -> None:
@@ -124,7 +124,8 @@ def test_the_sweep_is_all_of_its_duties_each_expiring_after_ten_ticks() -> None:
     schedule = beat_schedule(CATCHING_UP) | beat_schedule(TELLING)
     assert set(schedule) == {f"dispatcher.{name}" for name in NAMES[1:]}
     for name, entry in schedule.items():
-        every = timedelta(minutes=1) if name == "dispatcher.prune" else timedelta(seconds=1)
+        duty = DUTIES[name.removeprefix("dispatcher.")]
+        every = getattr(CATCHING_UP, duty.interval)
         assert (entry["task"], entry["schedule"]) == (name, every)
         assert entry["options"]["expires"] == 10 * every.total_seconds()
         assert entry["options"]["queue"] == "dispatcher"

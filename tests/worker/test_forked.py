@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from dispatcher import Settings, app
-from dispatcher.worker import process
-from dispatcher.worker.process import here
+from dispatcher.worker import tasks
+from dispatcher.worker.tasks import here
 from tests.support.waiting import DEADLINE
 
 SETTINGS = Settings.load(channels={"sms": {"transport": "memory"}})
 
 
 @pytest.mark.parametrize(
-    ("room", "name"), [(process, "settings_of"), (app, "Rules")], ids=["the app", "a part"]
+    ("room", "name"), [(tasks, "settings_of"), (app, "Rules")], ids=["the app", "a part"]
 )
 def test_a_child_forked_while_its_parent_builds_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch, room: Any, name: str
 ) -> None:
-    monkeypatch.setattr(process, "settings_of", lambda _: SETTINGS)
-    monkeypatch.setattr(process, "_apps", {})
+    monkeypatch.setattr(tasks, "settings_of", lambda _: SETTINGS)
+    monkeypatch.setattr(tasks, "_apps", {})
     parent, build = os.getpid(), getattr(room, name)
     begun, go_on = threading.Event(), threading.Event()
 

@@ -2,8 +2,8 @@
 --
 -- KEYS  1, 2 remembered permits, HASHes   3... state of each limit
 -- ARGV  1 span for which permits are remembered, ms   2... per limit: kind, words
---       then, of a single request for all limits: permit id; 1 if it is new: no request can have
---       used it before, else 0; permits wanted, 0 or more; the least that is of use
+--       then, of a single request for all limits: permit id; 0 if it may have been used before, 1 if
+--       not, 2 to take nothing; permits wanted, 0 or more; the least that is of use
 --       or, of a group, per limit: permits for which earlier scripts of the group refused requests;
 --       how many it may still give to the group at most, -1: any number; then per request the four
 --       words as above, how many limits, and which: 1 for that of KEYS[3]
@@ -19,7 +19,6 @@
 -- anew, or refused. A refused request takes nothing, nor does one for 0 permits.
 
 -- @include limits.lua
--- @include limits_remembered.lua
 
 local limits, at = read_limits(2, 3)
 if not limits then
@@ -128,11 +127,11 @@ local function answer(reply, mine, at)
   local index, room = tightest(mine)
   local granted = ARGV[at + 1] == '0' and wanted > 0 and taken_before(mine, id) or 0
   local refusals, wait, left, whole = {}, 0, nil, nil
-  if granted == 0 and wanted > 0 and room >= least then
+  if granted == 0 and wanted > 0 and room >= least and ARGV[at + 1] ~= '2' then
     granted = math.min(wanted, room)
     left, whole = take(mine, id, granted, index, room)
   else
-    if granted == 0 and wanted > 0 then
+    if granted == 0 and wanted > 0 and room < least then
       refusals, wait, index = refusing(mine, least, false)
     elseif granted > 0 and not hold_again(mine, id, granted) then
       refusals, wait, index = refusing(mine, granted, true)

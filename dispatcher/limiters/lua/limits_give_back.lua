@@ -9,7 +9,6 @@
 -- ended since. A request with the same id takes permits anew.
 
 -- @include limits.lua
--- @include limits_remembered.lua
 
 local limits = read_limits(3, 3)
 if not limits then

@@ -5,11 +5,14 @@
 --       4... of each log: number of its permits, then of each: age in ms (negative: how long it may
 --       still be used), permit id
 -- Reply 1, or 0 when the marker is no longer the caller's; then nothing was written
+--
+-- The marker gets a '+': from now on rebuild.lua wipes nothing.
 
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+local marker = redis.call('GET', KEYS[1])
+if marker ~= ARGV[1] and marker ~= ARGV[1] .. '+' then
   return 0
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[1], ARGV[1] .. '+', 'PX', ARGV[2])
 local time = redis.call('TIME')
 -- Rounded up: a send must not count from earlier than it was.
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + 1

@@ -1,4 +1,4 @@
--- Take permits from logs of sends, for a group, in order; give turns to those refused.
+-- Take permits from logs of sends in one shard, for a group, in order; give turns to those refused.
 --
 -- KEYS  1 epoch HASH
 --       2... logs, ZSETs of permits; score: time of the send, ms

@@ -4,7 +4,7 @@
 -- KEYS  1 epoch HASH   2... window ZSETs
 -- ARGV  1 time, ms   2 message id, 16 bytes   3 hold of that message ('': none)
 --       4, 5, 6 index of the scope and of the quota and time to go on from (0, 0, 0 at first)
---       7... judge table (rule.lua), one rule set for each window
+--       7 {rule set of each window, blackouts} (rule.lua)
 -- Reply {'closed'}                                      the shard is not complete: rebuild first
 --       {'fits'}
 --       {'blocked', until ms, scope, quota, id, id, ...}
@@ -18,7 +18,7 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {'closed'}
 end
-local sets = judge_table(7)
+local sets = unpack(cmsgpack.unpack(ARGV[7]))
 local windows = {unpack(KEYS, 2)}
 local resume
 if ARGV[4] ~= '0' then

@@ -3,16 +3,12 @@
 -- or the settings now look further back than they reach. Sent as the first words on every new
 -- connection, so that no script can run against data that a restart or a failover made stale.
 --
--- KEYS  1 epoch HASH   2 rebuild STRING
+-- KEYS  1 epoch HASH: a second key would be refused while the hash slot moves to another node
 -- ARGV  1 identity of the server process   2 number of shards
 --       3... name and length in ms of each reach the settings need
 -- Reply 1 the part is complete   0 it is not   2 it is not, nor is any other: the layout changed
 
 local epoch = redis.call('HMGET', KEYS[1], 'server', 'shards')
-local marker = redis.call('GET', KEYS[2])
-if marker and string.sub(marker, 1, #ARGV[1]) ~= ARGV[1] then
-  redis.call('DEL', KEYS[2])
-end
 if not epoch[1] then
   return 0
 end

@@ -3,7 +3,7 @@
 --
 -- KEYS  1 epoch HASH   2... window ZSETs
 -- ARGV  1 time to search from, ms   2 id of that message, 16 bytes ('' for none)
---       3... judge table (rule.lua), one rule set for each window and one blackout list
+--       3 {rule set of each window, blackouts} (rule.lua)
 -- Reply {'closed'}             the shard is not complete: rebuild first
 --       {'slot', ms}
 --       {'searching', from ms} too far for one call: ask again from there
@@ -14,10 +14,10 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {'closed'}
 end
-local sets, blackouts = judge_table(3)
+local sets, blackouts = unpack(cmsgpack.unpack(ARGV[3]))
 local windows = {unpack(KEYS, 2)}
 local slot, found = without(windows, {ARGV[2]}, function()
-  return leap(windows, sets, blackouts[1], tonumber(ARGV[1]))
+  return leap(windows, sets, blackouts, tonumber(ARGV[1]))
 end)
 if found == 'fits' then
   return {'slot', slot}

@@ -1,13 +1,14 @@
--- Release a reservation.
+-- Release a reservation, or give up a hold.
 --
 -- KEYS  1 pending ZSET
---       2 twins HASH (only for the submit of a message with an idempotency key)
+--       2 duplicates HASH (only for the submit of a message with an idempotency key)
 --       then window ZSETs
--- ARGV  1 message id, 16 bytes   2 token of the submit that gives up ('': there is no twins HASH;
---       '*': all give up, because the message is not stored any more)
+-- ARGV  1 member: message id (16 bytes), or a hold
+--       2 token of the submit that gives up ('': there is no duplicates HASH; '*': all give up,
+--       because the message is not stored any more)
 -- Reply 1 when it is released or was not there, 0 when another submit still relies on it
 --
--- Idempotent. With a twins HASH only the last submit under way releases the reservation; when
+-- Idempotent. With a duplicates HASH only the last submit under way releases the reservation; when
 -- the HASH has expired nobody can tell, so it stays, and reconcile decides from the store.
 
 local first = 2

@@ -2,13 +2,13 @@
 -- step: one message after another, each seeing those before it.
 --
 -- KEYS  1 pending ZSET   2 epoch HASH
---       3... of each message: its twins HASH (only with an idempotency key), its window ZSETs
+--       3... of each message: its duplicates HASH (only with an idempotency key), its window ZSETs
 -- ARGV  1 how far ahead of now the pending time is set, ms
---       2 life of the twins HASHes, ms
---       3... judge table (rule.lua), then the number of different terms, each: size of the rest,
---       1 if its messages have extra words, index of the blackout list, index of the rule set of each
---       window;
---       then of each message: id (16 bytes), time asked for in ms, latest time to book in ms
+--       2 life of the duplicates HASHes, ms
+--       3 {rule sets, lists of blackouts (rule.lua), terms}; of each different terms:
+--         {1 if its messages have extra words, index of the blackouts, {index of the rule set of
+--         each window}}
+--       4... of each message: id (16 bytes), time asked for in ms, latest time to book in ms
 --       (= asked: book that time or nothing), index of its terms; extra words: hold ('' or a
 --       member that hold.lua put at the time asked for, which needs no judging where it still
 --       stands in every window), fingerprint ('' without idempotency key), token of this submit
@@ -20,37 +20,32 @@
 --       {'unsure', at ms}                                  judging that time takes more than one call
 --       {'unsure', at ms, scope, quota, id, ...}           so does a later time, if not the one asked
 --       {'conflict', id}                                   the key is in use for another fingerprint
---       Ends early with {'closed'} when the shard is not complete: rebuild first; and after a
---       'searching' or an 'unsure', because what follows must not overtake that message.
+--       Ends early with {'closed'} when the shard is not complete: rebuild first; after a
+--       'searching' or an 'unsure', because what follows must not overtake that message; and after
+--       MOST_READ members in all.
 --
 -- Idempotent by message id: called again, it answers with what is booked.
 
 -- @include rule.lua
--- @include booking.lua
 -- @include clock.lua
 
 if redis.call('EXISTS', KEYS[2]) == 0 then
   return {{'closed'}}
 end
 
-local sets, blackouts, position = judge_table(3)
-local terms = {}
-local different = tonumber(ARGV[position])
-position = position + 1
-for index = 1, different do
-  local size = tonumber(ARGV[position])
+local sets, blackouts, terms = unpack(cmsgpack.unpack(ARGV[3]))
+for index, term in ipairs(terms) do
   local rules = {}
-  for window = 1, size - 2 do
-    rules[window] = sets[tonumber(ARGV[position + 2 + window])]
+  for window, set in ipairs(term[3]) do
+    rules[window] = sets[set]
   end
-  terms[index] = {
-    extra = ARGV[position + 1] == '1', rules = rules,
-    blackouts = blackouts[tonumber(ARGV[position + 2])]}
-  position = position + 1 + size
+  terms[index] = {extra = term[1] == 1, rules = rules, blackouts = blackouts[term[2]]}
 end
+local position = 4
 local key = 3
 local now
-local replies, stop = {}, false
+local replies, stop, in_all = {}, false, 0
+stretches = {}  -- each message of a campaign begins its search where the one before found a slot
 
 while ARGV[position] do
   local id, mine = ARGV[position], terms[tonumber(ARGV[position + 3])]
@@ -60,11 +55,11 @@ while ARGV[position] do
   end
   local many = #mine.rules
   local reply
-  local twins
+  local duplicates
   if fingerprint ~= '' then
-    twins = KEYS[key]
+    duplicates = KEYS[key]
     key = key + 1
-    local first = redis.call('HMGET', twins, 'id', 'fingerprint')
+    local first = redis.call('HMGET', duplicates, 'id', 'fingerprint')
     if first[1] and first[2] ~= fingerprint then
       reply = {'conflict', first[1]}
     elseif first[1] then
@@ -75,7 +70,7 @@ while ARGV[position] do
       if has_reservation then
         id = first[1]
       else
-        redis.call('DEL', twins)  -- given up: its id is never stored
+        redis.call('DEL', duplicates)  -- given up: its id is never stored
       end
     end
   end
@@ -107,6 +102,7 @@ while ARGV[position] do
           redis.call('ZREM', window, hold)
           redis.call('ZREM', KEYS[1], hold .. window)
         end
+        stretches = {}  -- the window has lost a member
       else
         at, reply = find_slot(missing, rules, mine.blackouts, asked, latest)
         if reply then
@@ -129,11 +125,11 @@ while ARGV[position] do
       for _, window in ipairs(windows) do
         redis.call('ZADD', KEYS[1], 'GT', now, id .. window)
       end
-      if twins then
-        redis.call('HSET', twins, 'id', id, 'fingerprint', fingerprint,
+      if duplicates then
+        redis.call('HSET', duplicates, 'id', id, 'fingerprint', fingerprint,
           'by:' .. ARGV[position + 6], 1)
-        if redis.call('PTTL', twins) < tonumber(ARGV[2]) then
-          redis.call('PEXPIRE', twins, ARGV[2])
+        if redis.call('PTTL', duplicates) < tonumber(ARGV[2]) then
+          redis.call('PEXPIRE', duplicates, ARGV[2])
         end
       end
       reply = id == ARGV[position] and at or {'booked', at, id}
@@ -141,7 +137,10 @@ while ARGV[position] do
   end
 
   replies[#replies + 1] = reply
-  if stop then
+  -- Each message may read as much as if it were alone: its reply does not depend on those before.
+  in_all = in_all + read + counted
+  read, counted = 0, 0
+  if stop or in_all > MOST_READ then
     break
   end
   position = position + words

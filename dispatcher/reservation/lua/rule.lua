@@ -5,13 +5,12 @@
 -- quota of N it is blocked when N members lie in the period of t. All times are integer
 -- milliseconds; Lua writes 14 digits, which is exact until the year 5138.
 --
--- A judge table in ARGV:
---   number of rule sets, each: size of the rest, longest length, least N,
---                              number of quotas, N and W of each,
---                              number of calendar quotas, each: N, number of bounds, bounds
---   number of blackout lists:  size of the rest, end of what bounds and blackouts cover,
---                              from and until of each blackout (quiet hours), sorted
--- A rule set is what one scope is judged by; the blackouts are the same for all scopes of a message.
+-- A rule set is what one scope is judged by, and blackouts (quiet hours) are the same for all scopes
+-- of a message. Both come in MessagePack:
+--   rule set   longest: the longest length, least: the least N, rolling: {N, W} of each quota,
+--              calendars: {N, {bounds}} of each calendar quota
+--   blackouts  covered: end of what bounds and blackouts cover,
+--              edges: from and until of each blackout, sorted
 
 -- One call reads at most about so many members and counts, so that it stays in the low
 -- milliseconds; what takes longer goes on in another call. Edges of periods and of quiet hours that
@@ -31,51 +30,22 @@ local counted = 0
 -- those times together. It only learns whether they block for longer; the next call forgets it, so
 -- reading more would cost each call the same again.
 local MOST_FOR_BLOCKED = 500
-
-local function judge_table(position)
-  local sets, blackouts = {}, {}
-  for _, list in ipairs({sets, blackouts}) do
-    local many = tonumber(ARGV[position])
-    position = position + 1
-    for index = 1, many do
-      list[index] = {at = position}
-      position = position + 1 + ARGV[position]
-    end
-  end
-  return sets, blackouts, position
-end
-
-local function read_set(set)
-  local position = set.at + 3
-  local rolling, calendars = {}, {}
-  for index = 1, ARGV[position] do
-    rolling[index] = {tonumber(ARGV[position + 2 * index - 1]), tonumber(ARGV[position + 2 * index])}
-  end
-  position = position + 1 + 2 * #rolling
-  local many = tonumber(ARGV[position])
-  position = position + 1
-  for index = 1, many do
-    local bounds = {}
-    for each = 1, ARGV[position + 1] do
-      bounds[each] = tonumber(ARGV[position + 1 + each])
-    end
-    calendars[index] = {tonumber(ARGV[position]), bounds}
-    position = position + 2 + #bounds
-  end
-  set.rolling, set.calendars = rolling, calendars
-end
+-- The last full stretch that `gap_after` found in each window for each short quota: {from, to}, all
+-- times of which are blocked. A script that sets this to {} lets later searches skip it, and must
+-- empty it whenever it takes a member out of a window. Without it (nil) nothing is remembered.
+local stretches
 
 -- When the blackout that holds t ends; t itself when none does. And up to when blackouts are known.
 local function blackout_end(blackouts, t)
-  local last = blackouts.at + ARGV[blackouts.at]
-  for position = blackouts.at + 2, last, 2 do
-    if t < tonumber(ARGV[position]) then
+  local edges = blackouts.edges
+  for index = 1, #edges, 2 do
+    if t < edges[index] then
       break
     end
-    t = math.max(t, tonumber(ARGV[position + 1]))
+    t = math.max(t, edges[index + 1])
     counted = counted + 1 / EDGES
   end
-  return t, tonumber(ARGV[blackouts.at + 1])
+  return t, blackouts.covered
 end
 
 -- What `work` returns, two values, where it sees the windows without these members ('' is none).
@@ -135,6 +105,45 @@ local function blocked_by_short_run(window, t, count, length)
     end
   end
   return nil
+end
+
+-- A time up to which the short runs of one quota block all times from t on: the first one that they
+-- leave open, unless too much was read before. So a search crosses a full stretch in a few reads,
+-- and not in one leap for each message in it.
+--
+-- A page begins with the first member that can block t. A run whose last member lies at t + W or
+-- later leaves t open; a tight one before it moves t to s1 + W.
+local function gap_after(window, t, count, length)
+  local key = window .. ' ' .. count .. ' ' .. length
+  local from, stretch, width = t, stretches and stretches[key], LEAST_SCAN
+  local is_open = false
+  while not is_open and read < MOST_READ do
+    if stretch and stretch[1] <= t and t < stretch[2] then
+      from, t = math.min(from, stretch[1]), stretch[2]
+    end
+    local before = t
+    local page = redis.call(
+      'ZRANGEBYSCORE', window, '(' .. t - length, '+inf', 'WITHSCORES', 'LIMIT', 0, width)
+    read = read + #page / 2
+    for first = 1, #page / 2 - count + 1 do
+      local s1 = tonumber(page[2 * first])
+      local sn = tonumber(page[2 * (first + count - 1)])
+      is_open = sn - length >= t
+      if is_open then
+        break
+      end
+      if sn - s1 < length then
+        t = math.max(t, s1 + length)
+      end
+    end
+    -- No member is left; or none of this page blocks t, which is judged again by the caller.
+    is_open = is_open or #page < 2 * width or t == before
+    width = math.min(2 * width, MOST_SCAN)
+  end
+  if stretches and t > from then
+    stretches[key] = {from, t}
+  end
+  return t
 end
 
 -- The last tight run that ends at a rank from `lowest` to `highest`: its first time.
@@ -244,9 +253,10 @@ end
 -- time until which t is blocked (t itself: it fits) and what blocks it: index of the scope, index
 -- of the quota, and a function that tells the ids of the run, a hundred to read for an answer that
 -- most have no use for. Or, when it took too long, nil and where to go on: index of the scope,
--- index of the quota, time. `resume` is such an answer. `seen` belongs to one call: what
--- is known of each long quota, by 'index number', as most of it holds for later times too; and
--- `spare`, how much may still be read for times that are blocked.
+-- index of the quota, time. `resume` is such an answer. `seen` is nil where one time is judged; a
+-- search for a slot gives one table for all its times: what is known of each long quota, by
+-- 'index number', as most of it holds for later times too; and `spare`, how much may still be read
+-- for times that are blocked. Only a search needs the end of a full stretch.
 --
 -- Of the long quotas those of the least N come first: they are quickly read, and once one of them
 -- blocks t, the others need not be read to their end.
@@ -260,17 +270,13 @@ local function judge(windows, sets, t, resume, seen)
   end
   for index, window in ipairs(windows) do
     local set = sets[index]
-    local longest = tonumber(ARGV[set.at + 1])
-    local within = near(window, t, longest)
+    local within = near(window, t, set.longest)
     -- A quota of N can only block where N members are near.
-    if within >= tonumber(ARGV[set.at + 2]) then
-      if not set.rolling then
-        read_set(set)
-      end
+    if within >= set.least then
       for number, quota in ipairs(set.rolling) do
         local count, length = quota[1], quota[2]
         local close = within
-        if within >= count and length < longest then
+        if within >= count and length < set.longest then
           close = near(window, t, length)
         end
         if close >= count then
@@ -285,6 +291,9 @@ local function judge(windows, sets, t, resume, seen)
             long[rank] = walked
           else
             local until_ms, tell = blocked_by_short_run(window, t, count, length)
+            if until_ms and seen then
+              until_ms = gap_after(window, until_ms, count, length)
+            end
             if until_ms then
               blocks(index, number, until_ms, tell)
             end
@@ -301,9 +310,7 @@ local function judge(windows, sets, t, resume, seen)
   end
   local reached
   if resume then
-    local set = sets[resume[1]]
-    read_set(set)
-    reached = {set.rolling[resume[2]][1], resume[1], resume[2]}
+    reached = {sets[resume[1]].rolling[resume[2]][1], resume[1], resume[2]}
   end
   seen = seen or {spare = MOST_FOR_BLOCKED}
   for _, walked in ipairs(long) do
@@ -364,4 +371,50 @@ local function leap(windows, sets, blackouts, t)
     end
   end
   return t, 'more'
+end
+
+-- Judge the time `asked`, or else look for the first slot after it, up to `latest`. Returns the time
+-- in ms, or nil and the reply to give.
+local function find_slot(windows, sets, blackouts, asked, latest)
+  local open, covered = blackout_end(blackouts, asked)
+  if asked >= covered then
+    return nil, {'searching', asked, 0, 0}
+  end
+  local by
+  if open == asked then
+    local furthest
+    furthest, by = judge(windows, sets, asked)
+    if not furthest then
+      return nil, {'unsure', asked}
+    end
+    if not by then
+      return asked
+    end
+    open = furthest
+  end
+  local slot, found = leap(windows, sets, blackouts, open)
+  if found == 'fits' and slot <= latest then
+    return slot
+  end
+  local word = found == 'fits' and 'refused' or 'searching'
+  if found == 'unsure' and slot <= latest then
+    word = 'unsure'
+  end
+  if not by then
+    return nil, {word, slot, 0, 0}
+  end
+  return nil, {word, slot, by[1], by[2], unpack(by[3]())}
+end
+
+-- The time of a hold that stands in all these windows; nil when one of them lost it.
+local function hold_in_all(windows, hold)
+  local at
+  for _, window in ipairs(windows) do
+    local score = redis.call('ZSCORE', window, hold)
+    if not score or (at and tonumber(score) ~= at) then
+      return nil
+    end
+    at = tonumber(score)
+  end
+  return at
 end

@@ -1,7 +1,7 @@
 """What differs between databases: one engine for each, and nothing of it elsewhere in the package.
 
 An engine's module imports its driver, which is an extra, so it is imported when a database of its
-kind is opened. ``types`` and ``numbers`` need no driver.
+kind is opened. ``types`` and ``errors`` need no driver.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from dispatcher.errors import InvalidSettings
-from dispatcher.store.engines.base import StoreEngine, Unanswered
+from dispatcher.store.engines.base import Prepared, StoreEngine, Unanswered
 
 _ACCEPTED = "sqlite:///…, postgresql://…, mysql://… or mariadb://…"
 _DRIVERS = {
@@ -29,7 +29,7 @@ _ENGINES = {
 }
 _EXTRAS = {"postgresql+psycopg": "dispatcher[postgres]", "mysql+pymysql": "dispatcher[mysql]"}
 
-__all__ = ["StoreEngine", "Unanswered", "engine_of"]
+__all__ = ["Prepared", "StoreEngine", "Unanswered", "engine_of"]
 
 
 def engine_of(text: str) -> StoreEngine:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
 from sqlalchemy import (
+    ClauseElement,
     Column,
     ColumnElement,
     Connection,
+    CursorResult,
     Delete,
     Engine,
     Executable,
@@ -22,10 +25,14 @@ from sqlalchemy import (
     Select,
     Table,
     Update,
+    Uuid,
 )
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.types import TypeEngine
+
+from dispatcher.store.engines.types import Instant
 
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
@@ -34,12 +41,52 @@ if TYPE_CHECKING:
 
 Location = frozenset[tuple[object, ...]]
 """Where a connection reads and writes: the files of SQLite, or a database of one server."""
-Direct = Callable[[Mapping[str, Any]], list[Any]]
-"""Runs a statement past SQLAlchemy and returns its rows.
 
-Raises StoreUnavailable where the server waited as long as it may, since asking again would double
-that; Unanswered for any other failure.
-"""
+
+class Prepared:
+    """A statement that is compiled once, for connections of one engine.
+
+    SQLAlchemy would look for its compiled form at each call, which takes longer than SQLite needs
+    to run it. ``names`` are those of the values of a row, in their order; ``to_values`` in
+    ``store/schema.py`` makes such rows. Drivers take values sooner by position than by name.
+    """
+
+    def __init__(self, engine: Engine, statement: ClauseElement, names: Sequence[str]) -> None:
+        dialect = engine.dialect
+        if not dialect.positional:
+            make: Any = type(dialect)  # its constructor has no types
+            dialect = make(paramstyle="format")
+        compiled = cast("SQLCompiler", statement.compile(dialect=dialect, column_keys=names))
+        self.text = str(compiled)
+        self.indexes = [names.index(name) for name in compiled.positiontup or ()]
+        """Which value stands where."""
+        self._values = []
+        for index in self.indexes:
+            kind = compiled.binds[names[index]].type
+            convert = None
+            if isinstance(kind, Uuid | Instant):
+                convert = kind.dialect_impl(dialect).bind_processor(dialect)
+            self._values.append((index, convert))
+
+    def run(
+        self,
+        connection: Connection,
+        rows: Sequence[Sequence[Any]],
+        options: Mapping[str, Any] | None = None,
+    ) -> CursorResult[Any]:
+        """Run it for each of these rows."""
+        given: list[Any] = [
+            tuple(
+                [
+                    row[i] if convert is None or row[i] is None else convert(row[i])
+                    for i, convert in self._values
+                ]
+            )
+            for row in rows
+        ]
+        return connection.exec_driver_sql(
+            self.text, given if len(given) > 1 else given[0], execution_options=options
+        )
 
 
 def files_of(paths: Iterable[Path]) -> Location:
@@ -48,7 +95,7 @@ def files_of(paths: Iterable[Path]) -> Location:
 
 
 class Unanswered(Exception):
-    """A statement that was run past SQLAlchemy failed.
+    """An INSERT that was run past SQLAlchemy failed.
 
     ``perhaps_done``: the connection broke, so the statement may have been done.
     """
@@ -81,6 +128,46 @@ class DurableSettings(NamedTuple):
         return Durability(found, unsafe, self.remedy)
 
 
+class Slot(NamedTuple):
+    """A replication slot of PostgreSQL.
+
+    ``is_active``: a consumer is connected. ``kept_bytes`` of the log are kept for it. Dead rows
+    that its consumer may still need are kept for ``transactions``; 0 where it keeps none.
+    """
+
+    name: str
+    is_active: bool
+    kept_bytes: int
+    transactions: int
+
+
+class Backlog(NamedTuple):
+    """Row versions that the database has not removed yet, and how many of them are usual."""
+
+    name: str
+    versions: int
+    usual: int
+
+
+class Housekeeping(NamedTuple):
+    """How far the database is behind with removing old row versions, and what keeps it from that.
+
+    ``oldest`` is the age of the oldest open transaction that keeps them, None without one.
+    ``limited_to`` names what the look at transactions was limited to for lack of a right, and
+    ``right`` that right.
+    """
+
+    oldest: timedelta | None
+    backlogs: tuple[Backlog, ...]
+    slots: tuple[Slot, ...] = ()
+    limited_to: str = ""
+    right: str = ""
+
+
+def _not_done(values: Mapping[str, Any]) -> None:
+    del values
+
+
 class StoreEngine(ABC):
     """One kind of database: how it connects, and what it does differently."""
 
@@ -97,8 +184,6 @@ class StoreEngine(ABC):
     """Whether one statement can be given many rows as arrays, and change several tables (WITH)."""
     has_one_writer: ClassVar[bool] = False
     """Whether a transaction that writes keeps out all others."""
-    undoes_statements: ClassVar[bool] = False
-    """Whether a statement that fails in a transaction is undone alone, without a savepoint."""
     sees_a_snapshot: ClassVar[bool] = False
     """Whether a caller's transaction reads by default from a snapshot of its first read."""
     has_partial_indexes: ClassVar[bool] = True
@@ -143,23 +228,20 @@ class StoreEngine(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def insert_if_absent(
-        self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
-    ) -> Insert:
-        """Return an INSERT that adds nothing where a key exists; of ``rows`` if they are given.
-
-        It is run by :meth:`is_inserted`.
-        """
+    def insert_if_absent(self, table: Table) -> Insert:
+        """Return an INSERT for :meth:`is_inserted` that adds nothing where a key exists."""
 
     def is_inserted(
         self,
         connection: Connection,
-        statement: Insert,
-        row: Mapping[str, Any],
+        statement: Insert | Prepared,
+        row: Any,
         options: Mapping[str, Any] | None = None,
     ) -> bool:
         """Run what :meth:`insert_if_absent` returned; return whether it added the row."""
         options = {"preserve_rowcount": True, **(options or {})}
+        if isinstance(statement, Prepared):
+            return statement.run(connection, [row], options).rowcount > 0
         return connection.execute(statement, row, execution_options=options).rowcount > 0
 
     def copy(
@@ -171,9 +253,27 @@ class StoreEngine(ABC):
         """
         raise NotImplementedError
 
-    def direct(self, engine: Engine, statement: Executable) -> Direct | None:
-        """Return a function that runs a statement past SQLAlchemy; None where that is not done."""
-        del engine, statement
+    def direct(
+        self, engine: Engine, make: Callable[[], Executable]
+    ) -> Callable[[Mapping[str, Any]], list[Any] | None]:
+        """Return what runs the statement past SQLAlchemy with values by name; it returns the rows.
+
+        None where the caller must run it through SQLAlchemy: it may then have been done, or not.
+        Raises StoreUnavailable where the server waited for as long as it may, since asking again
+        would double that.
+        """
+        del engine, make
+        return _not_done
+
+    def direct_insert(
+        self, engine: Engine, insert: Prepared
+    ) -> Callable[[Sequence[Any]], bool] | None:
+        """Return what runs an INSERT of one row past SQLAlchemy; None where that is not done.
+
+        It returns whether it added the row. Raises StoreUnavailable like :meth:`direct`, Unanswered
+        for any other failure.
+        """
+        del engine, insert
         return None
 
     def ids_found(self, connection: Connection, query: Select[tuple[UUID]]) -> Any:
@@ -205,6 +305,10 @@ class StoreEngine(ABC):
         return tables.is_untold, (row.told, row.status, row.id)
 
     # Transactions.
+
+    def undone_alone(self, connection: Connection) -> AbstractContextManager[object]:
+        """Return what lets a caller's transaction go on after a statement inside has failed."""
+        return connection.begin_nested()
 
     def impatient(self, connection: Connection) -> AbstractContextManager[None]:
         """Let statements inside wait for locks for a moment at most, where the database can."""
@@ -244,12 +348,31 @@ class StoreEngine(ABC):
         """Return the statement that shows one of the settings of ``durable``."""
 
     @abstractmethod
-    def migrating(self, connection: Connection, tables: Tables) -> AbstractContextManager[None]:
+    def migrating(self, connection: Connection) -> AbstractContextManager[None]:
         """Let other migrations wait; statements inside have no time limit."""
+
+    @contextmanager
+    def _transaction(self, connection: Connection) -> Iterator[None]:
+        connection.exec_driver_sql(self.begin)
+        try:
+            yield
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            connection.exec_driver_sql("ROLLBACK")
+            raise
+
+    def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping | None:
+        """Return how far the database is behind with its housekeeping; None where it has none."""
+        del connection, tables
+        return None
 
     def table_options(self) -> dict[str, Any]:
         """Return the options with which a migration creates a table."""
         return {}
+
+    def busy_table_options(self) -> dict[str, Any]:
+        """Return the options of a table whose rows are changed several times each."""
+        return self.table_options()
 
     def go_past_what_is_done(self, impl: DefaultImpl, tables: Tables) -> None:
         """Prepare Alembic for a migration that an earlier one may have begun."""

@@ -26,17 +26,14 @@ _NO_SUCH_TABLE = frozenset({"42P01", "42703", 1146, 1054})
 _NO_SUCH_IN_SQLITE = re.compile(r"no such table|no such column|table \w+ has no column")
 _NOT_REACHED = frozenset({2002, 2003, 2005})
 _NO_DATABASE_NUMBER = 1049
-TAKEN = 1062
-"""The id or the key is there already."""
-
 _UNDONE_NUMBERS = frozenset({1020, 1205, 1213})
 """Changed since the snapshot, a wait for a lock too long, deadlock."""
 
+_NO_SPACE = frozenset({"53100", 1021, 1114, "SQLITE_FULL"})
+_READ_ONLY = frozenset({"25006", 1792, 1836, "SQLITE_READONLY"})
 _CHECKS = frozenset({3819, 4025})
 """A CHECK refused the row."""
 
-_NO_SAVEPOINT = 1305
-_ENDED = frozenset({1020, 1213, _NO_SAVEPOINT})
 # Statements carry their values, and an error may quote either; these quote neither.
 _QUOTES_NOTHING = _UNDONE_NUMBERS | {
     *(1040, 1044, 1045, 1046, 1049, 1053, 1114, 1129, 1130, 1142, 1146, 1153),
@@ -57,21 +54,8 @@ def _quotes(error: SQLAlchemyError) -> bool:
     return number is not None and not (2000 <= number < 3000 or number in _QUOTES_NOTHING)  # noqa: PLR2004 - the client's own
 
 
-def ended_by(error: SQLAlchemyError) -> SQLAlchemyError | None:
-    """Return the error that ended the whole transaction of ``error``, if one did.
-
-    With the transaction its savepoints are undone, and the error says that they are missing.
-    """
-    each: BaseException | None = error
-    if number_of(each) == _NO_SAVEPOINT:
-        while each is not None and (number_of(each) in {None, _NO_SAVEPOINT}):
-            each = each.__context__
-        return each if isinstance(each, SQLAlchemyError) else error
-    return error if number_of(each) in _ENDED else None
-
-
 def unavailable(error: SQLAlchemyError, url: URL | None = None) -> StoreUnavailable:
-    """Say what went wrong without statements, values or secrets; of ``url`` the place is named."""
+    """Say what went wrong without statements, values or secrets; ``url`` gives the address."""
     if isinstance(error, PoolTimeout):
         return StoreUnavailable("no connection became free in time")
     if not isinstance(error, DBAPIError):
@@ -101,8 +85,16 @@ def _answer(error: DBAPIError, code: object) -> tuple[str, str]:
         return f"its schema is behind ({code})", "run `dispatcher migrate`"
     if code == "SQLITE_CANTOPEN":
         made = "`dispatcher up` or `dispatcher migrate` makes it, in a folder that can be written"
-        return f"the file cannot be opened ({code})", made
-    return f"the database answered {code}", ""
+        forbidden = "if another user has made it, run the command as that user"
+        return f"the file cannot be opened ({code})", f"{made}; {forbidden}"
+    return answered(code), ""
+
+
+def answered(code: object) -> str:
+    """Say what the database answered, and what that means where its user can do something."""
+    meaning = ": no space is left" if code in _NO_SPACE else ""
+    meaning = ": it takes no writes" if code in _READ_ONLY else meaning
+    return f"the database answered {code}{meaning}"
 
 
 def _at(url: URL | None) -> str:
@@ -123,17 +115,17 @@ def cause(error: SQLAlchemyError) -> SQLAlchemyError | None:
     return error
 
 
-def is_disconnect(error: DBAPIError) -> bool:
-    """Whether the connection broke, so that the statement may or may not have been done."""
-    return bool(error.connection_invalidated)
-
-
 def worth_another_try(error: SQLAlchemyError) -> bool:
     """Whether the connection broke, or another transaction was in the way."""
     if not isinstance(error, DBAPIError):
         return False
     state, number = getattr(error.orig, "sqlstate", None), number_of(error)
-    return state in _UNDONE_STATES or number in _UNDONE_NUMBERS or is_disconnect(error)
+    return state in _UNDONE_STATES or number in _UNDONE_NUMBERS or error.connection_invalidated
+
+
+def refused_by_driver(error: Exception) -> StoreUnavailable:
+    """Return the error for a value that the driver cannot send."""
+    return StoreUnavailable(f"the driver refused a value ({type(error).__name__})", refused=True)
 
 
 @contextmanager

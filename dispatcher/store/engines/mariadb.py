@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -35,8 +36,15 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.message import Status
-from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine
-from dispatcher.store.engines.errors import TAKEN, ended_by, number_of
+from dispatcher.store.engines.base import (
+    Backlog,
+    DurableSettings,
+    Housekeeping,
+    Location,
+    Prepared,
+    StoreEngine,
+)
+from dispatcher.store.engines.errors import number_of
 from dispatcher.store.engines.types import MARIADB
 from dispatcher.store.schema import TOLD_OF, Tables
 
@@ -50,6 +58,10 @@ _MIGRATION_SECONDS = 31_536_000  # a year: the longest wait a server takes
 _LINE = {"connect_timeout": 3, "read_timeout": _ANSWER_SECONDS, "write_timeout": _ANSWER_SECONDS}
 _ENCODING = {"charset": "utf8mb4", "use_unicode": True}
 _PACKET_TOO_LARGE = 1153
+_TAKEN = 1062
+"""The id or the key is there already."""
+_NO_SAVEPOINT = 1305
+_ENDED = frozenset({1020, 1213})
 _DONE_BEFORE = frozenset({1050, 1060, 1061, 1091, 1826, 3821, 3822})
 """The table, the column, the index, the constraint is there already, or gone already."""
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -59,11 +71,21 @@ _SESSION = (
     f"max_statement_time = {_STATEMENT_SECONDS}, idle_transaction_timeout = 30"
 )
 # A server has no number of its own, a cluster of them has.
-_PLACE = text(
+_LOCATION = text(
     "SELECT DATABASE(), COALESCE((SELECT NULLIF(variable_value, '') "
     "FROM information_schema.global_status WHERE variable_name = 'WSREP_CLUSTER_STATE_UUID'), "
     "CONCAT_WS(' ', @@hostname, @@port, @@datadir))"
 )
+_FORBIDDEN = 1227
+"""A right of the whole server is missing."""
+# Its instants are those of the server's own time zone, whatever the session's is.
+_OLDEST = text(
+    "SELECT MAX(TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'), "
+    "UTC_TIMESTAMP())) FROM information_schema.innodb_trx "
+    "WHERE trx_mysql_thread_id <> CONNECTION_ID()"
+)
+_UNDO = text("SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'")
+_USUAL_UNDO = 1_000_000
 _IS_STRICT = "dispatcher.is_strict"
 
 
@@ -152,29 +174,26 @@ class MariaDBEngine(StoreEngine):
         """Make connections by :func:`_connect`."""
         event.listen(engine, "do_connect", _connect)
 
-    def insert_if_absent(
-        self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
-    ) -> Insert:
+    def insert_if_absent(self, table: Table) -> Insert:
         """Return a plain INSERT: the refusal of the key counts.
 
         INSERT IGNORE would also swallow values that do not fit, and what ON DUPLICATE KEY UPDATE
         answers for a row that is there depends on a flag of the connection.
         """
-        statement = insert(table)
-        return statement if rows is None else statement.from_select(list(columns), rows)
+        return insert(table)
 
     def is_inserted(
         self,
         connection: Connection,
-        statement: Insert,
-        row: Mapping[str, Any],
+        statement: Insert | Prepared,
+        row: Any,
         options: Mapping[str, Any] | None = None,
     ) -> bool:
         """Run it; False where the id or the key was there."""
         try:
             return super().is_inserted(connection, statement, row, options)
         except IntegrityError as error:
-            if number_of(error) != TAKEN:
+            if number_of(error) != _TAKEN:
                 raise
             return False
 
@@ -234,24 +253,47 @@ class MariaDBEngine(StoreEngine):
         return not connection.info[_IS_STRICT]
 
     def ended_by(self, error: SQLAlchemyError) -> SQLAlchemyError | None:
-        """Return a deadlock or a change since the snapshot."""
-        return ended_by(error)
+        """Return a deadlock or a change since the snapshot.
+
+        With the transaction its savepoints are undone, and the error says that they are missing.
+        """
+        each: BaseException | None = error
+        if number_of(each) == _NO_SAVEPOINT:
+            while each is not None and (number_of(each) in {None, _NO_SAVEPOINT}):
+                each = each.__context__
+            return each if isinstance(each, SQLAlchemyError) else error
+        return error if number_of(each) in _ENDED else None
 
     def location(self, connection: Connection) -> Location:
         """Return the database, and the host, port and folder of its server."""
-        return frozenset({tuple(connection.execute(_PLACE).one())})
+        return frozenset({tuple(connection.execute(_LOCATION).one())})
 
     def setting_query(self, name: str) -> str:
         """Return a SELECT of the server's variable."""
         return f"SELECT @@GLOBAL.{name}"
 
+    def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
+        """Ask for the oldest transaction and the length of the undo log, those of the server.
+
+        Without the right PROCESS no transaction is seen.
+        """
+        del tables
+        undo = connection.execute(_UNDO).one_or_none()
+        backlogs = (Backlog("the undo log", int(undo[1]), _USUAL_UNDO),) if undo else ()
+        try:
+            seconds = connection.scalar(_OLDEST)
+        except DBAPIError as error:
+            if number_of(error) != _FORBIDDEN:
+                raise
+            return Housekeeping(None, backlogs, (), "no transaction", "PROCESS")
+        return Housekeeping(None if seconds is None else timedelta(seconds=seconds), backlogs)
+
     @contextmanager
-    def migrating(self, connection: Connection, tables: Tables) -> Iterator[None]:
+    def migrating(self, connection: Connection) -> Iterator[None]:
         """Hold a lock of the server's; each statement is committed by itself.
 
         The connection does not go back to the pool.
         """
-        del tables
         connection.detach()
         driver = connection.connection.driver_connection
         if isinstance(driver, BoundedConnection):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -13,6 +14,7 @@ from psycopg import sql
 from psycopg.abc import RV, PQGen
 from sqlalchemy import (
     ARRAY,
+    JSON,
     ClauseElement,
     Column,
     ColumnElement,
@@ -22,6 +24,7 @@ from sqlalchemy import (
     FromClause,
     Insert,
     Select,
+    String,
     Table,
     any_,
     bindparam,
@@ -36,10 +39,23 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine, Unanswered
+from dispatcher.store.engines.base import (
+    Backlog,
+    DurableSettings,
+    Housekeeping,
+    Location,
+    Prepared,
+    Slot,
+    StoreEngine,
+    Unanswered,
+)
+from dispatcher.store.engines.errors import answered
 
 if TYPE_CHECKING:
     from dispatcher.store.schema import Tables
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _STATEMENT_SECONDS = 10
 _ANSWER_SECONDS = _STATEMENT_SECONDS + 1.0
@@ -53,8 +69,42 @@ _OPTIONS = {
 }
 _ENCODING = {"client_encoding": "utf8"}
 """Given like this it also wins over the environment."""
+_CURSOR = "dispatcher.cursor"
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
-_PLACE = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
+_LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
+_VACUUM_SHARE, _VACUUM_LEAST = 0.02, 1_000
+_USUALLY_DEAD = 250_000
+"""As many as 1,000 messages a second leave behind in a minute and a half."""
+_BUSY_TABLE = {
+    # Room for the new version of a row beside the old one.
+    "fillfactor": 85,
+    # By default a fifth of the table is dead before it is vacuumed: millions of rows.
+    "autovacuum_vacuum_scale_factor": _VACUUM_SHARE,
+    "autovacuum_vacuum_threshold": _VACUUM_LEAST,
+    "autovacuum_analyze_scale_factor": _VACUUM_SHARE,
+    "autovacuum_analyze_threshold": _VACUUM_LEAST,
+}
+_ALL_STATISTICS = "pg_read_all_stats"
+# A transaction without a snapshot and without an id keeps no row. VACUUM keeps none either.
+_OLDEST = text(
+    "SELECT max(age) FROM ("
+    "SELECT clock_timestamp() - xact_start AS age FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) "
+    "AND backend_type <> 'autovacuum worker' "
+    "AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum) "
+    "UNION ALL SELECT clock_timestamp() - prepared FROM pg_prepared_xacts "
+    "WHERE database = current_database()) AS open"
+)
+_SEES_ALL = text(f"SELECT pg_has_role('{_ALL_STATISTICS}', 'USAGE')")
+_DEAD = text(
+    "SELECT n_dead_tup, n_live_tup FROM pg_stat_all_tables WHERE relid = CAST(:name AS regclass)"
+)
+_SLOTS = text(
+    "SELECT slot_name, active, CASE WHEN restart_lsn IS NULL OR pg_is_in_recovery() THEN 0 "
+    "ELSE CAST(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS bigint) END, "
+    "COALESCE(age(xmin), 0) FROM pg_replication_slots ORDER BY slot_name"
+)
 _LINE = {
     "connect_timeout": 3,
     "keepalives_idle": 10,
@@ -111,34 +161,31 @@ class PostgreSQLEngine(StoreEngine):
         ]
         return func.unnest(*given).table_valued(*columns, name="given").render_derived()
 
-    def insert_if_absent(
-        self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
-    ) -> Insert:
+    def insert_if_absent(self, table: Table) -> Insert:
         """Return INSERT … ON CONFLICT DO NOTHING."""
-        statement = postgresql.insert(table)
-        if rows is not None:
-            statement = statement.from_select(list(columns), rows)
-        return statement.on_conflict_do_nothing()
+        return postgresql.insert(table).on_conflict_do_nothing()
 
     def copy(
         self, connection: Connection, table: Table, names: Sequence[str], rows: Iterable[Any]
     ) -> None:
-        """Store rows by COPY. Raises StoreUnavailable."""
+        """Store rows by COPY in its binary format. Raises StoreUnavailable."""
         whole = [table.schema, table.name] if table.schema else [table.name]
-        copying = sql.SQL("COPY {} ({}) FROM STDIN").format(
+        types = [_copied_as(table.c[name], connection) for name in names]
+        copying = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
             sql.Identifier(*whole), sql.SQL(", ").join(map(sql.Identifier, names))
         )
         driver = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
         try:
             with driver.cursor() as cursor, cursor.copy(copying) as stream:
+                stream.set_types(types)
                 for row in rows:
                     stream.write_row(row)
         except psycopg.Error as error:
             # Its text may quote the row.
-            answered = error.sqlstate or type(error).__name__
+            reason = answered(error.sqlstate or type(error).__name__)
             # Else the connection broke, and the rows may be stored.
             refused = bool(error.sqlstate) or isinstance(error, psycopg.DataError)
-            raise StoreUnavailable(f"the database answered {answered}", refused=refused) from None
+            raise StoreUnavailable(reason, refused=refused) from None
         except BaseException:
             driver.close()  # the statement may still be under way
             raise
@@ -146,9 +193,13 @@ class PostgreSQLEngine(StoreEngine):
             if driver.closed:
                 connection.invalidate()
 
-    def direct(self, engine: Engine, statement: Executable) -> DirectStatement:
+    def direct(self, engine: Engine, make: Callable[[], Executable]) -> DirectStatement:
         """Return what compiles the statement once and has it run by the driver alone."""
-        return DirectStatement(engine, statement)
+        return DirectStatement(engine, make())
+
+    def direct_insert(self, engine: Engine, insert: Prepared) -> DirectInsert:
+        """Return what has the INSERT run by the driver alone."""
+        return DirectInsert(engine, insert)
 
     def _among(self, ids: Column[UUID], query: Select[tuple[UUID]]) -> ColumnElement[bool]:
         """Compare with an array.
@@ -166,54 +217,137 @@ class PostgreSQLEngine(StoreEngine):
 
     def location(self, connection: Connection) -> Location:
         """Return the database, and the number that its server got when it was set up."""
-        return frozenset({tuple(connection.execute(_PLACE).one())})
+        return frozenset({tuple(connection.execute(_LOCATION).one())})
 
     def setting_query(self, name: str) -> str:
         """Return SHOW."""
         return f"SHOW {name}"
 
+    def housekeeping(self, connection: Connection, tables: Tables) -> Housekeeping:
+        """Ask the views of statistics for transactions, dead rows and replication slots.
+
+        A role without ``pg_read_all_stats`` sees its own transactions alone, and prepared ones.
+        """
+        sees_all = connection.scalar(_SEES_ALL)
+        backlogs = []
+        for table in (tables.messages, tables.attempts):
+            name = connection.dialect.identifier_preparer.format_table(table)
+            for dead, live in connection.execute(_DEAD, {"name": name}):
+                backlogs.append(Backlog(table.name, dead, _USUALLY_DEAD + live // 5))
+        return Housekeeping(
+            connection.scalar(_OLDEST),
+            tuple(backlogs),
+            tuple(Slot._make(row) for row in connection.execute(_SLOTS)),
+            "" if sees_all else "transactions of the role in database_url",
+            "" if sees_all else _ALL_STATISTICS,
+        )
+
+    def busy_table_options(self) -> dict[str, Any]:
+        """Leave room in each page, and let autovacuum come early."""
+        return {"postgresql_with": _BUSY_TABLE}
+
     @contextmanager
-    def migrating(self, connection: Connection, tables: Tables) -> Iterator[None]:
+    def migrating(self, connection: Connection) -> Iterator[None]:
         """Migrate in one transaction. The connection does not go back to the pool."""
-        del tables
         connection.detach()
         driver = connection.connection.driver_connection
         if isinstance(driver, BoundedConnection):
             driver.patience = None
         connection.exec_driver_sql("SET statement_timeout = 0")
         connection.exec_driver_sql("SET lock_timeout = 0")
-        connection.exec_driver_sql(self.begin)
-        try:
+        with self._transaction(connection):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             yield
-            connection.exec_driver_sql("COMMIT")
+
+
+class _Direct:
+    """A statement that is run by the driver alone, committed on its own."""
+
+    def __init__(self, engine: Engine, statement: str) -> None:
+        self._engine = engine
+        self._text = statement.encode()
+
+    def _run(
+        self, given: Mapping[str, Any] | Sequence[Any], answer: Callable[[psycopg.Cursor[Any]], T]
+    ) -> T:
+        try:
+            pooled = self._engine.raw_connection()
+        except (psycopg.Error, SQLAlchemyError):
+            raise Unanswered(perhaps_done=False) from None
+        driver = cast("psycopg.Connection[Any]", pooled.driver_connection)
+        try:
+            cursor = pooled.info.get(_CURSOR)
+            if cursor is None:  # the pool forgets it with its connection
+                cursor = pooled.info[_CURSOR] = driver.cursor()
+            return answer(cursor.execute(self._text, given))
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
+            raise StoreUnavailable(answered(error.sqlstate)) from None
+        except (psycopg.Error, ValueError, OverflowError) as error:
+            if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+                raise  # a mistake in our call of the driver
+            raise Unanswered(perhaps_done=driver.closed) from None
         except BaseException:
-            connection.exec_driver_sql("ROLLBACK")
+            driver.close()
             raise
+        finally:
+            if driver.closed:
+                pooled.invalidate()
+            else:
+                pooled.close()
 
 
-class DirectStatement:
-    """A statement that goes past SQLAlchemy: compiled once, then run by the driver alone."""
+class DirectStatement(_Direct):
+    """A statement of values by name, which may be arrays, that answers with rows."""
 
     def __init__(self, engine: Engine, statement: Executable) -> None:
-        compiled = cast("ClauseElement", statement).compile(engine)
-        self._engine = engine
-        self._text = str(compiled).encode()
+        compiled = cast("ClauseElement", statement).compile(dialect=engine.dialect)
+        super().__init__(engine, str(compiled))
         self._constants = compiled.params
 
-    def __call__(self, values: Mapping[str, Any]) -> list[Any]:
-        """Run it, committed on its own; return the rows.
-
-        Raises StoreUnavailable where the server has waited as long as it may, since asking again
-        would double that; Unanswered for any other failure.
-        """
+    def __call__(self, values: Mapping[str, Any]) -> list[Any] | None:
+        """Run it; return the rows, or None, as :meth:`StoreEngine.direct` says."""
         given = self._constants | {
             name: _array(value) if isinstance(value, list) else value
             for name, value in values.items()
         }
-        with _driver(self._engine) as driver:
-            cursor = driver.execute(self._text, given)
-            return [_in_utc(row) for row in cursor.fetchall()] if cursor.description else []
+        try:
+            return self._run(given, _rows)
+        except Unanswered as fault:
+            if not fault.perhaps_done:
+                log.warning("statement sent past SQLAlchemy failed: running it through SQLAlchemy")
+            return None
+
+
+class DirectInsert(_Direct):
+    """An INSERT of one row. The driver takes its values as they are."""
+
+    def __init__(self, engine: Engine, insert: Prepared) -> None:
+        super().__init__(engine, insert.text)
+        self._indexes = insert.indexes
+
+    def __call__(self, values: Sequence[Any]) -> bool:
+        """Run it; return whether it added the row. Raises as :meth:`StoreEngine.direct_insert`."""
+        return self._run([values[index] for index in self._indexes], _count) > 0
+
+
+def _copied_as(column: Column[Any], connection: Connection) -> str:
+    """Return the type whose binary form COPY is to write for a value of this column."""
+    if isinstance(column.type, (String, JSON)):
+        return "text"  # the binary form of json is its text
+    return column.type.compile(connection.dialect).lower()
+
+
+def _rows(cursor: psycopg.Cursor[Any]) -> list[Any]:
+    if not cursor.description:
+        return []
+    return [
+        [each.astimezone(UTC) if type(each) is datetime else each for each in row]
+        for row in cursor.fetchall()
+    ]
+
+
+def _count(cursor: psycopg.Cursor[Any]) -> int:
+    return cursor.rowcount
 
 
 def _array(values: list[Any]) -> str:
@@ -227,35 +361,6 @@ def _element(value: object) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value)
-
-
-def _in_utc(row: Sequence[Any]) -> list[Any]:
-    return [each.astimezone(UTC) if type(each) is datetime else each for each in row]
-
-
-@contextmanager
-def _driver(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
-    try:
-        pooled = engine.raw_connection()
-    except (psycopg.Error, SQLAlchemyError):
-        raise Unanswered(perhaps_done=False) from None
-    driver = cast("psycopg.Connection[Any]", pooled.driver_connection)
-    try:
-        yield driver
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
-        raise StoreUnavailable(f"the database answered {error.sqlstate}") from None
-    except (psycopg.Error, ValueError, OverflowError) as error:
-        if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-            raise  # a mistake in our call of the driver
-        raise Unanswered(perhaps_done=driver.closed) from None
-    except BaseException:
-        driver.close()
-        raise
-    finally:
-        if driver.closed:
-            pooled.invalidate()
-        else:
-            pooled.close()
 
 
 def _connect(

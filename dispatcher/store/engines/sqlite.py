@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import Connection, Engine, Insert, Select, Table, event
+from sqlalchemy import Connection, Engine, Insert, Table, event
 from sqlalchemy.dialects.sqlite import insert
 
 from dispatcher.store.engines.base import DurableSettings, Location, StoreEngine, files_of
 from dispatcher.times.clock import SystemClock
-
-if TYPE_CHECKING:
-    from dispatcher.store.schema import Tables
 
 _BUSY_SECONDS = 5.0
 _BETWEEN_WAL_TRIES_SECONDS = 0.05
@@ -31,9 +28,6 @@ class SQLiteEngine(StoreEngine):
         "keep the file on a local disk that takes WAL, and let no other program change it",
     )
     has_one_writer = True
-    # Its driver begins a transaction only with the first write, so that a savepoint before would be
-    # one that commits when it is released.
-    undoes_statements = True
     rebuilds_tables = True
 
     def connect_args(self) -> dict[str, Any]:
@@ -49,14 +43,18 @@ class SQLiteEngine(StoreEngine):
         """The file of the database."""
         return Path(self.url.database or "")
 
-    def insert_if_absent(
-        self, table: Table, columns: Sequence[str] = (), rows: Select[Any] | None = None
-    ) -> Insert:
+    def insert_if_absent(self, table: Table) -> Insert:
         """Return INSERT … ON CONFLICT DO NOTHING."""
-        statement = insert(table)
-        if rows is not None:
-            statement = statement.from_select(list(columns), rows)
-        return statement.on_conflict_do_nothing()
+        return insert(table).on_conflict_do_nothing()
+
+    def undone_alone(self, connection: Connection) -> AbstractContextManager[object]:
+        """Return nothing but a context: SQLite undoes a failed statement alone.
+
+        Its driver begins a transaction only with the first write, so that a savepoint before would
+        be one that commits when it is released.
+        """
+        del connection
+        return nullcontext()
 
     def commits_by_itself(self, connection: Connection) -> bool:
         """Whether nobody has begun a transaction."""
@@ -77,18 +75,13 @@ class SQLiteEngine(StoreEngine):
         return f"PRAGMA {name}"
 
     @contextmanager
-    def migrating(self, connection: Connection, tables: Tables) -> Iterator[None]:
+    def migrating(self, connection: Connection) -> Iterator[None]:
         """Migrate in one transaction."""
-        del tables
         # A table is changed by making it anew; dropping the old one would take the attempts along.
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-        connection.exec_driver_sql(self.begin)
         try:
-            yield
-            connection.exec_driver_sql("COMMIT")
-        except BaseException:
-            connection.exec_driver_sql("ROLLBACK")
-            raise
+            with self._transaction(connection):
+                yield
         finally:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
 

@@ -36,14 +36,10 @@ class _Bytes(TypeDecorator[UUID]):
     impl = BINARY(16)
     cache_ok = True
 
-    def process_bind_param(self, value: UUID | None, dialect: Dialect) -> bytes | None:
-        """Turn a UUID into what the driver takes."""
-        del dialect
+    def process_bind_param(self, value: UUID | None, _dialect: Dialect) -> bytes | None:
         return None if value is None else value.bytes
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> UUID | None:
-        """Turn what the driver gives into a UUID."""
-        del dialect
+    def process_result_value(self, value: Any, _dialect: Dialect) -> UUID | None:
         return None if value is None else UUID(bytes=bytes(value))
 
 
@@ -53,14 +49,10 @@ class _Text(TypeDecorator[Any]):
     impl = LONGTEXT
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Turn a value into JSON."""
-        del dialect
+    def process_bind_param(self, value: Any, _dialect: Dialect) -> str | None:
         return None if value is None else dump_json(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Turn JSON into a value."""
-        del dialect
+    def process_result_value(self, value: Any, _dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)
 
 
@@ -115,11 +107,8 @@ class Instant(TypeDecorator[datetime]):
             return None
         if dialect.name == "sqlite":
             return datetime.fromisoformat(value).replace(tzinfo=UTC)
-        if dialect.name in MARIADB:
-            naive: datetime = value
-            return naive.replace(tzinfo=UTC)
-        instant: datetime = value.astimezone(UTC)
-        return instant
+        instant: datetime = value
+        return instant.replace(tzinfo=UTC) if dialect.name in MARIADB else instant.astimezone(UTC)
 
 
 class Length(TypeDecorator[timedelta]):
@@ -128,14 +117,12 @@ class Length(TypeDecorator[timedelta]):
     impl = BigInteger
     cache_ok = True
 
-    def process_bind_param(self, value: timedelta | None, dialect: Dialect) -> int | None:
+    def process_bind_param(self, value: timedelta | None, _dialect: Dialect) -> int | None:
         """Turn a length into what is stored."""
-        del dialect
         return None if value is None else to_length_ms(value)
 
-    def process_result_value(self, value: int | None, dialect: Dialect) -> timedelta | None:
+    def process_result_value(self, value: int | None, _dialect: Dialect) -> timedelta | None:
         """Turn what is stored into a length."""
-        del dialect
         return None if value is None else value * _MILLISECOND
 
 
@@ -147,13 +134,7 @@ def to_length_ms(length: timedelta) -> int:
 class _DatabaseNow(FunctionElement[datetime]):
     type = Instant()
     inherit_cache = True
-    name = "database_now"
-
-
-class _MinuteOf(FunctionElement[datetime]):
-    type = Instant()
-    inherit_cache = True
-    name = "minute_of"
+    name = "now"
 
 
 class _Later(FunctionElement[datetime]):
@@ -162,71 +143,54 @@ class _Later(FunctionElement[datetime]):
     name = "later"
 
 
+class _MinuteOf(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "minute_of"
+
+
+_SPELT = {
+    "sqlite": {
+        "now": f"strftime('{_SQLITE_FORMAT}', 'now')",
+        "later": f"strftime('{_SQLITE_FORMAT}', {{}}, printf('%+.3f seconds', {{}}))",
+        "minute_of": "(substr({}, 1, 17) || '00.000')",
+    },
+    "mysql": {
+        "now": "UTC_TIMESTAMP(6)",  # that of the statement's start, whatever the session's zone
+        "later": "({} + INTERVAL ROUND({} * 1000000) MICROSECOND)",
+        "minute_of": "CAST(DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))",
+    },
+    "postgresql": {
+        "now": "statement_timestamp()",
+        "later": "({} + make_interval(secs => {}))",
+        "minute_of": "date_trunc('minute', {})",
+    },
+}
+_SPELT["mariadb"] = _SPELT["mysql"]
+
+
+@compiles(_DatabaseNow)
+@compiles(_Later)
+@compiles(_MinuteOf)
+def _spell(element: FunctionElement[datetime], compiler: SQLCompiler, **kw: Any) -> str:
+    spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"])
+    return spelt[element.name].format(*(compiler.process(each, **kw) for each in element.clauses))
+
+
 def database_now() -> ColumnElement[datetime]:
     """Return the present instant by the database's clock, the same throughout a statement."""
     return _DatabaseNow()
 
 
-def later(instant: ColumnElement[datetime], seconds: ColumnElement[float] | float) -> Any:
-    """Return ``instant`` moved by ``seconds``."""
-    shift = literal(float(seconds)) if isinstance(seconds, int | float) else seconds
-    return _Later(instant, shift)
+def later(
+    instant: ColumnElement[datetime], length: ColumnElement[float] | timedelta | float
+) -> Any:
+    """Return ``instant`` moved by a length; a number is one of seconds."""
+    if isinstance(length, timedelta):
+        length = length.total_seconds()
+    return _Later(instant, literal(float(length)) if isinstance(length, int | float) else length)
 
 
 def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
     """Return the beginning of the minute in which ``instant`` lies."""
     return _MinuteOf(instant)
-
-
-@compiles(_DatabaseNow)
-def _now(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
-    del element, compiler, kw
-    return "statement_timestamp()"
-
-
-@compiles(_DatabaseNow, "sqlite")
-def _now_sqlite(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
-    del element, compiler, kw
-    return f"strftime('{_SQLITE_FORMAT}', 'now')"
-
-
-@compiles(_DatabaseNow, *MARIADB)
-def _now_mariadb(element: _DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
-    del element, compiler, kw
-    return "UTC_TIMESTAMP(6)"  # that of the statement's start, whatever the session's zone
-
-
-@compiles(_Later)
-def _later(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
-    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"({instant} + make_interval(secs => {seconds}))"
-
-
-@compiles(_Later, "sqlite")
-def _later_sqlite(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
-    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"strftime('{_SQLITE_FORMAT}', {instant}, printf('%+.3f seconds', {seconds}))"
-
-
-@compiles(_Later, *MARIADB)
-def _later_mariadb(element: _Later, compiler: SQLCompiler, **kw: Any) -> str:
-    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"({instant} + INTERVAL ROUND({seconds} * 1000000) MICROSECOND)"
-
-
-@compiles(_MinuteOf)
-def _minute_of(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
-    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"date_trunc('minute', {instant})"
-
-
-@compiles(_MinuteOf, "sqlite")
-def _minute_of_sqlite(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
-    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"(substr({instant}, 1, 17) || '00.000')"
-
-
-@compiles(_MinuteOf, *MARIADB)
-def _minute_of_mariadb(element: _MinuteOf, compiler: SQLCompiler, **kw: Any) -> str:
-    [instant] = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"CAST(DATE_FORMAT({instant}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))"

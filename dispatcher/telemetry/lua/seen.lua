@@ -8,8 +8,8 @@
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for place = 2, #ARGV, 2 do
-  redis.call('ZADD', KEYS[1], 'GT', now - tonumber(ARGV[place + 1]), ARGV[place])
+for index = 2, #ARGV, 2 do
+  redis.call('ZADD', KEYS[1], 'GT', now - tonumber(ARGV[index + 1]), ARGV[index])
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[1]))
 redis.call('PEXPIRE', KEYS[1], ARGV[1])

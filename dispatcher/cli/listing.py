@@ -1,0 +1,218 @@
+"""Commands that list messages: list, held, export."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import RenderableType
+
+from dispatcher.cli import output
+from dispatcher.cli.app import examples
+from dispatcher.cli.filters import Filters, with_options
+from dispatcher.cli.progress import bar, say_stopped, terminated_like_interrupted
+from dispatcher.cli.rows import Format
+from dispatcher.client import Dispatcher
+from dispatcher.errors import InvalidValue, Unavailable
+from dispatcher.message import Message, visible_text
+
+_SHOW_EVERY = 500
+_BODY = "body"
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""First characters of a formula in a spreadsheet, and those that it skips before one."""
+
+
+group = typer.Typer(rich_markup_mode="rich")
+
+
+@group.command(
+    "list",
+    epilog=examples(
+        "dispatcher list --status failed --channel email",
+        "dispatcher list --overdue",
+        "dispatcher list --from 2026-12-24T00:00 --to 2026-12-25T00:00 --zone Europe/Berlin",
+        "dispatcher list --recipient ada --json | jq -r .id",
+    ),
+)
+@with_options
+def list_messages(
+    filters: Filters,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.")] = 50,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+) -> None:
+    """List messages, newest first."""
+    with Dispatcher() as dispatcher:
+        page = dispatcher.list(limit=limit, after=after, **filters.wanted)
+    if as_json:
+        for message in page.messages:
+            output.as_line(output.message_data(message))
+    elif page.messages:
+        output.out.print(_message_table(page.messages, filters.zone))
+        if page.after is not None:
+            output.out.print(f"[dim]there are more: --after {page.after}[/]")
+    else:
+        output.out.print("no messages")
+
+
+@group.command(epilog=examples("dispatcher held", "dispatcher held --json"))
+def held(
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, oldest first.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+) -> None:
+    """List held messages, oldest first: the outcome of their last attempt is unknown."""
+    with Dispatcher() as dispatcher:
+        found = dispatcher.held(limit=limit)
+    if as_json:
+        for message in found:
+            output.as_line(output.message_data(message))
+    elif found:
+        output.out.print(_held_table(found))
+    else:
+        output.out.print("no messages are held")
+
+
+@group.command(
+    epilog=examples(
+        "dispatcher export > messages.jsonl",
+        "dispatcher export --status failed --to-file failed.csv",
+        "dispatcher export --recipient ada --bodies | jq .body",
+    )
+)
+@with_options
+def export(
+    filters: Filters,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="Default: by the name of --to-file, .csv or not; jsonl."),
+    ] = None,
+    to_file: Annotated[
+        Path | None, typer.Option(help="A new file; default: standard output.")
+    ] = None,
+    bodies: Annotated[bool, typer.Option("--bodies", help="With their bodies.")] = False,
+    formulas: Annotated[
+        bool, typer.Option("--formulas", help="In CSV, leave what a spreadsheet would compute.")
+    ] = False,
+) -> None:
+    """Write messages, oldest first, one row each; with --bodies also their bodies.
+
+    In CSV a text that begins as a formula does (=, +, -, @) gets a ' in front, phone numbers too:
+    spreadsheets compute nothing then. With --formulas all is written as it is.
+
+    They are read and written some hundreds at a time. A message that changes meanwhile is written
+    as it is when it is read.
+
+    Exit codes: 0 all were written, 6 the database did not answer, 130 interrupted.
+    """
+    if form is None:
+        is_table = to_file is not None and to_file.suffix.lower() == ".csv"
+        form = Format.CSV if is_table else Format.JSONL
+    with Dispatcher() as dispatcher:
+        total = dispatcher.count(**filters.wanted) if to_file is not None else None
+        every = dispatcher.select(oldest_first=True, **filters.wanted)
+        try:
+            with _opened(to_file) as stream, terminated_like_interrupted(), bar() as shown:
+                task = shown.add_task("export", total=total, visible=to_file is not None)
+                write = _writer(stream, form, bodies, formulas)
+                number = 0
+                for number, message in enumerate(every, start=1):
+                    write(message)
+                    if number % _SHOW_EVERY == 0:
+                        shown.update(task, completed=number)
+                shown.update(task, completed=number, total=number)
+        except (Unavailable, KeyboardInterrupt) as error:
+            raise typer.Exit(say_stopped(error, "What was written is not all")) from None
+
+
+def _message_table(messages: Sequence[Message], zone: str | None = None) -> RenderableType:
+    """Return messages, one a row, without their bodies; times in ``zone``."""
+    headings = ("id", "status", "channel", "recipient", f"send at ({zone or 'UTC'})")
+    return output.listed(
+        headings,
+        [
+            (
+                str(message.id),
+                output.status_text(message.status),
+                output.as_it_is(message.channel),
+                output.as_it_is(message.recipient),
+                output.second_text(message.send_at, zone),
+            )
+            for message in messages
+        ],
+    )
+
+
+def _held_table(messages: Sequence[Message]) -> RenderableType:
+    """Return held messages, one a row, without their bodies."""
+    headings = ("id", "channel", "recipient", "tries", "held since (UTC)")
+    return output.listed(
+        headings,
+        [
+            (
+                str(message.id),
+                output.as_it_is(message.channel),
+                output.as_it_is(message.recipient),
+                f"{message.attempt_count} of {message.max_attempts}",
+                output.second_text(message.next_attempt_at),
+            )
+            for message in messages
+        ],
+    )
+
+
+def _writer(
+    stream: TextIO, form: Format, bodies: bool, formulas: bool
+) -> Callable[[Message], object]:
+    if form is Format.JSONL:
+        return lambda message: stream.write(output.plain_json(_line(_data(message, bodies))) + "\n")
+    names = [name for name in Message.__dataclass_fields__ if bodies or name != _BODY]
+    # Python before 3.13 quotes a line break only if it is one of the terminator.
+    table = csv.DictWriter(stream, names, lineterminator="\r\n")
+    table.writeheader()
+    is_shown = stream.isatty()
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, dict):
+            value = _line(value)
+        if not isinstance(value, str):
+            return value
+        if not formulas and value.startswith(_FORMULA):
+            value = f"'{value}"
+        return visible_text(value) if is_shown else value
+
+    return lambda message: table.writerow(
+        {name: cell(value) for name, value in _data(message, bodies).items()}
+    )
+
+
+def _data(message: Message, bodies: bool) -> dict[str, Any]:
+    data = output.message_data(message)
+    if not bodies:
+        del data[_BODY]
+    return data
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[TextIO]:
+    """Yield the stream to write to. Raises InvalidValue if the file exists or cannot be created."""
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    try:
+        stream = path.open("x", encoding="utf-8", newline="")
+    except OSError as error:
+        problem = f"cannot be made: {error.strerror}"
+        raise InvalidValue(str(path), problem, "the name of a new file") from None
+    with stream:
+        yield stream

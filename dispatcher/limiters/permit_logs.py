@@ -1,0 +1,324 @@
+"""The logs of permits, and the scripts that read and change them.
+
+A log is exact, also when a permit is used late: at most N messages are sent within any span shorter
+than the period, wherever the span begins. The price is memory: one member of a ZSET per message of
+the longest period. A refused request takes nothing. In a log with turns it gets one, so that a
+herd comes back one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import redis
+
+from dispatcher.errors import LimitersUnavailable
+from dispatcher.limiters.limiter import translated
+from dispatcher.quota import CalendarLimit, Limit
+from dispatcher.redis.client import now_ms
+from dispatcher.redis.keys import PermitKeys, line_of, room_of
+from dispatcher.redis.scripts import Call, replies_of, script
+from dispatcher.times.clock import Clock
+from dispatcher.times.send_time import to_ms
+
+_MILLISECOND = timedelta(milliseconds=1)
+_NO_WAIT = timedelta(0)
+_TRIES = 3
+_MOST_AT_ONCE = 250
+"""One script restores at most twice as many permits; it then runs for a few milliseconds."""
+_PERIODS = 5  # the one before, the present one, and those in which turns are looked for
+_ROOM_NOTED_MS = 3_600_000
+CLOSED = "the permit logs are not complete; the sweep rebuilds them from the store"
+
+
+class PermitAnswer(NamedTuple):
+    """The answer to one request.
+
+    ``remaining`` is how many more permits the tightest limit would give now; ``retry_after`` is
+    how long to wait before asking again, zero when allowed.
+    """
+
+    allowed: bool
+    remaining: int
+    retry_after: timedelta
+
+
+class PermitLeg(NamedTuple):
+    """One permit wanted from logs of one shard, all or none.
+
+    ``permit_id`` makes it idempotent; it begins with the 16 bytes of the message's id. ``closing``
+    names the key that says until when nothing is granted.
+    """
+
+    permit_id: bytes
+    keys: PermitKeys
+    logs: tuple[str, ...]
+    closing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """At most ``count`` permits that are granted and not settled, returned or too old to use."""
+
+    count: int
+
+
+LogLimit = Limit | CalendarLimit | InHand
+
+
+@dataclass(frozen=True, eq=False)
+class LogKind:
+    """What the logs of one kind have in common.
+
+    ``reach`` is the name under which the epoch says how far back they reach, where that is further
+    than these limits need. Where a log ``gives_turns`` a request that it refuses has its turn after
+    ``retry_after``, behind all that were refused before. Its message should come back then; one
+    that does not keeps others waiting, until a minute after its turn at most.
+    """
+
+    limits: Sequence[LogLimit]
+    reach: str = ""
+    gives_turns: bool = False
+
+    def words(self, at_ms: int) -> list[object]:
+        """Return what scripts read of it, at about that time (ms since 1970)."""
+        calendars = [
+            [each.count, *each.bounds(each.bounds(at_ms, 1)[0] - 1, _PERIODS)]
+            for each in self._calendars
+        ]
+        return [self._lengths, calendars, self._in_hand, self.reach]
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        rolling = (each for each in self.limits if isinstance(each, Limit))
+        return [word for each in rolling for word in (each.count, each.length_ms)]
+
+    @cached_property
+    def _calendars(self) -> list[CalendarLimit]:
+        return [each for each in self.limits if isinstance(each, CalendarLimit)]
+
+    @cached_property
+    def _in_hand(self) -> int:
+        return min((each.count for each in self.limits if isinstance(each, InHand)), default=0)
+
+
+class PermitLogs:
+    """Logs of permits, by the names of their keys. Each call runs one script in each shard.
+
+    ``shards`` are all that there are. ``clock`` only guesses in which calendar periods the time of
+    Redis lies. Raises LimitersUnavailable whenever Redis cannot be trusted to answer.
+    """
+
+    def __init__(self, client: redis.Redis, shards: Sequence[PermitKeys], *, clock: Clock) -> None:
+        self._client = client
+        self._shards = shards
+        self._clock = clock
+        # By how much the server of each shard is ahead of the clock, as far as that is known.
+        self._ahead_ms: dict[str, int] = {}
+        self._acquire = script("limiters/take_permits")
+        self._settle = script("limiters/settle_permits")
+        self._restore = script("limiters/restore_permits")
+        self._close = script("limiters/limits_close")
+        self._give_back = script("limiters/give_back_permits")
+
+    def acquire(
+        self, legs: Sequence[PermitLeg], kinds: Mapping[str, LogKind], *, hold: timedelta
+    ) -> list[PermitAnswer]:
+        """Ask for permits in order; in each shard earlier ones count against later ones.
+
+        ``kinds`` gives the kind of each log. A permit granted must be used within ``hold`` from now
+        or returned, and settled once it is used. Where this raises LimitersUnavailable any of them
+        may be granted.
+        """
+        answers: dict[int, PermitAnswer] = {}
+        shards: dict[str, list[int]] = defaultdict(list)
+        for number, leg in enumerate(legs):
+            shards[leg.keys.tag].append(number)
+        asked = [_Asked(legs, numbers, kinds) for numbers in shards.values()]
+        for _ in range(_TRIES):
+            local_ms = to_ms(self._clock.now())
+            calls = [
+                (each.names, each.words(hold, local_ms + self._ahead_ms.get(each.tag, 0)))
+                for each in asked
+            ]
+            with translated:
+                replies = replies_of(self._client, self._acquire, calls)
+            elsewhere = []
+            for each, reply in zip(asked, replies, strict=True):
+                if reply[0] == b"closed":
+                    raise LimitersUnavailable(CLOSED)
+                if reply[0] == b"elsewhere":
+                    self._ahead_ms[each.tag] = reply[1] - local_ms
+                    elsewhere.append(each)
+                    continue
+                for number, wait, left in zip(each.numbers, reply[::2], reply[1::2], strict=True):
+                    pause = wait * _MILLISECOND if wait else _NO_WAIT
+                    answers[number] = PermitAnswer(wait == 0, left, pause)
+            asked = elsewhere
+            if not asked:
+                return [answers[number] for number in range(len(legs))]
+        raise LimitersUnavailable("the clock of Redis or of this machine keeps jumping")
+
+    def close(self, closing: str, length: timedelta) -> None:
+        """Grant nothing to requests with this closing for so long; the later end holds."""
+        with translated:
+            replies_of(self._client, self._close, [([closing], [length // _MILLISECOND, 0])])
+
+    def settle(self, used: Sequence[tuple[PermitLeg, timedelta]]) -> None:
+        """Note when permits were used: each with the time since its send ended.
+
+        Negative: how long it may still take until it is used.
+        """
+        shards: dict[str, list[tuple[PermitLeg, timedelta]]] = defaultdict(list)
+        for leg, since in used:
+            shards[leg.keys.tag].append((leg, since))
+        calls: list[Call] = []
+        for some in shards.values():
+            logs, numbers = _numbered([leg for leg, _ in some])
+            uses = [
+                [since // _MILLISECOND, *[numbers[log] for log in leg.logs]] for leg, since in some
+            ]
+            calls.append((logs, [json.dumps(uses), *[leg.permit_id for leg, _ in some]]))
+        with translated:
+            replies_of(self._client, self._settle, calls)
+
+    def give_back(self, unused: Sequence[PermitLeg]) -> None:
+        """Return permits that were not used; harmless for those that were not granted.
+
+        Room that this makes in a log for which messages wait is noted for :meth:`waiting`.
+        """
+        shards: dict[str, list[PermitLeg]] = defaultdict(list)
+        for leg in unused:
+            shards[leg.keys.tag].append(leg)
+        calls: list[Call] = []
+        for some in shards.values():
+            logs, numbers = _numbered(some)
+            numbers_of = [[numbers[log] for log in leg.logs] for leg in some]
+            ids = [leg.permit_id for leg in some]
+            names = [some[0].keys.room, *logs, *map(line_of, logs)]
+            calls.append((names, [_ROOM_NOTED_MS, len(logs), json.dumps(numbers_of), *ids]))
+        with translated:
+            replies_of(self._client, self._give_back, calls)
+
+    def waiting(self, *, logs: int, each: int) -> dict[str, list[bytes]]:
+        """Return the messages that room was made for: the first in line of each such log.
+
+        At most ``each`` of at most so many ``logs``.
+        """
+        with translated:
+            pipeline = self._client.pipeline(transaction=False)
+            for keys in self._shards:
+                pipeline.zrange(keys.room, 0, logs - 1, withscores=True)
+            rooms = [(room, name.decode()) for some in pipeline.execute() for name, room in some]
+            if not rooms:
+                return {}
+            now = now_ms(self._client)
+            pipeline = self._client.pipeline(transaction=False)
+            first = sorted(rooms)[:logs]
+            for room, name in first:
+                most = min(each, int(room))
+                pipeline.zrangebyscore(line_of(name), f"({now}", "+inf", start=0, num=most)
+            return dict(zip([name for _, name in first], pipeline.execute(), strict=True))
+
+    def called(self, waiting: Mapping[str, Sequence[bytes]], come: Collection[bytes]) -> None:
+        """Give those of the messages that come their turn now, in the room made for them.
+
+        The others leave the line. Their room is for the next ones.
+        """
+        with translated:
+            now = now_ms(self._client)
+            pipeline = self._client.pipeline(transaction=False)
+            for log, members in waiting.items():
+                called = [each for each in members if each in come]
+                gone = [each for each in members if each not in come]
+                if called:
+                    pipeline.zadd(line_of(log), dict.fromkeys(called, now), xx=True)
+                    pipeline.zincrby(room_of(log), -len(called), log)
+                if gone:
+                    pipeline.zrem(line_of(log), *gone)
+                if not members:
+                    pipeline.zrem(room_of(log), log)
+            for room in {room_of(log): None for log in waiting}:
+                pipeline.zremrangebyscore(room, "-inf", 0)
+            pipeline.execute()
+
+    def restore(
+        self,
+        taken: Sequence[tuple[PermitLeg, timedelta]],
+        markers: Mapping[PermitKeys, str],
+        *,
+        marker_life: timedelta,
+        longest: timedelta,
+    ) -> None:
+        """Put permits back into the emptied logs of some shards, and nothing into others.
+
+        Each comes with its age, negative while it may be used. ``markers`` are those of the shards
+        and are kept alive.
+        """
+        members: dict[str, dict[str, list[Any]]] = {keys.tag: defaultdict(list) for keys in markers}
+        for leg, age in taken:
+            if leg.keys.tag in members:
+                for log in leg.logs:
+                    members[leg.keys.tag][log] += [age // _MILLISECOND, leg.permit_id]
+        lengths = marker_life // _MILLISECOND, longest // _MILLISECOND
+        calls: list[Call] = []
+        for keys, marker in markers.items():
+            head: list[Any] = [marker, *lengths]
+            names, words = [keys.rebuild], [*head]
+            for log, flat in members[keys.tag].items():
+                for start in range(0, len(flat), 2 * _MOST_AT_ONCE):
+                    if len(words) > 2 * _MOST_AT_ONCE:
+                        calls.append((names, words))
+                        names, words = [keys.rebuild], [*head]
+                    some = flat[start : start + 2 * _MOST_AT_ONCE]
+                    names.append(log)
+                    words += [len(some) // 2, *some]
+            calls.append((names, words))
+        with translated:
+            replies_of(self._client, self._restore, calls)
+
+
+class _Asked:
+    """What one script is asked: those legs that lie in one shard, by their numbers."""
+
+    def __init__(
+        self, legs: Sequence[PermitLeg], numbers: Sequence[int], kinds: Mapping[str, LogKind]
+    ) -> None:
+        some = [legs[number] for number in numbers]
+        keys = some[0].keys
+        logs, places = _numbered(some)
+        self.tag, self.numbers = keys.tag, numbers
+        self.names = [keys.epoch, *logs, *map(line_of, logs)]
+        closings = dict.fromkeys(each.closing for each in some if each.closing)
+        place_of = {name: place for place, name in enumerate(closings, start=1 + len(self.names))}
+        self.names += place_of
+        self._wanted = json.dumps(
+            [
+                [place_of.get(each.closing or "", 0), *[places[log] for log in each.logs]]
+                for each in some
+            ]
+        )
+        self._ids = [each.permit_id for each in some]
+        self._kinds: dict[LogKind, int] = {}
+        self._logs: list[int] = []
+        for line, log in enumerate(logs, start=2 + len(logs)):
+            kind = kinds[log]
+            number = self._kinds.setdefault(kind, len(self._kinds) + 1)
+            self._logs += (number, line, int(kind.gives_turns))
+
+    def words(self, hold: timedelta, at_ms: int) -> Sequence[str | int | bytes]:
+        """Return the arguments of the script, at about that time by its server."""
+        described = json.dumps([[kind.words(at_ms) for kind in self._kinds], self._logs])
+        return [hold // _MILLISECOND, described, self._wanted, *self._ids]
+
+
+def _numbered(legs: Sequence[PermitLeg]) -> tuple[list[str], dict[str, int]]:
+    """Return the logs of some legs, and the number of each, from 1."""
+    logs = sorted({log for leg in legs for log in leg.logs})
+    return logs, {log: number for number, log in enumerate(logs, start=1)}

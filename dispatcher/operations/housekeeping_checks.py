@@ -1,0 +1,120 @@
+"""Checks of what keeps the tables small: the database's housekeeping, and the duty ``prune``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+from dispatcher.operations.findings import Check, Finding, check, ok, warning
+from dispatcher.store import Housekeeping
+
+_LONG_OPEN = timedelta(minutes=10)
+_MANY_TRANSACTIONS = 1_000_000
+_MUCH_LOG = 2**30
+_NO_HOUSEKEEPING = "this database keeps no old versions of rows"
+_MISSED_PRUNES = 10
+_PRUNE_PATIENCE = timedelta(hours=1)
+
+
+@check("store.transactions")
+def store_transactions(facts: Housekeeping | None) -> Finding:
+    """Warn of a transaction that is open for so long that old versions of rows pile up."""
+    if facts is None:
+        return ok(_NO_HOUSEKEEPING)
+    looked = f"; seen: {facts.limited_to}, as {facts.right} is missing" if facts.limited_to else ""
+    if facts.oldest is None:
+        return ok(f"none keeps old versions of rows{looked}")
+    age = _rounded(facts.oldest)
+    if facts.oldest < _LONG_OPEN:
+        return ok(f"the oldest one is open for {age}{looked}")
+    return warning(
+        f"a transaction is open for {age}: the database keeps every version of a row since then, "
+        "and all work on the tables gets slower and slower",
+        "find it (PostgreSQL: pg_stat_activity by xact_start, and pg_prepared_xacts; MariaDB: "
+        "information_schema.innodb_trx) and end it. Give the programs that do so an "
+        "idle_in_transaction_session_timeout, and let backups read from a replica",
+    )
+
+
+@check("store.dead_rows")
+def store_dead_rows(facts: Housekeeping | None) -> Finding:
+    """Warn of old versions of rows that the database does not get round to removing."""
+    if facts is None:
+        return ok(_NO_HOUSEKEEPING)
+    found = ", ".join(f"{each.name} {each.versions:,}" for each in facts.backlogs)
+    told = f"old versions of rows: {found}"
+    if all(each.versions <= each.usual for each in facts.backlogs):
+        return ok(told)
+    return warning(
+        f"{told}: more than is removed in time, so reads and the sweep get slower",
+        "see store.transactions and store.replication first. On PostgreSQL look whether autovacuum "
+        "is on and gets done (pg_stat_progress_vacuum): raise autovacuum_vacuum_cost_limit and "
+        "maintenance_work_mem, or run VACUUM",
+    )
+
+
+@check("store.replication")
+def store_replication(facts: Housekeeping | None) -> Finding:
+    """Warn of replication slots for which the database keeps dead rows or its log."""
+    if facts is None or not facts.slots:
+        return ok("no replication slot")
+    held = [
+        f"{each.name} ({'' if each.is_active else 'not '}in use, "
+        f"{each.kept_bytes / 2**20:,.0f} MiB of the log, rows of {each.transactions:,} "
+        "transactions)"
+        for each in facts.slots
+        if not each.is_active
+        or each.kept_bytes > _MUCH_LOG
+        or each.transactions > _MANY_TRANSACTIONS
+    ]
+    if not held:
+        return ok(f"{len(facts.slots)} in use, none far behind")
+    return warning(
+        f"replication slots hold back what the database could remove: {', '.join(held)}",
+        "let the consumer catch up, or drop the slot: SELECT pg_drop_replication_slot('NAME'). "
+        "max_slot_wal_keep_size bounds the log that is kept",
+    )
+
+
+OF_HOUSEKEEPING: tuple[Check[Housekeeping | None], ...] = (
+    store_transactions,
+    store_dead_rows,
+    store_replication,
+)
+
+
+class PruneFacts(NamedTuple):
+    """How long ago ``prune`` was done, None where that is not known, or longer than a day ago.
+
+    ``behind``: how long ago it should have deleted the first message that it has not deleted.
+    ``interval``: how often it should be done.
+    """
+
+    age: timedelta | None
+    behind: timedelta
+    interval: timedelta
+
+
+@check("work.prune")
+def prune(facts: PruneFacts) -> Finding:
+    """Check that messages which ended long ago are deleted, so that the tables stay small."""
+    age, behind, interval = facts
+    done = f"last done {_rounded(age)} ago" if age is not None else "not done within a day"
+    missed = age is not None and age > _MISSED_PRUNES * interval
+    if behind > _PRUNE_PATIENCE:
+        return warning(
+            f"`prune` is {_rounded(behind)} behind the retention, {done}: the tables grow",
+            "see work.processes and work.sweep: the same beat starts `prune`. Where it is done and "
+            "stays behind, set a shorter prune_interval",
+        )
+    if missed:
+        return warning(
+            f"`prune` should be done every {interval}, {done}",
+            "see work.processes and work.sweep: the same beat starts `prune`; look for its errors "
+            "in the logs of the workers",
+        )
+    return ok(f"nothing waits for `prune`, {done}")
+
+
+def _rounded(length: timedelta) -> timedelta:
+    return timedelta(seconds=round(length.total_seconds()))

@@ -1,0 +1,512 @@
+"""Checks of the servers: Redis, the database, the broker with the Celery app, and their clocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from dispatcher.broker.survey import AppFacts, BrokerFacts
+from dispatcher.errors import InvalidSettings
+from dispatcher.operations.findings import (
+    Check,
+    Finding,
+    Level,
+    check,
+    error,
+    ok,
+    skipped,
+    warning,
+)
+from dispatcher.reservation import ForeignFacts, Readiness, RedisFacts
+from dispatcher.settings import Settings
+from dispatcher.store import Durability, SchemaStanding
+from dispatcher.times.clock import Clock
+
+# Redis.
+
+_BY_SEVERITY = (Level.SKIPPED, Level.OK, Level.WARNING, Level.ERROR)
+_OLDEST = (6, 2)
+_NEARLY_FULL = 0.8
+_VULNERABILITIES = "CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819"
+_FIXED: Mapping[str, Mapping[tuple[int, ...], int]] = {
+    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+}
+"""The first fixed patch of each release line. Later lines never had them."""
+
+
+@check("redis.version")
+def redis_version(facts: RedisFacts) -> Finding:
+    """Refuse a server older than those that the scripts are tested with."""
+    numbers = tuple(int(each) for each in re.findall(r"\d+", facts.version)[:2])
+    if numbers >= _OLDEST:
+        return ok(facts.version)
+    floor = ".".join(map(str, _OLDEST))
+    return error(
+        f"Redis {facts.version or 'without a version'}",
+        f"run Redis {floor} or newer, or Valkey",
+        stops_worker=True,
+    )
+
+
+@check("redis.vulnerabilities")
+def redis_vulnerabilities(facts: RedisFacts) -> Finding:
+    """Warn of a server on which scripts of a client can run native code."""
+    name, version = ("Valkey", facts.valkey) if facts.valkey else ("Redis", facts.version)
+    numbers = [int(each) for each in re.findall(r"\d+", version)[:3]]
+    line, patch = tuple(numbers[:2]), (numbers[2:] or [0])[0]
+    fixed = _FIXED[name]
+    if line > max(fixed) or (line in fixed and patch >= fixed[line]):
+        return ok(
+            f"{name} {version} has no vulnerability that this version of the dispatcher knows"
+        )
+    told = f"{name} {version} may lack the fixes of {_VULNERABILITIES}"
+    if facts.is_private:
+        return ok(f"{told}; only the user of this process reaches it, by a socket")
+    versions = ", ".join(f"{'.'.join(map(str, each))}.{last}" for each, last in fixed.items())
+    return warning(
+        f"{told}: a client that may run scripts on it may run any code as its user",
+        f"run {name} {versions} or newer. Distributions mend older versions: look whether the "
+        "changelog of your package names them. Until then let only the dispatcher reach it",
+    )
+
+
+@check("redis.eviction")
+def redis_eviction(facts: RedisFacts) -> Finding:
+    """Refuse a server that evicts reservations."""
+    if facts.policy == "noeviction":
+        return ok("nothing is evicted")
+    return error(
+        f"maxmemory-policy is {facts.policy}: reservations and permits are forgotten when memory "
+        "is short, so the dispatcher refuses this server",
+        "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+        stops_worker=True,
+    )
+
+
+@check("redis.writes")
+def redis_writes(facts: RedisFacts) -> Finding:
+    """Check that the server accepts writes."""
+    if facts.is_replica:
+        return error(
+            "the server is a read-only replica: every submit is refused",
+            "let redis_url lead to the master",
+        )
+    if facts.failed_writes:
+        what = " and ".join(facts.failed_writes)
+        return error(
+            f"the last {what} could not be written to disk; Redis may refuse writes",
+            "free space on Redis' disk, check the rights of its folder, see its log",
+        )
+    return ok("writes are taken")
+
+
+@check("redis.persistence")
+def redis_persistence(facts: RedisFacts) -> Finding:
+    """Warn of data that a restart of Redis loses."""
+    if facts.has_log:
+        return ok("appendonly is on")
+    kept = "only snapshots are written" if facts.has_snapshots else "nothing is written to disk"
+    if facts.has_snapshots is None:
+        kept = "appendonly is off; whether snapshots are written, the server does not tell"
+    return warning(
+        f"{kept}: a restart forgets reservations that are not in SQL yet, the turns of messages "
+        "that wait for a limit, closed channels and what limiters of your own count; windows and "
+        "permits come back from SQL",
+        "CONFIG SET appendonly yes, and the same in redis.conf, with appendfsync everysec",
+    )
+
+
+@check("redis.replicas")
+def redis_replicas(facts: RedisFacts) -> Finding:
+    """Warn of a master that accepts reservations without its replicas."""
+    if not facts.replicas:
+        return ok("no replicas")
+    if facts.waits_for_replicas:
+        return ok(f"{facts.replicas} replicas, and writes are refused without them")
+    return warning(
+        f"{facts.replicas} replicas, and min-replicas-to-write is 0: after a failover an old "
+        "master that still serves its clients takes bookings on its own, and quotas break",
+        "CONFIG SET min-replicas-to-write 1, and the same in redis.conf",
+    )
+
+
+@check("redis.cluster")
+def redis_cluster(facts: RedisFacts) -> Finding:
+    """Check that a cluster serves all slots, and that all its nodes are asked."""
+    if facts.cluster is None:
+        return ok("no cluster")
+    nodes = facts.cluster.nodes
+    if not facts.cluster.serves:
+        return error(
+            f"a cluster with slots on {nodes} nodes, which does not serve all slots",
+            "redis-cli --cluster check HOST:PORT says which; redis-cli --cluster fix mends it",
+            stops_worker=not facts.cluster.all_nodes_asked,
+        )
+    if nodes == 1 or facts.cluster.all_nodes_asked:
+        return ok(f"a cluster with slots on {nodes} nodes")
+    return error(
+        f"a cluster with slots on {nodes} nodes, of which redis_url names one: keys that lie "
+        "elsewhere are refused",
+        "write it as that of a cluster: redis+cluster://host:port,host:port",
+        stops_worker=True,
+    )
+
+
+@check("redis.memory")
+def redis_memory(facts: RedisFacts) -> Finding:
+    """Check how near the server is to refusing bookings."""
+    used = f"{facts.used_bytes / 2**20:.1f} MiB"
+    if not facts.most_bytes:
+        return ok(f"{used} used, without maxmemory")
+    most = f"{facts.most_bytes / 2**20:.1f} MiB"
+    share = facts.used_bytes / facts.most_bytes
+    if share < _NEARLY_FULL:
+        return ok(f"{used} of {most} used")
+    remedy = "raise maxmemory, or give the broker a Redis of its own if it shares this one"
+    if share >= 1:
+        return error(f"{used} of {most} used: bookings are refused", remedy)
+    return warning(f"{used} of {most} used: at {most} bookings are refused", remedy)
+
+
+@check("redis.complete")
+def redis_complete(seen: Readiness) -> Finding:
+    """Check that every part of Redis is complete."""
+    if not seen.closed and not seen.being_rebuilt:
+        return ok(f"all {len(seen.complete)} parts are complete")
+    words = []
+    for state, names in (("closed", seen.closed), ("being rebuilt", seen.being_rebuilt)):
+        others = len(seen.closed) + len(seen.being_rebuilt) + len(seen.complete) - len(names)
+        if names:
+            words.append(f"{state}: {', '.join(names) if others else f'all {len(names)} parts'}")
+    return error(
+        f"{'; '.join(words)}. The windows are built from the database, also on a fresh "
+        "deployment; until then such shards refuse submits, and without permits nothing is sent",
+        "the sweep builds them within seconds of a worker and a beat running; of many messages it "
+        "takes longer. Look again",
+    )
+
+
+@check("redis.foreign")
+def redis_foreign(seen: ForeignFacts) -> Finding:
+    """Warn of keys with names of windows that the dispatcher did not write."""
+    remedy = "find out who writes into this Redis, and give the dispatcher one of its own"
+    if seen.there:
+        return error(
+            f"{seen.there} keys under the names of windows are no windows, or have members that "
+            "are no ids: submits to those scopes may be refused",
+            f"the sweep sets them aside and rebuilds their shards; {remedy}",
+        )
+    if seen.set_aside:
+        return warning(
+            f"{seen.set_aside} keys that were no windows are set aside",
+            f"look at them (redis-cli --scan --pattern '*}}:foreign:*'); {remedy}; delete them",
+        )
+    return ok("no key under the names of windows is another's")
+
+
+def _on_each(one: Check[RedisFacts]) -> Check[Sequence[RedisFacts]]:
+    """Return the check that finds the worst of what another finds on each server."""
+
+    def judge(servers: Sequence[RedisFacts]) -> Finding:
+        found = [(each, one.judge(each)) for each in servers]
+        server, worst = max(found, key=lambda each: _BY_SEVERITY.index(each[1].level))
+        return replace(worst, found=f"{server.name}: {worst.found}") if server.name else worst
+
+    return Check(one.name, judge)
+
+
+_OF_EACH_SERVER: tuple[Check[RedisFacts], ...] = (
+    redis_version,
+    redis_vulnerabilities,
+    redis_eviction,
+    redis_writes,
+    redis_persistence,
+    redis_replicas,
+    redis_cluster,
+    redis_memory,
+)
+OF_REDIS = tuple(_on_each(each) for each in _OF_EACH_SERVER)
+
+
+# The database.
+
+_MIGRATE = "run `dispatcher migrate`"
+
+
+class StoreFacts(NamedTuple):
+    """Facts of the database. ``missing_indexes`` is None while it has no tables."""
+
+    standing: SchemaStanding
+    missing_indexes: tuple[str, ...] | None
+    durability: Durability
+
+
+@check("store.migrations")
+def store_migrations(facts: StoreFacts) -> Finding:
+    """Compare the schema with the one that this version needs."""
+    standing = facts.standing
+    if standing.obstacle is not None:
+        return error(
+            f"the database cannot be migrated: {standing.obstacle.found}",
+            standing.obstacle.remedy,
+            stops_worker=True,
+        )
+    if not standing.is_known:
+        return warning(
+            f"the database is at revision {standing.revision}, which this version does not know",
+            "finish the roll-out: processes of this version beside a later schema are fine for a "
+            "while, not for good",
+        )
+    if not standing.missing:
+        return ok(f"at revision {standing.revision}")
+    missing = ", ".join(standing.missing)
+    there = f"at revision {standing.revision}" if standing.revision else "without tables"
+    return error(
+        f"the database is {there}; missing: {missing}", f"{_MIGRATE} first", stops_worker=True
+    )
+
+
+@check("store.indexes")
+def store_indexes(facts: StoreFacts) -> Finding:
+    """Find missing indexes, without which each sweep reads all messages."""
+    missing = facts.missing_indexes
+    if missing is None:
+        return skipped("the database has no tables")
+    if not missing:
+        return ok("all are there")
+    names = ", ".join(missing)
+    remedy = (
+        f"create {'it' if len(missing) == 1 else 'them'} again as in dispatcher/store/schema.py"
+    )
+    unique = [name for name in missing if name.startswith("pk_")]
+    if unique:
+        return error(
+            f"missing: {names}. Without {unique[0]} one message may be stored several times",
+            remedy,
+            stops_worker=True,
+        )
+    return warning(f"missing: {names}. The sweep reads the whole table instead", remedy)
+
+
+@check("store.durability")
+def store_durability(facts: StoreFacts) -> Finding:
+    """Check that committed messages survive a power failure."""
+    found, unsafe, remedy = facts.durability
+    if not unsafe:
+        return ok(", ".join(f"{name} {value}" for name, value in found.items()))
+    wrong = ", ".join(f"{name} is {found[name]}" for name in unsafe)
+    return warning(
+        f"{wrong}: messages that were accepted can be lost when the machine dies", remedy
+    )
+
+
+@check("store.writes")
+def store_writes(refusal: str | None) -> Finding:
+    """Check that a row can be stored."""
+    if refusal is None:
+        return ok("a row was stored, and taken back")
+    return error(
+        f"a row cannot be stored: {refusal}. Every submit fails",
+        "free space on the database's disk, and let the user of database_url write; see the log of "
+        "the server",
+    )
+
+
+OF_STORE: tuple[Check[StoreFacts], ...] = (store_migrations, store_indexes, store_durability)
+
+
+# The broker, and the Celery app that uses it.
+
+_CONSUMER_TIMEOUT = timedelta(minutes=30)
+"""RabbitMQ's default: how long a task may stay unacknowledged."""
+
+
+class Servers(NamedTuple):
+    """The facts of broker and windows, which may be one server."""
+
+    broker: BrokerFacts
+    redis: Sequence[RedisFacts]
+
+
+@check("broker.separate")
+def broker_separate(facts: Servers) -> Finding:
+    """Warn of a broker in the database of the windows: to empty it is to empty them."""
+    broker, servers = facts
+    shared = (each for each in servers if each.run_id == broker.run_id)
+    redis = next(shared, None) if broker.run_id is not None else None
+    if redis is None:
+        return ok("not the server of the windows")
+    if broker.database != redis.database:
+        return ok(f"database {broker.database} of the server of the windows")
+    return warning(
+        f"broker and windows share database {redis.database} of one Redis: emptying the broker "
+        "empties the windows, and a flooded queue fills the memory that bookings need",
+        "give the broker a Redis of its own, or another database number in broker_url",
+    )
+
+
+def broker_queues(settings: Settings) -> Check[BrokerFacts]:
+    """Return the check that existing queues have the arguments of the settings.
+
+    A worker cannot consume from others, and would reconnect again and again.
+    """
+
+    def judge(broker: BrokerFacts) -> Finding:
+        if not broker.other_queues:
+            return ok("each queue can be used, or does not exist yet")
+        named = ", ".join(broker.other_queues)
+        other = "classic" if settings.queue_type == "quorum" else "quorum"
+        return error(
+            f"there but not as queue_type = {settings.queue_type!r} makes them: {named}",
+            "stop the workers and delete these queues (rabbitmqctl delete_queue …): the tasks in "
+            f"them are enqueued again; or set queue_type = {other!r}",
+            stops_worker=True,
+        )
+
+    return Check("broker.queues", judge)
+
+
+@check("app.serializer")
+def app_serializer(app: AppFacts) -> Finding:
+    """Warn of content types by which a forged task can run code in a worker."""
+    if app.accepts == ("json",) and app.serializer == "json":
+        return ok("JSON only")
+    return error(
+        f"the app accepts {', '.join(app.accepts)} and writes {app.serializer}: a forged task of "
+        "another form can run code in a worker, and tasks that are no JSON are refused by others",
+        "set accept_content = ['json'] and task_serializer = 'json'",
+        stops_worker=True,
+    )
+
+
+def app_redelivery(settings: Settings) -> Check[AppFacts]:
+    """Return the check that the app's timeout keeps the rules of the settings."""
+
+    def judge(app: AppFacts) -> Finding:
+        if app.redelivery is None:
+            return _held_by_a_consumer(settings.horizon)
+        given = {"redelivery_timeout": app.redelivery.total_seconds()}
+        try:
+            Settings.load(**settings.model_dump() | given)
+        except InvalidSettings as refused:
+            return error(
+                f"visibility_timeout is {app.redelivery}: {refused.problem}",
+                "set broker_transport_options['visibility_timeout'] to more than twice the horizon "
+                f"of {settings.horizon}, or tasks that wait for their ETA are redelivered",
+            )
+        return ok(f"visibility_timeout {app.redelivery}, horizon {settings.horizon}")
+
+    return Check("app.redelivery", judge)
+
+
+def _held_by_a_consumer(horizon: timedelta) -> Finding:
+    if horizon < _CONSUMER_TIMEOUT:
+        return ok(f"horizon {horizon}, below the consumer_timeout of RabbitMQ")
+    return warning(
+        f"the horizon is {horizon}: RabbitMQ closes the connection to a worker that has a task "
+        f"unacknowledged for longer than consumer_timeout, by default {_CONSUMER_TIMEOUT}",
+        "shorten horizon, or raise consumer_timeout",
+    )
+
+
+@check("app.attached")
+def app_attached(app: AppFacts) -> Finding:
+    """Check that the dispatcher is installed in the app."""
+    wrong = []
+    if not app.has_our_broker:
+        wrong.append("its broker is not broker_url")
+    if not app.has_our_route:
+        wrong.append("dispatcher.deliver is not routed to the dispatcher's queue")
+    if app.missing_sweeps:
+        wrong.append(f"its beat does not start {', '.join(app.missing_sweeps)}")
+    if not wrong:
+        return ok("broker, route and sweep are there")
+    return error(
+        "; ".join(wrong),
+        "call dispatcher.install(app, settings) after setting the app's own options, and give both "
+        "the same broker_url",
+    )
+
+
+# Clocks.
+
+_LOOKS = 4
+_ROUNDED = timedelta(milliseconds=1)
+"""Servers answer in whole milliseconds."""
+_MOST_APART = timedelta(seconds=1)
+"""Submitters check send times by their clocks; workers expire ticks by theirs."""
+_WARNING_APART = _MOST_APART / 2
+"""Another machine may be off by as much in the other direction."""
+
+
+class Offset(NamedTuple):
+    """Bounds of how far a clock is ahead of this machine's."""
+
+    least: timedelta
+    most: timedelta
+
+    @property
+    def at_least(self) -> timedelta:
+        """The least difference between the clocks."""
+        if self.least <= timedelta(0) <= self.most:
+            return timedelta(0)
+        return min(abs(self.least), abs(self.most))
+
+    @property
+    def at_most(self) -> timedelta:
+        """The greatest difference between the clocks."""
+        return max(abs(self.least), abs(self.most))
+
+
+def measure(ask: Callable[[], datetime], clock: Clock) -> Offset:
+    """Ask several times, and intersect the bounds of all round trips.
+
+    The other clock was read between the question and the answer.
+    """
+    looks = []
+    for _ in range(_LOOKS):
+        before = clock.now()
+        told = ask()
+        after = clock.now()
+        looks.append(Offset(told - after - _ROUNDED, told - before + _ROUNDED))
+    best = Offset(max(each.least for each in looks), min(each.most for each in looks))
+    if best.least <= best.most:
+        return best
+    # One of the clocks was set in between.
+    return min(looks, key=lambda each: each.most - each.least)
+
+
+def agreement(name: str, whose: str, *, stops_worker: bool) -> Check[Offset]:
+    """Return the check that the clock of ``whose`` agrees with this machine's."""
+
+    def judge(offset: Offset) -> Finding:
+        seconds = offset.at_least.total_seconds()
+        way = "behind" if offset.most < timedelta(0) else "ahead of"
+        found = f"the clock of {whose} is {seconds:.3f} s or more {way} this machine's"
+        remedy = "let NTP set the clocks of all machines"
+        if offset.at_least > _MOST_APART:
+            return error(
+                f"{found}. Send times are judged by a clock that is wrong, and a worker that is "
+                "far ahead of beat drops every tick of the sweep",
+                remedy,
+                stops_worker=stops_worker,
+            )
+        if offset.at_least > _WARNING_APART:
+            return warning(f"{found}; another machine may be as far off the other way", remedy)
+        if offset.at_most > _MOST_APART:
+            return warning(
+                f"answers took too long to tell: the clock of {whose} is at most "
+                f"{offset.at_most.total_seconds():.3f} s off",
+                f"look again when the connection to {whose} is less busy",
+            )
+        return ok(f"at most {offset.at_most.total_seconds():.3f} s off")
+
+    return Check(name, judge)
+
+
+STORE_CLOCK = agreement("clock.store", "the database", stops_worker=True)
+REDIS_CLOCK = agreement("clock.redis", "Redis", stops_worker=False)

@@ -1,0 +1,175 @@
+"""Health of a worker or a beat, for a supervisor that probes it: alive, and ready.
+
+Alive: its main loop turns, or waits for a broker that is away. Ready: its servers answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
+from datetime import timedelta
+from functools import wraps
+from threading import Lock, Thread
+from typing import ParamSpec, TypeVar
+
+from dispatcher.times.clock import Clock
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BROKER = "broker"
+HANGS_AFTER = timedelta(seconds=60)
+"""How long a main loop may stand still while its broker answers."""
+PATIENCE = timedelta(milliseconds=800)
+"""How long a probe waits for servers: less than Kubernetes waits for a probe by default, 1 s."""
+_PUBLISHES_WITHIN_SECONDS = 5.0
+_RECONNECTS_WITHIN_SECONDS = 10.0
+
+
+class Health:
+    """Answers the probes of one process. Shared by threads.
+
+    ``servers`` has for each server a question that raises where it does not answer; a question may
+    take long. Each is asked at every probe in a thread of its own, and never twice at a time: a
+    probe that comes meanwhile waits for the same answer. So a server that hangs costs one thread.
+    """
+
+    def __init__(
+        self,
+        servers: Mapping[str, Callable[[], object]],
+        *,
+        clock: Clock,
+        hangs_after: timedelta = HANGS_AFTER,
+        patience: timedelta = PATIENCE,
+    ) -> None:
+        self._clock = clock
+        self._hangs_after_seconds = hangs_after.total_seconds()
+        self._patience_seconds = patience.total_seconds()
+        self._questions = {name: _Question(name, ask) for name, ask in servers.items()}
+        self._turned_at = clock.monotonic()
+        self._suspected: tuple[float, float] | None = None
+        """The turn after which the loop has stood still, and when a probe first found that."""
+        self._publishes_since: float | None = None
+        self._last_away: Sequence[str] = []
+
+    def turned(self) -> None:
+        """Note that the main loop turns."""
+        self._turned_at = self._clock.monotonic()
+
+    def turning(self, call: Callable[P, T]) -> Callable[P, T]:
+        """Return ``call``, whose end is noted as a turn of the main loop."""
+
+        @wraps(call)
+        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.turned()
+
+        return noted
+
+    def publishing(self, call: Callable[P, T]) -> Callable[P, T]:
+        """Return ``call``, which publishes: while it hangs, the broker counts as away.
+
+        A RabbitMQ whose memory or disk is full answers everything but a publish.
+        """
+
+        @wraps(call)
+        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
+            self._publishes_since = self._clock.monotonic()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._publishes_since = None
+
+        return noted
+
+    def hangs_for(self) -> timedelta | None:
+        """Return how long the main loop has stood still, None for a process that is alive.
+
+        While the broker is away the loop may wait for it, and is given the same time again. The
+        broker may also have come back a moment ago, after an outage that no probe has seen. So a
+        loop hangs only if it still has not turned 10 seconds after a probe found it standing still
+        and its broker answering.
+        """
+        turned_at, now = self._turned_at, self._clock.monotonic()
+        still = now - turned_at
+        if still <= self._hangs_after_seconds:
+            return None
+        if self._away([BROKER]):
+            self.turned()
+            return None
+        if self._suspected is None or self._suspected[0] != turned_at:
+            self._suspected = (turned_at, now)
+        if now - self._suspected[1] < _RECONNECTS_WITHIN_SECONDS:
+            return None
+        return timedelta(seconds=still)
+
+    def away(self) -> Sequence[str]:
+        """Return the names of the servers that do not answer; none for a process that is ready."""
+        away = self._away([*self._questions])
+        if away != self._last_away:
+            self._last_away = away
+            if away:
+                log.warning("not ready: no answer from %s", ", ".join(away))
+            else:
+                log.info("ready: every server answers")
+        return away
+
+    @property
+    def servers(self) -> Sequence[str]:
+        """The names of the servers that are asked."""
+        return [*self._questions]
+
+    def _away(self, names: Sequence[str]) -> Sequence[str]:
+        answers = {name: self._questions[name].asked() for name in names}
+        until = self._clock.monotonic() + self._patience_seconds
+        away = []
+        for name, answer in answers.items():
+            try:
+                answers_well = answer.result(max(0.0, until - self._clock.monotonic()))
+            except NoAnswer:
+                answers_well = False
+            if not answers_well or (name == BROKER and self._publish_hangs()):
+                away.append(name)
+        return away
+
+    def _publish_hangs(self) -> bool:
+        since = self._publishes_since
+        return since is not None and self._clock.monotonic() - since > _PUBLISHES_WITHIN_SECONDS
+
+
+class _Question:
+    """Asks one server. Its answer is whether the server answers."""
+
+    def __init__(self, name: str, ask: Callable[[], object]) -> None:
+        self._name = name
+        self._ask = ask
+        self._lock = Lock()
+        self._under_way: Future[bool] | None = None
+
+    def asked(self) -> Future[bool]:
+        """Ask, unless that is under way, and return the answer to come."""
+        with self._lock:
+            answer = self._under_way
+            if answer is None:
+                answer = self._under_way = Future()
+                Thread(
+                    target=self._run, args=(answer,), name=f"health {self._name}", daemon=True
+                ).start()
+            return answer
+
+    def _run(self, answer: Future[bool]) -> None:
+        answers = True
+        try:
+            self._ask()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server is of no use
+            answers = False
+            log.debug("%s does not answer (%s)", self._name, type(error).__name__)
+        with self._lock:
+            self._under_way = None
+        answer.set_result(answers)

@@ -1,0 +1,271 @@
+"""Metrics of prometheus-client, counted in this process; and the port that answers with them.
+
+The counters are in the library's default registry, so a program that submits exports them with its
+own. They belong to the process: two dispatchers in one process count together. With
+``PROMETHEUS_MULTIPROC_DIR`` set before this is imported, processes count together, too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from http import HTTPStatus
+from http.server import ThreadingHTTPServer
+from threading import Lock, Thread
+from urllib.parse import urlsplit
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    MetricsHandler,
+    ProcessCollector,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from dispatcher.errors import InvalidSettings, Unavailable
+from dispatcher.telemetry.health import Health
+from dispatcher.telemetry.journal import Event, Transition
+from dispatcher.telemetry.metrics import Vitals
+from dispatcher.times.clock import Clock
+
+_TOGETHER = "PROMETHEUS_MULTIPROC_DIR"
+_PAUSE_FACTOR = 9
+_SHORTEST_PAUSE_SECONDS = 5.0
+"""Looking takes at most a tenth of the time, however often it is scraped."""
+_LATENESS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 3_600,
+)  # fmt: skip
+
+TRANSITIONS = Counter(
+    "dispatcher_transitions", "What became of messages.", ("transition", "channel")
+)
+REFUSED = Counter("dispatcher_refused", "Submits that were refused.", ("reason", "quota"))
+ATTEMPTS = Counter("dispatcher_attempts", "Tries, by what came of them.", ("channel", "outcome"))
+LATENESS = Histogram(
+    "dispatcher_lateness_seconds",
+    "How long after its promised time the first send of a message began.",
+    ("channel",),
+    buckets=_LATENESS,
+)
+SWEEP_RUNS = Counter("dispatcher_sweep_runs", "Runs of a duty.", ("duty", "result"))
+SWEEP_CHANGES = Counter("dispatcher_sweep_changes", "What duties did.", ("duty", "what"))
+ITEMS_REJECTED = Counter(
+    "dispatcher_items_rejected", "Items of the broker that were no tasks and were deleted."
+)
+
+
+# Looking up what is counted for some labels costs more than counting.
+@cache
+def _transitions(transition: Transition, channel: str) -> Counter:
+    return TRANSITIONS.labels(transition.value, channel)
+
+
+@cache
+def _attempts(channel: str, outcome: str) -> Counter:
+    return ATTEMPTS.labels(channel, outcome)
+
+
+@cache
+def _lateness(channel: str) -> Histogram:
+    return LATENESS.labels(channel)
+
+
+class Meter:
+    """Counts what happens. It is called often and must be quick."""
+
+    def told(self, event: Event) -> None:
+        """Count a transition."""
+        _transitions(event.kind, event.channel).inc()
+
+    def attempted(self, channel: str, outcome: str, late_seconds: float | None) -> None:
+        """Count a try; ``late_seconds`` where it is the first of its message."""
+        _attempts(channel, outcome).inc()
+        if late_seconds is not None:
+            _lateness(channel).observe(max(0.0, late_seconds))
+
+    def refused(self, reason: str, quota: str) -> None:
+        """Count a submit that was refused, by which quota if by one."""
+        REFUSED.labels(reason, quota).inc()
+
+    def swept(self, duty: str, did: Mapping[str, int] | None) -> None:
+        """Count a run of a duty and what it did, None for one that failed."""
+        SWEEP_RUNS.labels(duty, "failed" if did is None else "done").inc()
+        for what, many in (did or {}).items():
+            SWEEP_CHANGES.labels(duty, what).inc(many)
+
+    def item_rejected(self) -> None:
+        """Count an item of the broker that was no task."""
+        ITEMS_REJECTED.inc()
+
+
+class Exposition:
+    """Serves metrics and health from a thread.
+
+    ``/metrics`` has the counters of this worker's processes, and vitals; ``/livez`` and ``/readyz``
+    answer 200 or 503, with a line that says why. Only GET; any other path is not found.
+    """
+
+    def __init__(self, look: Callable[[], Vitals], health: Health, *, clock: Clock) -> None:
+        self._vitals = VitalsCollector(look, clock=clock)
+        self._health = health
+        self._server: ThreadingHTTPServer | None = None
+
+    def serve(self, host: str, port: int) -> int:
+        """Begin to answer on that port, 0 for any that is free; return it.
+
+        Raises InvalidSettings where it cannot be had.
+        """
+        together = CollectorRegistry()
+        if os.environ.get(_TOGETHER):
+            MultiProcessCollector(together)  # type: ignore[no-untyped-call]  # upstream's
+            ProcessCollector(registry=together)
+        else:
+            together.register(REGISTRY)
+        together.register(self._vitals)
+
+        class Handler(_Handler):
+            registry = together
+            health = self._health
+
+        try:
+            family, *_, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+
+            class Server(ThreadingHTTPServer):
+                address_family = family
+
+            server = Server((str(address[0]), port), Handler)
+        except OSError as error:
+            problem = f"{host} port {port} cannot be had: {error.strerror or error}"
+            raise InvalidSettings("metrics_port", problem, "a free port") from None
+        self._server = server
+        Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+        return server.server_port
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+class _Handler(MetricsHandler):
+    """Answers one connection, in a thread of its own."""
+
+    timeout = 10
+    """Seconds that a client may be silent."""
+    health: Health
+
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        """Answer one request."""
+        answer = self._ANSWERS.get(urlsplit(self.path).path)
+        if answer is None:
+            self._say(HTTPStatus.NOT_FOUND, "not found: /metrics, /livez and /readyz are here")
+        else:
+            answer(self)
+
+    def _refuse(self) -> None:
+        self._say(HTTPStatus.METHOD_NOT_ALLOWED, "only GET", Allow="GET")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815
+
+    def _livez(self) -> None:
+        still = self.health.hangs_for()
+        if still is None:
+            self._say(HTTPStatus.OK, "alive")
+        else:
+            seconds = still.total_seconds()
+            text = f"not alive: the main loop has stood still for {seconds:.0f} s"
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
+
+    def _readyz(self) -> None:
+        away = self.health.away()
+        if away:
+            text = f"not ready: no answer from {', '.join(away)}"
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        else:
+            self._say(HTTPStatus.OK, f"ready: {', '.join(self.health.servers)}")
+
+    def _say(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        content = f"{text}\n".encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    _ANSWERS: Mapping[str, Callable[[_Handler], None]] = {
+        "/metrics": MetricsHandler.do_GET,
+        "/livez": _livez,
+        "/readyz": _readyz,
+    }
+
+
+class VitalsCollector(Collector):
+    """Gauges of the vitals. What is unavailable is left out."""
+
+    def __init__(self, look: Callable[[], Vitals], *, clock: Clock) -> None:
+        self._look = look
+        self._clock = clock
+        self._lock = Lock()
+        self._found: Vitals | None = None
+        self._good_until = 0.0
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: there is no need to look for being registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        with self._lock:
+            found = self._now()
+        if found is None:
+            return
+        messages = GaugeMetricFamily(
+            "dispatcher_messages", "Messages that live.", labels=("channel", "status")
+        )
+        for labels, many in found.messages.items():
+            messages.add_metric(labels, many)
+        yield messages
+        yield GaugeMetricFamily(
+            "dispatcher_overdue_messages", "Messages that nobody took.", found.overdue
+        )
+        yield GaugeMetricFamily(
+            "dispatcher_oldest_overdue_seconds",
+            "How long ago the first of them was due.",
+            found.longest_overdue.total_seconds(),
+        )
+        if found.duties is not None:
+            ages = GaugeMetricFamily(
+                "dispatcher_sweep_age_seconds", "Since a duty was last done.", labels=("duty",)
+            )
+            for duty, age in found.duties.items():
+                ages.add_metric((duty,), age.total_seconds())
+            yield ages
+        for name, alive in (("workers", found.workers), ("beats", found.beats)):
+            if alive is not None:
+                yield GaugeMetricFamily(f"dispatcher_{name}", f"{name} alive.", alive)
+
+    def _now(self) -> Vitals | None:
+        began = self._clock.monotonic()
+        if began < self._good_until:
+            return self._found
+        try:
+            self._found = self._look()
+        except Unavailable:
+            self._found = None
+        ended = self._clock.monotonic()
+        pause = max(_SHORTEST_PAUSE_SECONDS, _PAUSE_FACTOR * (ended - began))
+        self._good_until = ended + pause
+        return self._found

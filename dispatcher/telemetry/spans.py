@@ -1,0 +1,178 @@
+"""Spans by the API of OpenTelemetry. Where they go is decided by the SDK that the program sets up.
+
+Names of attributes: OpenTelemetry's semantic conventions for messaging; those that it has no word
+for begin with ``dispatcher.``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from importlib.metadata import version
+from typing import TypeVar
+
+from opentelemetry.context import Context, attach
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NoOpTracer,
+    Span,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    get_tracer,
+    set_span_in_context,
+    use_span,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from dispatcher.message import Message, Outcome, Rejection
+from dispatcher.telemetry.tracing import Accepted, Answers, CameTo
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Value = str | int
+
+SUBMIT = "dispatcher.submit"
+DELIVER = "dispatcher.deliver"
+_PARENT = "traceparent"
+_W3C = TraceContextTextMapPropagator()
+_SUBMITTING: dict[str, _Value] = {
+    "messaging.system": "dispatcher",
+    "messaging.operation.name": "submit",
+    "messaging.operation.type": "send",
+}
+_DELIVERING: dict[str, _Value] = {
+    "messaging.system": "dispatcher",
+    "messaging.operation.name": "deliver",
+    "messaging.operation.type": "process",
+}
+
+
+class Spans:
+    """The :class:`dispatcher.telemetry.tracing.Tracing` of OpenTelemetry.
+
+    After a fault of the SDK's nothing is traced any more in this process.
+    """
+
+    def __init__(self) -> None:
+        self._tracer: Tracer = get_tracer("dispatcher", version("dispatcher"))
+
+    @contextmanager
+    def submitting(self) -> Iterator[Accepted]:
+        """Trace one submit, as a child of the span that is current."""
+        span = self._start(SUBMIT, SpanKind.PRODUCER, _SUBMITTING)
+        with self._inside(span):
+            yield partial(self._accepted, span)
+
+    def submitting_many(self, answers: Answers) -> Answers:
+        """Yield the same answers. The span is current while they are made, and not in between."""
+        span = self._start(SUBMIT, SpanKind.PRODUCER, _SUBMITTING)
+        context = copy_context()
+        context.run(attach, set_span_in_context(span))
+        counts: Counter[str] = Counter()
+        try:
+            while (answer := context.run(next, answers, None)) is not None:
+                is_refused = isinstance(answer, Rejection)
+                counts["dispatcher.refused" if is_refused else "dispatcher.accepted"] += 1
+                yield answer
+        except Exception as error:
+            self._failed(span, type(error).__name__)
+            raise
+        finally:
+            try:
+                context.run(answers.close)  # where the caller reads no further
+            finally:
+                told = {**counts, "messaging.batch.message_count": counts.total()}
+                self._quietly(lambda: span.set_attributes(told))
+                self._quietly(span.end)
+
+    def current(self) -> str | None:
+        """Return the W3C traceparent of the current span, None where that is not a valid one."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier)
+        return carrier.get(_PARENT)
+
+    @contextmanager
+    def delivering(self, message: Message) -> Iterator[CameTo]:
+        """Trace one send. Its span begins a trace, whatever is current in this thread."""
+        attributes: dict[str, _Value] = {
+            **_DELIVERING,
+            "messaging.destination.name": message.channel,
+            "messaging.message.id": str(message.id),
+            "dispatcher.attempt": message.attempt_count,
+        }
+        links = _links(message.trace)
+        span = self._start(DELIVER, SpanKind.CONSUMER, attributes, links, context=Context())
+        with self._inside(span):
+            yield partial(self._came_to, span)
+
+    def _start(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, _Value],
+        links: Sequence[Link] = (),
+        *,
+        context: Context | None = None,
+    ) -> Span:
+        span = self._quietly(
+            lambda: self._tracer.start_span(
+                name, context, kind=kind, attributes=attributes, links=links
+            )
+        )
+        return INVALID_SPAN if span is None else span
+
+    @contextmanager
+    def _inside(self, span: Span) -> Iterator[None]:
+        """Make the span current, and end it; an error that escapes is told by its type alone.
+
+        The SDK's own record of an error has its text, which may quote a body.
+        """
+        with use_span(span, record_exception=False, set_status_on_exception=False):
+            try:
+                yield
+            except BaseException as error:
+                self._failed(span, type(error).__name__)
+                raise
+            finally:
+                self._quietly(span.end)
+
+    def _accepted(self, span: Span, message: Message) -> None:
+        attributes = {
+            "messaging.destination.name": message.channel,
+            "messaging.message.id": str(message.id),
+        }
+        self._quietly(lambda: span.set_attributes(attributes))
+
+    def _came_to(self, span: Span, outcome: Outcome, error_type: str | None) -> None:
+        self._quietly(lambda: span.set_attribute("dispatcher.outcome", outcome.value))
+        if error_type is not None:
+            self._failed(span, error_type)
+
+    def _failed(self, span: Span, error_type: str) -> None:
+        self._quietly(lambda: span.set_attribute("error.type", error_type))
+        self._quietly(lambda: span.set_status(StatusCode.ERROR))
+
+    def _quietly(self, call: Callable[[], T]) -> T | None:
+        """Call the SDK. What it raises after a send would make the outcome an unknown one."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - processors and samplers may be anybody's
+            self._tracer = NoOpTracer()
+            told = type(error).__name__
+            log.error("nothing is traced any more in this process: %s", told)  # noqa: TRY400
+            return None
+
+
+def _links(trace: str | None) -> list[Link]:
+    if trace is None:
+        return []
+    found = get_current_span(_W3C.extract({_PARENT: trace}, Context())).get_span_context()
+    return [Link(found)] if found.is_valid else []

@@ -1,0 +1,122 @@
+"""What transports need of connections: a deadline, an address that answers, idle ones kept."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from threading import Lock
+from typing import Generic, TypeVar
+
+from dispatcher.times.clock import Clock
+
+C = TypeVar("C")
+
+
+class Deadline:
+    """The end of one send, by a monotonic clock. ``seconds`` is its whole length."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock = clock
+        self.seconds = seconds
+        self._ends_at = clock.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left. Raises TimeoutError when none are."""
+        left = self._ends_at - self.clock.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
+def address_of(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that ``text`` is, None where it is none."""
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of ``host``, best first. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    as_number = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    return list(dict.fromkeys(socket.getnameinfo(each[4], as_number)[0] for each in found))
+
+
+def connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
+    """Connect to the first address that answers; each may take its share of what is left.
+
+    Raises OSError.
+    """
+    for number, address in enumerate(addresses, 1):
+        try:
+            share = deadline.left() / (len(addresses) - number + 1)
+            found = socket.create_connection((address, port), timeout=share)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            if number == len(addresses):
+                raise
+        else:
+            return found
+    raise OSError("no address")
+
+
+class Idle(Generic[C]):
+    """Connections that wait for the next message, for ``seconds`` at most. For many threads.
+
+    ``end`` ends those that have waited for longer, and the oldest of more than ``most``.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        end: Callable[[C], object],
+        *,
+        seconds: float,
+        most: int = sys.maxsize,
+    ) -> None:
+        self._clock = clock
+        self._end = end
+        self._seconds = seconds
+        self._most = most
+        self._lock = Lock()
+        self._kept: list[tuple[float, Hashable, C]] = []  # since when, the longest first
+
+    def take(self, key: Hashable = None) -> C | None:
+        """Return the connection that was given last under ``key``; None without a fresh one."""
+        with self._lock:
+            old = self._cut()
+            found = next((each for each in reversed(self._kept) if each[1] == key), None)
+            if found is not None:
+                self._kept.remove(found)
+        self._end_all(old)
+        return None if found is None else found[2]
+
+    def give(self, connection: C, key: Hashable = None) -> None:
+        """Keep a connection; after :meth:`close` end it."""
+        with self._lock:
+            self._kept.append((self._clock.monotonic(), key, connection))
+            old = self._cut()
+        self._end_all(old)
+
+    def close(self) -> None:
+        """End all that wait, and from now on whatever is given."""
+        with self._lock:
+            self._most = 0
+            old = self._cut()
+        self._end_all(old)
+
+    def _cut(self) -> list[tuple[float, Hashable, C]]:
+        """Remove and return those to be ended. The caller holds the lock."""
+        latest = self._clock.monotonic() - self._seconds
+        number = max(0, len(self._kept) - self._most)
+        while number < len(self._kept) and self._kept[number][0] < latest:
+            number += 1
+        old, self._kept = self._kept[:number], self._kept[number:]
+        return old
+
+    def _end_all(self, connections: list[tuple[float, Hashable, C]]) -> None:
+        for _, _, each in connections:
+            self._end(each)

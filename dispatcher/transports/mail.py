@@ -1,0 +1,310 @@
+"""From a body to an e-mail: what an address and a body may be, and the bytes that are sent."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from email.header import Header
+from email.headerregistry import Address, Group, HeaderRegistry
+from email.message import EmailMessage
+from email.policy import EmailPolicy
+from email.utils import format_datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from dispatcher.errors import InvalidDraft, InvalidSettings, kind_of, quoted
+from dispatcher.message import Message
+
+_KEYS = ("subject", "text", "html", "attachments", "reply_to", "headers")
+_ATTACHED = ("filename", "content", "type")
+_LONGEST_SUBJECT = 500
+_LONGEST_HEADER = 900
+_LONGEST_LINE = 998  # RFC 5322
+_LONGEST_FILENAME = 255  # bytes; percent-encoded it still fits a line
+_SIMPLE = re.compile(r"[A-Za-z0-9 ._+-]+")
+_TYPE = re.compile(r"(?!multipart/|message/)[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*")
+_NAME = re.compile(
+    r"X-[A-Za-z0-9-]{1,70}|List-[A-Za-z0-9-]{1,70}|Auto-Submitted|Feedback-ID|Importance"
+    r"|In-Reply-To|Precedence|Priority|References",
+    re.ASCII | re.IGNORECASE,
+)
+_STEERS = re.compile(
+    r"X-(?:SMTPAPI|(?:Amz|Brevo|Elastic|Elasticemail|Forefront|Gm|Google|Mailersend|Mailgun|Mailin"
+    r"|Mailjet|Mandrill|MC|MJ|MS|MSYS|PM|Postmark|Resend|Sendgrid|SES|SG|Sib|SMTP2GO|Sparkpost|Spam"
+    r"|Virtual)-.*|Dkim-Options|Job|EnvId)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Headers by which providers are told what to do: other recipients, templates, accounts, queues."""
+_LONGEST_ADDRESS = 254  # bytes
+_LONGEST_LOCAL = 64
+_BEYOND = r"\u0080-\U0010ffff"
+_ATOM = rf"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{_BEYOND}-]+"
+_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*")
+_EDGE = rf"[A-Za-z0-9{_BEYOND}]"
+_LABEL = rf"{_EDGE}(?:[A-Za-z0-9{_BEYOND}-]{{0,61}}{_EDGE})?"
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NEVER_IN_ADDRESSES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
+_NEVER = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_EOL = re.compile(rb"\r\n|\r|\n")
+
+
+class Mail(NamedTuple):
+    """An e-mail from one address to one. ``content`` has CRLF at the end of each line.
+
+    ``is_international``: an address in it has characters beyond ASCII.
+    """
+
+    sender: str
+    recipient: str
+    content: bytes
+    is_international: bool
+
+
+class _Policy(EmailPolicy):
+    """Takes the headers that a body makes as text, and writes them as they are.
+
+    The standard library reads encoded words in a text that it is given, and what they hide, a line
+    break say, ends up in the mail. And it turns a long word, such as the address in a
+    List-Unsubscribe, into encoded words, which nobody reads as an address.
+    """
+
+    def header_store_parse(self, name: str, value: Any) -> tuple[str, Any]:
+        return (name, value) if _is_text(name) else super().header_store_parse(name, value)
+
+    def fold_binary(self, name: str, value: Any) -> bytes:
+        if not _is_text(name):
+            return super().fold_binary(name, value)
+        if not value.isascii() or "=?" in value or len(f"{name}: {value}") > _LONGEST_LINE:
+            value = Header(value, "utf-8", header_name=name).encode(linesep="\r\n")
+        return f"{name}: {value}\r\n".encode("ascii")
+
+
+def _is_text(name: str) -> bool:
+    return name in ("Subject", "Content-Disposition") or _NAME.fullmatch(name) is not None
+
+
+_PLAIN = _Policy(linesep="\r\n", raise_on_defect=False, cte_type="7bit")
+_INTERNATIONAL = _PLAIN.clone(utf8=True)
+
+
+def compose(
+    message: Message, *, sender: Address, now: datetime, allowed: frozenset[str] = frozenset()
+) -> Mail:
+    """Return the e-mail of a message. Its Message-ID is made of the message's id.
+
+    Raises InvalidDraft, where :func:`check_mail` does.
+    """
+    recipient, body = message.recipient, message.body
+    check_mail(recipient, body, allowed)
+    is_international = not f"{recipient}{body.get('reply_to', '')}".isascii()
+    mail = EmailMessage(_INTERNATIONAL if is_international else _PLAIN)
+    mail["From"] = sender
+    mail["To"] = _address(recipient)
+    if "reply_to" in body:
+        mail["Reply-To"] = _address(body["reply_to"])
+    mail["Date"] = format_datetime(now)
+    mail["Message-ID"] = f"<{message.id}@{sender.domain}>"
+    if "subject" in body:
+        mail["Subject"] = body["subject"]
+    for name, value in body.get("headers", {}).items():
+        mail[name] = value
+    if "text" in body:
+        mail.set_content(body["text"])
+        if "html" in body:
+            mail.add_alternative(body["html"], subtype="html")
+    else:
+        mail.set_content(body["html"], subtype="html")
+    for each in body.get("attachments", ()):
+        maintype, _, subtype = each.get("type", "application/octet-stream").partition("/")
+        content, disposition = base64.b64decode(each["content"]), _disposition(each["filename"])
+        mail.add_attachment(content, maintype=maintype, subtype=subtype, disposition=disposition)
+    content = _EOL.sub(b"\r\n", mail.as_bytes())
+    return Mail(sender.addr_spec, recipient, content, is_international)
+
+
+def read_sender(text: object) -> Address:
+    """Return the address that mail comes from, with its display name where it has one.
+
+    Raises InvalidDraft.
+    """
+    accepted = "Shop <mail@shop.example> or mail@shop.example, in ASCII but for the name"
+    if not isinstance(text, str):
+        raise InvalidDraft("from", kind_of(text), accepted)
+    check_header("from", text, longest=_LONGEST_SUBJECT)
+    header = HeaderRegistry()("From", text)
+    groups: tuple[Group, ...] = getattr(header, "groups", ())
+    if len(groups) != 1 or groups[0].display_name is not None or header.defects:
+        raise InvalidDraft("from", "not one address", accepted)
+    [found] = groups[0].addresses
+    if found.display_name:
+        check_header("from", found.display_name, longest=_LONGEST_SUBJECT)
+    address = check_address("from", f"{found.username}@{found.domain}")
+    if not address.isascii():
+        raise InvalidDraft("from", "an address with characters beyond ASCII", accepted)
+    local, _, domain = address.rpartition("@")
+    return Address(found.display_name, local, domain)
+
+
+def check_mail(
+    recipient: object, body: Mapping[str, Any], allowed: frozenset[str] = frozenset()
+) -> None:
+    """Raise InvalidDraft for what could never be sent as an e-mail. Quotes nothing of it.
+
+    ``allowed`` are names of headers, in lower case, that may be set though they steer a provider.
+    """
+    check_address("recipient", recipient)
+    _check_keys("body", body, _KEYS)
+    if "text" not in body and "html" not in body:
+        raise InvalidDraft("body", "neither text nor html", "at least one of them")
+    for name in ("text", "html"):
+        if name in body:
+            _check_content(f"body.{name}", body[name])
+    if "subject" in body:
+        check_header("body.subject", body["subject"], longest=_LONGEST_SUBJECT)
+    if "reply_to" in body:
+        check_address("body.reply_to", body["reply_to"])
+    _check_headers(body.get("headers", {}), allowed)
+    _check_attachments(body.get("attachments", []))
+
+
+def check_address(field: str, text: object) -> str:
+    """Return ``text`` if it is one address: ``local@domain`` and nothing else.
+
+    No display name, comment, list or group, no quoted local part and no address literal. What is
+    beyond ASCII must be in its normal form (NFKC): what looks like an ``@`` to some is none here.
+    Raises InvalidDraft, which does not quote it.
+    """
+    accepted = "one address without a display name, such as ada@example.org"
+    if not isinstance(text, str):
+        raise InvalidDraft(field, kind_of(text), accepted)
+    local, _, domain = text.rpartition("@")
+    problem = None
+    if not local or not domain:
+        problem = "no address"
+    elif len(text.encode(errors="replace")) > _LONGEST_ADDRESS:
+        problem = f"longer than {_LONGEST_ADDRESS} bytes"
+    elif len(local.encode(errors="replace")) > _LONGEST_LOCAL:
+        problem = f"more than {_LONGEST_LOCAL} bytes before the @"
+    elif not _LOCAL.fullmatch(local) or "=?" in local:  # what begins an encoded word
+        problem = "not allowed as it stands before the @"
+    elif not _DOMAIN.fullmatch(domain):
+        problem = "no domain after the @"
+    elif not all(each.isascii() or unicodedata.category(each)[0] in "LMN" for each in domain):
+        problem = "a character in the domain that no name has"  # some are read as a dot
+    elif not text.isascii() and (
+        any(unicodedata.category(each) in _NEVER_IN_ADDRESSES for each in text)
+        or not unicodedata.is_normalized("NFKC", text)
+    ):
+        problem = "characters that are invisible, or not in their normal form (NFKC)"
+    if problem is not None:
+        raise InvalidDraft(field, problem, accepted)
+    return text
+
+
+def check_header(field: str, value: object, *, longest: int) -> str:
+    """Return ``value`` if it is one visible line of 1 to ``longest`` characters.
+
+    Refused are control characters, line and paragraph separators, bidi controls, and white space at
+    the ends. Joiners are allowed: some scripts and many emoji need them. Raises InvalidDraft.
+    """
+    accepted = f"one line of 1 to {longest} characters without control characters"
+    if not isinstance(value, str):
+        raise InvalidDraft(field, kind_of(value), accepted)
+    if not 1 <= len(value) <= longest:
+        raise InvalidDraft(field, f"{len(value)} characters", accepted)
+    for each in value:
+        if each in _BIDI or unicodedata.category(each) in _NEVER:
+            raise InvalidDraft(field, f"the character U+{ord(each):04X}", accepted)
+    if value != value.strip():
+        raise InvalidDraft(field, "white space at an end", accepted)
+    return value
+
+
+def _address(text: str) -> Address:
+    local, _, domain = text.rpartition("@")
+    return Address(username=local, domain=domain)
+
+
+def _disposition(filename: str) -> str:
+    if _SIMPLE.fullmatch(filename):
+        return f'attachment; filename="{filename}"'
+    return f"attachment; filename*=utf-8''{quote(filename, safe='')}"
+
+
+def _check_keys(field: str, given: Iterable[str], known: tuple[str, ...]) -> None:
+    for key in given:
+        if key not in known:
+            raise InvalidDraft(f"{field}.{key[:40]}", "unknown", ", ".join(known))
+
+
+def _check_content(field: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidDraft(field, kind_of(text), "text")
+    if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
+        raise InvalidDraft(field, "holds a NUL character or a lone surrogate", "text")
+
+
+def read_allowed(names: object) -> frozenset[str]:
+    """Return the option ``allow_headers``, in lower case. Raises InvalidSettings."""
+    accepted = "a list of names such as X-Mailgun-Tag"
+    if not isinstance(names, list | tuple | set | frozenset):
+        raise InvalidSettings("allow_headers", kind_of(names), accepted)
+    for each in names:
+        if not isinstance(each, str) or not _NAME.fullmatch(each):
+            raise InvalidSettings("allow_headers", f"{quoted(each)} is not for bodies", accepted)
+    return frozenset(each.lower() for each in names)
+
+
+def _check_headers(headers: object, allowed: frozenset[str]) -> None:
+    accepted = "X-…, List-…, Auto-Submitted, Feedback-ID, Importance, In-Reply-To, Precedence, "
+    accepted += "Priority and References, each once"
+    if not isinstance(headers, Mapping):
+        raise InvalidDraft("body.headers", kind_of(headers), "texts by name")
+    seen = set()
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name):
+            raise InvalidDraft("body.headers", "a name that is not for bodies", accepted)
+        if _STEERS.fullmatch(name) and name.lower() not in allowed:
+            field, accepted = f"body.headers.{name}", "others, or the channel's allow_headers"
+            raise InvalidDraft(field, "it steers the mail provider", accepted)
+        if name.lower() in seen:
+            raise InvalidDraft(f"body.headers.{name}", "given twice", accepted)
+        seen.add(name.lower())
+        check_header(f"body.headers.{name}", value, longest=_LONGEST_HEADER)
+
+
+def _check_attachments(attachments: object) -> None:
+    if not isinstance(attachments, list | tuple):
+        raise InvalidDraft("body.attachments", kind_of(attachments), "a list")
+    for index, each in enumerate(attachments):
+        field = f"body.attachments[{index}]"
+        if not isinstance(each, Mapping):
+            problem = kind_of(each)
+            raise InvalidDraft(field, problem, f"an object of {', '.join(_ATTACHED)}")
+        _check_keys(field, each, _ATTACHED)
+        filename = check_header(
+            f"{field}.filename", each.get("filename"), longest=_LONGEST_FILENAME
+        )
+        if len(filename.encode()) > _LONGEST_FILENAME:
+            raise InvalidDraft(f"{field}.filename", "too long", f"{_LONGEST_FILENAME} bytes")
+        if "/" in filename or "\\" in filename:
+            raise InvalidDraft(f"{field}.filename", "a path", "a name without folders")
+        kind = each.get("type", "application/octet-stream")
+        if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
+            accepted = "a media type such as application/pdf; neither multipart nor message"
+            raise InvalidDraft(f"{field}.type", "no such media type", accepted)
+        _check_base64(f"{field}.content", each.get("content"))
+
+
+def _check_base64(field: str, content: object) -> None:
+    try:
+        if isinstance(content, str) and base64.b64decode(content, validate=True) is not None:
+            return
+    except (binascii.Error, ValueError):
+        pass
+    raise InvalidDraft(field, "not base64", "the content as base64, without line breaks")

@@ -1,0 +1,256 @@
+"""Slots move, masters die, freeze and fill up, while submits and sends go on.
+
+After each fault SQL is judged by the definition of a quota, and the windows are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Barrier, Event, Thread
+from typing import Any, Self
+
+import pytest
+
+from dispatcher import Dispatcher, Message, Settings
+from dispatcher.errors import QuotaExceeded, ReservationsUnavailable
+from dispatcher.quota import Quota
+from dispatcher.redis.keys import ShardKeys, scope_of, shard_of
+from dispatcher.times.clock import SystemClock
+from tests.support.all_windows import promised, windows_of
+from tests.support.cluster import QUICK_MS, Cluster, slot_of, three_masters
+from tests.support.environment import CHANNEL, Environment, Maker
+from tests.support.house import Gate, House
+from tests.support.load import Load
+from tests.support.model import excesses
+from tests.support.nodes import Node
+from tests.support.sentinel import watched_pair
+from tests.support.servers import RedisServer
+from tests.support.waiting import DEADLINE, wait_until
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.parametrize("database_url", ["postgresql"], indirect=True),
+]
+
+SETTINGS: dict[str, Any] = {"scopes": {"tenant": {"quotas": ["8/2 second"]}}}
+SHARDS = 64
+LOADS, TENANTS = 3, 12
+MOST_LATE = 8
+MOVED = 3
+"""How many shards move to another master, one after the other."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An environment under load, and a look into it past the code."""
+
+    running: Environment
+    loads: Sequence[Load]
+    house: House
+
+    @property
+    def accepted(self) -> list[Message]:
+        return [message for load in self.loads for message in load.accepted]
+
+    @property
+    def unavailable(self) -> int:
+        return sum(load.unavailable() for load in self.loads)
+
+    def flow(self) -> None:
+        """Wait until messages are accepted and sent again."""
+        accepted, lines = len(self.accepted), len(self.running.ledger())
+        wait_until(lambda: len(self.accepted) > accepted + 60)
+        wait_until(lambda: len(self.running.ledger()) > lines + 20)
+
+    def wait_for_refusal(self) -> None:
+        before = self.unavailable
+        wait_until(lambda: self.unavailable > before)
+
+    def slots_on(self, cluster: Cluster, master: Node) -> list[int]:
+        """Return the slots of the shards that a master serves."""
+        name = self.house.settings.namespace
+        slots = (slot_of(ShardKeys(name, shard).epoch) for shard in range(SHARDS))
+        return [slot for slot in slots if cluster.master_of(slot) is master]
+
+    def judge(self, *more: Message) -> None:
+        """End the load, and fail if a promise was broken or a window is not what SQL says."""
+        for load in self.loads:
+            load.stop()
+        self.running.wait_until_ended()
+        assert [error for load in self.loads for error in load.failures] == []
+        self.running.check([*self.accepted, *more])
+        wait_until(lambda: windows_of(self.house) == promised(self.house), every=0.1)
+        for name, members in promised(self.house).items():
+            kind, _ = scope_of(name.encode()) or ("", "")
+            quotas = [
+                (quota.count, quota.length_ms)
+                for quota in self.house.settings.quotas_of[kind]
+                if isinstance(quota, Quota)
+            ]
+            assert quotas
+            assert [*excesses([*members.values()], quotas)] == []
+
+
+@pytest.fixture
+def run(
+    environment: Maker, own_redis: RedisServer, database_url: str
+) -> Iterator[Callable[..., Run]]:
+    """Give a maker of an environment under load, on windows elsewhere; its broker is a server."""
+    with ExitStack() as stack:
+
+        def make(gate: Gate, **settings: Any) -> Run:
+            running = environment(redis_url=gate.url, **SETTINGS, **settings)
+            house = House(
+                running.settings, SystemClock(), server=own_redis, url=database_url, gate=gate
+            )
+            stack.enter_context(house)
+            loads = [
+                stack.enter_context(
+                    Load(running.settings, recipients=40, tenants=TENANTS, seed=seed)
+                )
+                for seed in range(LOADS)
+            ]
+            made = Run(running, loads, house)
+            made.flow()
+            return made
+
+        yield make
+
+
+def test_slots_move_under_load(run: Callable[..., Run]) -> None:
+    with three_masters() as cluster:
+        made = run(cluster, shards=SHARDS)
+        first = cluster.masters[0]
+        slots = made.slots_on(cluster, first)[:MOVED]
+        for slot in slots:
+            with cluster.moving(slot, cluster.elsewhere(first)) as move_one:
+                move_one()
+                # Some keys of the shard are here, some there: for a while it may be refused.
+                accepted = len(made.accepted)
+                wait_until(lambda: len(made.accepted) > accepted + 20)  # noqa: B023 - called here
+        made.flow()
+        cluster.move_slot(slots[0], first)
+        made.flow()
+        made.judge()
+
+
+def test_a_replica_takes_over_from_a_killed_master(run: Callable[..., Run]) -> None:
+    with three_masters(node_timeout_ms=QUICK_MS) as cluster:
+        made = run(cluster, shards=SHARDS)
+        master = cluster.masters[1]
+        slot = made.slots_on(cluster, master)[0]
+        master.kill()
+        made.wait_for_refusal()
+        cluster.wait_for_failover(slot, master)
+        made.flow()
+        master.start()
+        cluster.wait_for_replicas()
+        made.flow()
+        made.judge()
+
+
+def test_a_frozen_master_that_comes_back_breaks_no_promise(run: Callable[..., Run]) -> None:
+    """Split brain: it takes itself for the master until it has read what the others say.
+
+    Its replica takes no writes without a replica of its own, so no place is given away twice.
+    """
+    with three_masters(node_timeout_ms=QUICK_MS, min_replicas=1) as cluster:
+        made = run(cluster, shards=SHARDS)
+        master = cluster.masters[0]
+        slots = made.slots_on(cluster, master)
+        settings = made.house.settings
+        with Late(settings, slots) as late:
+            master.freeze()
+            made.wait_for_refusal()
+            cluster.wait_for_failover(slots[0], master)
+            accepted = len(made.accepted)
+            wait_until(lambda: len(made.accepted) > accepted + 20)  # on the other two masters
+            late.begin()
+            master.thaw()
+            cluster.wait_for_replicas()
+            made.flow()
+        made.judge(*late.accepted)
+
+
+def test_a_full_node_refuses_and_the_others_go_on(run: Callable[..., Run]) -> None:
+    with three_masters() as cluster:
+        made = run(cluster, shards=SHARDS)
+        with cluster.masters[2].full():
+            made.wait_for_refusal()
+            accepted = len(made.accepted)
+            wait_until(lambda: len(made.accepted) > accepted + 20)
+        made.flow()
+        made.judge()
+
+
+def test_sentinels_replace_a_killed_master(run: Callable[..., Run]) -> None:
+    with watched_pair() as pair:
+        made = run(pair)
+        master = pair.master
+        master.kill()
+        made.wait_for_refusal()
+        pair.wait_for_failover(master)
+        made.flow()
+        pair.restart(master)
+        pair.wait_for_replica()
+        made.flow()
+        made.judge()
+
+
+def test_sentinels_replace_a_frozen_master(run: Callable[..., Run]) -> None:
+    with watched_pair(min_replicas=1) as pair:
+        made = run(pair)
+        master = pair.master
+        master.freeze()
+        made.wait_for_refusal()
+        pair.wait_for_failover(master)
+        master.thaw()
+        pair.wait_for_replica()
+        made.flow()
+        made.judge()
+
+
+class Late:
+    """Clients that are idle, and then submit to scopes whose windows lie in certain slots."""
+
+    def __init__(self, settings: Settings, slots: Sequence[int]) -> None:
+        self.accepted: list[Message] = []
+        self._settings = settings
+        self._recipients = [
+            name
+            for name in map("late-{}".format, range(20 * SHARDS))
+            if slot_of(ShardKeys(settings.namespace, shard_of(name, SHARDS)).epoch) in slots
+        ][:MOST_LATE]
+        self._calling = Event()
+        self._threads = [Thread(target=self._submit, args=[each]) for each in self._recipients]
+        self._ready = Barrier(len(self._threads) + 1)
+
+    def __enter__(self) -> Self:
+        for each in self._threads:
+            each.start()
+        self._ready.wait(DEADLINE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calling.set()
+        for each in self._threads:
+            each.join(DEADLINE)
+
+    def begin(self) -> None:
+        """Submit; some of the calls now wait for their server."""
+        self._calling.set()
+
+    def _submit(self, recipient: str) -> None:
+        with Dispatcher(self._settings) as dispatcher:
+            dispatcher.next_slot(recipient=recipient, channel=CHANNEL)  # connects
+            self._ready.wait(DEADLINE)
+            self._calling.wait(DEADLINE)
+            with suppress(QuotaExceeded, ReservationsUnavailable):
+                self.accepted.append(
+                    dispatcher.submit(
+                        channel=CHANNEL, recipient=recipient, body={}, send_in=timedelta(seconds=2)
+                    )
+                )

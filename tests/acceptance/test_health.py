@@ -1,0 +1,120 @@
+"""A real worker and a real beat answer probes, through outages and when they hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from tests.support.environment import Maker, broker_on, dispatcher_command, frozen
+from tests.support.hanging import HANGS_AFTER
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+from tests.telemetry.test_health import answer
+
+HANGING = (sys.executable, "-m", "tests.support.hanging")
+ALIVE = (200, "alive\n")
+BOTH = ("worker", "beat")
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def broker() -> Iterator[RedisServer]:
+    """Give a broker apart from the Redis of the windows."""
+    with RedisServer() as server:
+        yield server
+
+
+def address(folder: Path, name: str) -> str | None:
+    """Return where a service answers since its last start."""
+    found = re.findall(r"metrics at http://(\S+)/metrics", (folder / f"{name}.log").read_text())
+    return found[-1] if found else None
+
+
+def says(folder: Path, name: str, path: str) -> tuple[int, str]:
+    at = address(folder, name)
+    assert at is not None
+    return answer(at, path)
+
+
+@pytest.mark.long
+@on_sqlite
+def test_worker_and_beat_are_alive_through_outages_and_not_when_they_hang(
+    environment: Maker, folder: Path, broker: RedisServer, own_redis: RedisServer
+) -> None:
+    services = {
+        "worker": [*HANGING, "worker", "--metrics-port=0", "--concurrency=2"],
+        "beat": [*HANGING, "beat", "--metrics-port=0"],
+    }
+    running = environment(services=services, broker_url=broker_on(broker.url))
+    wait_until(lambda: all(address(folder, name) for name in BOTH))
+    wait_until(lambda: all(says(folder, name, "/readyz")[0] == 200 for name in BOTH))
+    everything = (200, "ready: broker, redis, database\n")
+    wait_until(lambda: says(folder, "worker", "/readyz") == everything)
+    wait_until(lambda: says(folder, "beat", "/readyz") == (200, "ready: broker\n"))
+    assert says(folder, "beat", "/metrics")[0] == 200
+
+    own_redis.kill()
+    no_redis = (503, "not ready: no answer from redis\n")
+    wait_until(lambda: says(folder, "worker", "/readyz") == no_redis)
+    wait_until(lambda: says(folder, "beat", "/readyz")[0] == 200)
+    assert {says(folder, name, "/livez") for name in BOTH} == {ALIVE}
+    own_redis.start()
+    wait_until(lambda: says(folder, "worker", "/readyz")[0] == 200)
+
+    broker.kill()
+    no_broker = (503, "not ready: no answer from broker\n")
+    for name in BOTH:
+        wait_until(partial(lambda name: says(folder, name, "/readyz") == no_broker, name))
+    until = time.monotonic() + 1.5 * HANGS_AFTER.total_seconds()
+
+    def is_over() -> bool:
+        assert {says(folder, name, "/livez") for name in BOTH} == {ALIVE}
+        return time.monotonic() > until
+
+    wait_until(is_over, every=0.1)
+    broker.start()
+    wait_until(lambda: all(says(folder, name, "/readyz")[0] == 200 for name in BOTH))
+    assert running.restarts == 0
+
+    for name in BOTH:
+        os.kill(running.pid(name), signal.SIGUSR2)
+    for name in BOTH:
+        wait_until(partial(lambda name: says(folder, name, "/livez")[0] == 503, name))
+        assert re.match("not alive: the main loop has stood still", says(folder, name, "/livez")[1])
+
+
+@on_sqlite
+def test_a_worker_of_processes_is_alive_before_its_broker_is_there_and_silent_when_stopped(
+    environment: Maker, folder: Path, broker: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    worker = ["worker", "--metrics-port=0", "--pool=prefork", "--concurrency=1"]
+    services = {
+        "worker": dispatcher_command(*worker),
+        "beat": dispatcher_command("beat", "--metrics-port=0"),
+    }
+    running = environment(services=services, broker_url=broker_on(broker.url))
+    running.down("worker")
+    broker.kill()
+    (folder / "worker.log").write_text("")
+    running.up("worker")
+    wait_until(lambda: address(folder, "worker") is not None)
+    wait_until(lambda: says(folder, "worker", "/readyz")[0] == 503)
+    assert says(folder, "worker", "/livez") == ALIVE
+    broker.start()
+    wait_until(lambda: all(says(folder, name, "/readyz")[0] == 200 for name in BOTH))
+    for name in BOTH:
+        at = address(folder, name)
+        assert at is not None
+        with frozen(running.pid(name)), pytest.raises((URLError, TimeoutError)):
+            answer(at, "/livez", seconds=0.5)
+        assert says(folder, name, "/livez") == ALIVE

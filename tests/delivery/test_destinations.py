@@ -1,0 +1,375 @@
+"""Destinations: none keeps the senders of a channel from the others, least of all a silent one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, Outcome, Status
+from dispatcher.delivery.sender import Ended, Group, Report
+from dispatcher.delivery.sender_pool import Destinations, SenderPool, SenderThreads
+from dispatcher.store import Claim, Result
+from dispatcher.testing import a_message
+from dispatcher.times.clock import SystemClock
+from dispatcher.transports.smtp import SmtpTransport
+from dispatcher.transports.webhook import WebhookTransport
+from tests.support.clock import MovableClock
+from tests.support.groups import a_group
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.support.http_receiver import Receiver, receiving
+from tests.support.waiting import wait_until
+
+SHARE = 4
+TIMEOUT = 10.0
+MINUTE = timedelta(minutes=1)
+
+
+class Sends:
+    """The sends of one group."""
+
+    def __init__(self, pool: SenderPool, group: Group) -> None:
+        self._pool = pool
+        self._group = group
+
+    @property
+    def has_left(self) -> bool:
+        return self._pool.has_left(self._group)
+
+    def withdraw(self) -> list[tuple[Claim, timedelta]]:
+        return self._pool.withdraw(self._group)
+
+    def withdraw_silent(self) -> list[tuple[Claim, timedelta]]:
+        return self._pool.withdraw(self._group, only_silent=True)
+
+
+def ended(claim: Claim, *, answered: bool) -> Ended:
+    return Ended(claim, Result(claim, None), 0.0, answered=answered)
+
+
+class World:
+    """Hosts by name: at those that are ``silent`` a send lasts until the gate lets one go."""
+
+    def __init__(self, *, spare: int = 1) -> None:
+        self.clock = MovableClock()
+        self.destinations = Destinations(
+            lambda message: message.recipient or None,
+            share=SHARE,
+            timeout=TIMEOUT,
+            longest=MINUTE,
+            clock=self.clock,
+        )
+        self.threads = SenderThreads("test", most=SHARE + spare)
+        self.pool = SenderPool(self.threads, self._send, self.destinations, self.clock)
+        self.silent: set[str] = set()
+        self.gate = threading.Semaphore(0)
+        self.begun: list[str] = []
+        self.busy: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def group(self, *names: str) -> Sends:
+        """Let a group of messages to these hosts be sent; all are due."""
+        group = a_group()
+        claims = [Claim(a_message(recipient=each), token=1) for each in names]
+        self.pool.send(group, [(0.0, each) for each in claims])
+        return Sends(self.pool, group)
+
+    def _send(self, group: Group, claim: Claim) -> Report:
+        del group
+        name = claim.message.recipient
+        with self._lock:
+            self.begun.append(name)
+            self.busy[name] += 1
+            self.most[name] = max(self.most[name], self.busy[name])
+        is_silent = name in self.silent
+        if is_silent:
+            assert self.gate.acquire(timeout=60)
+        with self._lock:
+            self.busy[name] -= 1
+        return ended(claim, answered=not is_silent)
+
+    def wait_for(self, name: str, many: int) -> None:
+        wait_until(lambda: self.begun.count(name) >= many, 60)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.gate.release(1_000)
+    made.threads.close()
+
+
+def test_a_silent_destination_leaves_a_sender_to_others(world: World) -> None:
+    world.silent.add("silent")
+    world.group(*["silent"] * 20)
+    world.wait_for("silent", SHARE)
+    world.group("good", "good", "better")
+    world.wait_for("good", 2)
+    world.wait_for("better", 1)
+    assert world.begun.count("silent") == SHARE
+
+
+def test_it_leaves_one_also_within_its_own_group(world: World) -> None:
+    world.silent.add("silent")
+    world.group(*["silent"] * 20, "good")
+    world.wait_for("good", 1)
+    world.wait_for("silent", SHARE)
+    assert world.begun.count("silent") == SHARE
+
+
+def test_a_destination_that_is_alone_has_all_senders(world: World) -> None:
+    barrier = threading.Barrier(SHARE)
+    met: list[int] = []
+
+    def meet(group: Group, claim: Claim) -> Report:
+        del group
+        met.append(barrier.wait(60))
+        return ended(claim, answered=True)
+
+    pool = SenderPool(world.threads, meet, world.destinations, world.clock)
+    claims = [Claim(a_message(recipient="one"), token=1) for _ in range(3 * SHARE)]
+    pool.send(a_group(), [(0.0, each) for each in claims])
+    wait_until(lambda: len(met) == 3 * SHARE, 60)
+
+
+def test_all_that_waited_for_a_destination_is_sent_once_it_answers(world: World) -> None:
+    world.silent.add("slow")
+    groups = [world.group(*["slow"] * 6) for _ in range(3)]
+    world.wait_for("slow", SHARE)
+    world.silent.clear()
+    world.gate.release(SHARE)
+    world.wait_for("slow", 18)
+    wait_until(lambda: not any(each.has_left for each in groups), 60)
+    assert world.most["slow"] <= SHARE
+
+
+def silenced(world: World) -> None:
+    """Let a destination run into so many timeouts that it counts as silent."""
+    world.silent.add("silent")
+    sending = world.group(*["silent"] * 3)
+    world.wait_for("silent", 3)
+    world.gate.release(3)
+    wait_until(lambda: world.busy["silent"] == 0 and not sending.has_left, 60)
+    wait_until(lambda: world.destinations._is_silent("silent"), 60)
+
+
+def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_it(world: World) -> None:
+    silenced(world)
+    world.most.clear()
+    group = world.group(*["silent"] * 9)
+    world.wait_for("silent", 4)
+    wait_until(lambda: len(world.destinations._parked["silent"]) == 8, 60)
+    assert world.most["silent"] == 1
+    back = group.withdraw_silent()
+    assert [wait.total_seconds() for _, wait in back] == [
+        TIMEOUT * 1.25 * n for n in range(1, 5)
+    ] + [pytest.approx(45, abs=15)] * 4, "each at its turn, none later than the longest wait"
+    assert not group.has_left
+    assert group.withdraw_silent() == []
+
+
+def test_once_it_answers_it_has_its_senders_again(world: World) -> None:
+    silenced(world)
+    world.silent.clear()
+    group = world.group(*["silent"] * 9)
+    world.wait_for("silent", 3 + 9)
+    assert group.withdraw_silent() == []
+    assert not world.destinations._timeouts
+
+
+def test_what_is_parked_for_one_that_is_only_busy_stays_with_its_group(world: World) -> None:
+    world.silent.add("slow")
+    group = world.group(*["slow"] * 7)
+    world.wait_for("slow", SHARE)
+    wait_until(lambda: len(world.destinations._parked["slow"]) == 3, 60)
+    assert group.withdraw_silent() == []
+    assert group.has_left
+    assert [wait for _, wait in group.withdraw()] == [timedelta(0)] * 3
+    assert not group.has_left
+
+
+def test_nothing_is_kept_of_destinations_that_answered(world: World) -> None:
+    group = world.group(*(f"host {number}" for number in range(100)))
+    wait_until(lambda: len(world.begun) == 100 and not group.has_left, 60)
+    wait_until(lambda: not world.destinations._busy, 60)
+    kept = (world.destinations._names, world.destinations._parked, world.destinations._timeouts)
+    assert not any(kept)
+
+
+def test_a_transport_that_cannot_name_a_destination_sends_all_the_same() -> None:
+    def fail(_: Message) -> str:
+        raise LookupError("no")
+
+    destinations = Destinations(fail, share=1, timeout=1, longest=MINUTE, clock=MovableClock())
+    claim = Claim(a_message(), token=1)
+    assert destinations.admit(a_group(), 0.0, claim)
+    assert destinations.leave(claim, answered=False) == []
+
+
+WEBHOOK = WebhookTransport(http=True, ports=[8080])
+TO_ONE = WebhookTransport(url="https://shop.example/hook")
+_FROM: dict[str, Any] = {"from": "shop@example.org"}
+MAIL = SmtpTransport(url="smtps://mail.example", **_FROM)
+
+
+@pytest.mark.parametrize(
+    ("transport", "recipient", "name"),
+    [
+        (WEBHOOK, "https://Ada.Example/hook?key=1", "ada.example"),
+        (WEBHOOK, "http://ada.example.:8080/", "ada.example"),
+        (WEBHOOK, "https://127.0.0.1/", None),
+        (WEBHOOK, "no URL", None),
+        (TO_ONE, "https://ada.example/", None),
+        (MAIL, "ada@Example.ORG", "example.org"),
+        (MAIL, "nobody@", None),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_destination_is_the_host_of_a_url_or_the_domain_of_an_address(
+    transport: WebhookTransport | SmtpTransport, recipient: str, name: str | None
+) -> None:
+    assert transport.destination(a_message(recipient=recipient)) == name
+
+
+LATE = 60.0
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+Make = Callable[..., House]
+
+
+class Silent:
+    """A host that takes connections and says nothing."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.2", 0), backlog=1_000)
+        self.url = f"http://127.0.0.2:{self.port}/hook"
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        """Break every connection."""
+        self._socket.close()
+
+
+@pytest.fixture
+def good() -> Iterator[Receiver]:
+    with receiving() as one:
+        yield one
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    made = Silent()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make(build: Build, good: Receiver, silent: Silent) -> Make:
+    def made(timeout: float, **channel: Any) -> House:
+        options: dict[str, Any] = {
+            "http": True, "allow": ["127.0.0.0/8"], "ports": [good.port, silent.port],
+        }  # fmt: skip
+        return build(
+            clock=SystemClock(),
+            in_order=False,
+            quotas="1000/minute",
+            transport_timeout=timeout,
+            claim_ttl=timeout + 20,
+            redelivery_timeout=600,
+            channels={"hook": {"transport": "webhook", "options": options} | channel},
+        )
+
+    return made
+
+
+def to(house: House, url: str, many: int) -> list[Message]:
+    return [house.submit(channel="hook", recipient=url) for _ in range(many)]
+
+
+def delivering(house: House, *groups: Sequence[Message]) -> list[threading.Thread]:
+    """Let threads deliver these groups as those of a worker do."""
+    threads = [
+        threading.Thread(
+            target=house.parts.group_queue.deliver, args=([each.id for each in group], "hook")
+        )
+        for group in groups
+    ]
+    for each in threads:
+        each.start()
+    return threads
+
+
+@on_postgresql
+def test_who_answers_is_not_kept_waiting_by_who_does_not(
+    make: Make, good: Receiver, silent: Silent
+) -> None:
+    """64 messages to a host that never answers, due before; the timeout is far away."""
+    house = make(LATE)
+    bad = to(house, silent.url, 64)
+    threads = delivering(house, bad[:50], bad[50:])
+    wait_until(lambda: len(house.attempt_rows()) == len(bad), LATE)
+    others = to(house, good.url, 20)
+    threads += delivering(house, others)
+    wait_until(lambda: all(house.again(each).status is Status.SENT for each in others), LATE)
+    assert len(good.received) == len(others)
+    for each in bad:
+        [attempt] = house.dispatcher.attempts(each.id)
+        assert attempt.finished_at is None, "no send to the silent one has ended by then"
+    house.parts.delivery.stop()
+    silent.close()
+    for thread in threads:
+        thread.join(LATE)
+    assert house.parts.delivery.finish(LATE)
+    tried = [house.again(each).attempt_count for each in bad]
+    senders = house.settings.channels["hook"].senders
+    assert sum(tried) == senders - senders // 4, "the others were put back"
+
+
+@on_postgresql
+def test_after_timeouts_in_a_row_one_sender_at_a_time_tries_until_it_answers(
+    make: Make, good: Receiver, silent: Silent
+) -> None:
+    house = make(0.3)
+    first = to(house, silent.url, 3)
+    house.deliver(*first)
+    for each in first:
+        [attempt] = house.dispatcher.attempts(each.id)
+        assert attempt.outcome in {Outcome.UNKNOWN, Outcome.TEMPORARY}
+    more, others = to(house, silent.url, 40), to(house, good.url, 10)
+    assert house.deliver(*more, *others) == len(others)
+    assert len(good.received) == len(others)
+    now = [house.again(each) for each in more]
+    assert sorted(each.attempt_count for each in now) == [0] * 39 + [1]
+    back = sorted(each.next_attempt_at for each in now if each.attempt_count == 0)
+    assert {each.status for each in now} == {Status.SCHEDULED}
+    assert back[-1] - back[0] > timedelta(seconds=10), "they come back one after the other"
+    assert len(house.permits(silent.url)) == 3 + 1, "what was not sent has no permit"
+
+
+@on_postgresql
+def test_each_message_for_who_never_answers_is_tried_and_fails_in_the_end(
+    make: Make, silent: Silent
+) -> None:
+    """More than can be tried before the longest wait is over: none is passed over for ever."""
+    house = make(0.2, max_attempts=2, backoff_base=0.2, backoff_longest=0.5)
+    messages = to(house, silent.url, 12)
+
+    def have_failed() -> bool:
+        waiting = [each for each in messages if house.again(each).status is Status.SCHEDULED]
+        house.deliver(*waiting)
+        return not waiting
+
+    wait_until(have_failed, 2 * LATE)
+    for each in messages:
+        assert house.again(each).status is Status.FAILED
+        assert len(house.dispatcher.attempts(each.id)) == 2

@@ -1,0 +1,444 @@
+"""Permits whose scope and channel lie in different shards: whole grants, and no limit exceeded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher import LimitersUnavailable
+from dispatcher.limiters import Fills, LogLimit, Permit, Permits, permit_logs
+from dispatcher.quota import Limit, parse_limit
+from dispatcher.redis import scripts
+from dispatcher.redis.keys import PermitKeys, line_of, permit_parts, shard_of
+from dispatcher.redis.scripts import Call, Script
+from dispatcher.scope import NOBODY
+from dispatcher.times.clock import SystemClock
+from tests.support.limiters import Clocked, clocked
+from tests.support.model import is_broken
+from tests.support.servers import RedisServer
+from tests.support.soak import examples
+
+SHARDS = 8
+HOLD = timedelta(seconds=10)
+MS, SECOND, MINUTE = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1)
+MARKER_LIFE = timedelta(seconds=9)
+EVER = Limit(1_000, 60_000)
+NUMBERS = count()
+"""Give each example a namespace of its own."""
+
+
+def named(start: str, shard: int) -> str:
+    """Return a name that lies in that shard."""
+    return next(name for n in count() if shard_of(name := f"{start} {n}", SHARDS) == shard)
+
+
+SMS, MAIL = named("sms", 1), named("mail", 2)
+NEAR, FAR, ALONE = named("near", 1), named("far", 2), named("alone", 5)
+"""Scopes: in the shard of one channel, of the other, of none."""
+
+
+class World:
+    """Permits of open shards, and what lies in their logs."""
+
+    def __init__(
+        self,
+        client: Clocked,
+        *,
+        scope_limits: Sequence[LogLimit],
+        shards: int = SHARDS,
+        **channels: Sequence[LogLimit],
+    ) -> None:
+        self.client = client
+        self.namespace = f"shards{next(NUMBERS)}"
+        self.shards = permit_parts(self.namespace, shards)
+        self.channel_limits = channels
+        self.permits = Permits(
+            client,
+            namespace=self.namespace,
+            shards=shards,
+            scope_limits=scope_limits,
+            channel_limits=channels,
+            clock=SystemClock(),
+        )
+        for keys in self.shards:
+            client.hset(keys.epoch, "server", "any")
+
+    def keys(self, name: str) -> PermitKeys:
+        """Return the keys of the shard of a scope or a channel."""
+        return self.shards[shard_of(name, len(self.shards))]
+
+    def scope(self, name: str) -> set[bytes]:
+        """Return the permits of a scope."""
+        return set(cast("list[bytes]", self.client.zrange(self.keys(name).scope(name), 0, -1)))
+
+    def channel(self, name: str) -> set[bytes]:
+        """Return the permits of a channel."""
+        return set(cast("list[bytes]", self.client.zrange(self.keys(name).channel(name), 0, -1)))
+
+    def acquire(self, *wanted: Permit) -> list[bool]:
+        """Ask for a group; return who was granted."""
+        return [each.allowed for each in self.permits.acquire(wanted, hold=HOLD)]
+
+    def logs(self) -> list[bytes]:
+        """Return the names of all logs that hold a permit."""
+        return sorted(
+            cast("list[bytes]", self.client.keys(f"{{{self.namespace}:permits:*}}:log:*"))
+        )
+
+
+@pytest.fixture
+def world(moved: Clocked) -> Callable[..., World]:
+    """Give a maker of permits in several shards."""
+
+    def build(*scope_limits: LogLimit, **given: Any) -> World:
+        return World(moved, scope_limits=scope_limits, **given)
+
+    return build
+
+
+def wanted(scope: str, channel: str = SMS) -> Permit:
+    return Permit(uuid4(), 1, scope, channel)
+
+
+def member(permit: Permit) -> bytes:
+    return permit.message_id.bytes + permit.token.to_bytes(4, "big")
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give a list that gets the number of scripts of each round trip."""
+    made: list[int] = []
+
+    def counted(client: redis.Redis, script: Script, calls: Sequence[Call]) -> list[Any]:
+        made.append(len(calls))
+        return scripts.replies_of(client, script, calls)
+
+    monkeypatch.setattr(permit_logs, "replies_of", counted)
+    return made
+
+
+def test_a_group_takes_one_round_trip_for_its_scopes_and_one_for_its_channel(
+    world: Callable[..., World], trips: list[int]
+) -> None:
+    made = world(EVER, **{SMS: [EVER]})
+    group = [wanted(f"scope {n}") for n in range(50)]
+    assert made.acquire(*group) == [True] * 50
+    assert trips == [SHARDS - 1, 1], "the channel's script judges the scopes of its own shard"
+    made.permits.settle([(each, timedelta(0)) for each in group])
+    made.permits.give_back(group)
+    assert trips[2:] == [SHARDS, SHARDS]
+    assert made.logs() == []
+
+
+def test_in_one_shard_one_script_decides(world: Callable[..., World], trips: list[int]) -> None:
+    made = world(Limit(3, 60_000), shards=1, **{SMS: [Limit(3, 60_000)]})
+    assert made.acquire(*[wanted(NEAR) for _ in range(5)]) == [True] * 3 + [False] * 2
+    assert trips == [1]
+
+
+@pytest.mark.parametrize("scope", [NEAR, FAR, ALONE])
+def test_what_a_channel_refuses_keeps_nothing_in_its_scope(
+    world: Callable[..., World], scope: str
+) -> None:
+    made = world(Limit(5, 60_000), **{SMS: [Limit(1, 60_000)]})
+    first, second = wanted(scope), wanted(scope)
+    granted, refused = made.permits.acquire([first, second], hold=HOLD)
+    assert granted == (True, 0, timedelta(0))
+    assert not refused.allowed
+    assert refused.retry_after >= MINUTE, "the turn that the channel gives"
+    assert made.scope(scope) == made.channel(SMS) == {member(first)}
+    assert made.client.zcard(line_of(made.keys(SMS).channel(SMS))) == 1
+
+
+@pytest.mark.parametrize("scope", [NEAR, FAR, ALONE])
+def test_what_a_scope_refuses_takes_nothing_of_its_channel(
+    world: Callable[..., World], scope: str
+) -> None:
+    made = world(Limit(1, 60_000), **{SMS: [Limit(5, 60_000)]})
+    first, second, other = wanted(scope), wanted(scope), wanted(named("other", 7))
+    assert made.acquire(first, second, other) == [True, False, True]
+    assert made.scope(scope) == {member(first)}
+    assert made.channel(SMS) == {member(first), member(other)}
+
+
+def test_room_that_a_refusal_leaves_in_a_scope_goes_to_the_next_of_the_group(
+    world: Callable[..., World],
+) -> None:
+    """One script would have refused the first without its ever counting."""
+    made = world(Limit(1, 60_000), **{SMS: [Limit(1, 60_000)], MAIL: [Limit(5, 60_000)]})
+    assert made.acquire(wanted(NEAR)) == [True]
+    for scope in (FAR, ALONE):
+        first, second, third = wanted(scope), wanted(scope, MAIL), wanted(scope, MAIL)
+        assert made.acquire(first, second, third) == [False, True, False]
+        assert made.scope(scope) == {member(second)}
+
+
+def test_a_permit_asked_for_again_is_granted_again_in_every_shard(
+    world: Callable[..., World],
+) -> None:
+    made = world(Limit(1, 60_000), **{SMS: [Limit(1, 60_000)]})
+    permit = wanted(ALONE)
+    assert made.acquire(permit) == made.acquire(permit) == [True]
+    assert made.scope(ALONE) == made.channel(SMS) == {member(permit)}
+
+
+@pytest.mark.parametrize("channel", [SMS, "unlimited"])
+def test_a_closed_channel_refuses_whoever_has_room_in_its_scope(
+    world: Callable[..., World], channel: str
+) -> None:
+    made = world(Limit(1, 60_000), **{SMS: [Limit(5, 60_000)]})
+    made.permits.close(channel, MINUTE)
+    [refused] = made.permits.acquire([wanted(ALONE, channel)], hold=HOLD)
+    assert refused.retry_after == MINUTE
+    assert made.logs() == []
+    made.client.advance(MINUTE + MS)
+    assert made.acquire(wanted(ALONE, channel), wanted(NOBODY, channel)) == [True, True]
+
+
+def test_the_tightest_limit_of_all_shards_says_what_remains(world: Callable[..., World]) -> None:
+    made = world(Limit(3, 60_000), **{SMS: [Limit(9, 60_000)], MAIL: [Limit(2, 60_000)]})
+    ways = [wanted(ALONE), wanted(FAR, MAIL), wanted(ALONE, "unlimited")]
+    left = [made.permits.acquire([each], hold=HOLD)[0].remaining for each in ways]
+    assert left == [2, 1, 1]
+
+
+def test_a_scope_without_limits_has_no_log(world: Callable[..., World], trips: list[int]) -> None:
+    made = world(**{SMS: [Limit(1, 60_000)]})
+    assert made.acquire(wanted(ALONE), wanted(FAR)) == [True, False]
+    assert trips == [1]
+    assert made.logs() == [made.keys(SMS).channel(SMS).encode()]
+
+
+@pytest.mark.parametrize("closed", [SMS, ALONE])
+def test_where_a_shard_is_closed_a_group_can_give_all_back(
+    world: Callable[..., World], closed: str
+) -> None:
+    made = world(EVER, **{SMS: [EVER]})
+    made.client.delete(made.keys(closed).epoch)
+    group = [wanted(scope) for scope in (ALONE, FAR, NEAR)]
+    with pytest.raises(LimitersUnavailable, match="not complete"):
+        made.permits.acquire(group, hold=HOLD)
+    made.permits.give_back(group)
+    assert made.logs() == []
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+def test_a_process_that_dies_between_two_shards_leaves_a_scope_stricter(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world(Limit(2, 60_000), **{SMS: [EVER]})
+    dead = wanted(ALONE)
+    with monkeypatch.context() as patched, suppress(Killed):
+        calls: Iterator[Callable[..., Any]] = iter([scripts.replies_of, killed])
+        patched.setattr(permit_logs, "replies_of", lambda *given: next(calls)(*given))  # noqa: PLW0108 - another one each time
+        made.permits.acquire([dead], hold=HOLD)
+    assert (made.scope(ALONE), made.channel(SMS)) == ({member(dead)}, set())
+    assert made.acquire(wanted(ALONE), wanted(ALONE)) == [True, False]
+    made.client.advance(HOLD + MINUTE)
+    assert made.acquire(wanted(ALONE), wanted(ALONE)) == [True, True]
+
+
+def test_each_shard_selects_the_calendar_period_of_its_own_clock(
+    world: Callable[..., World], trips: list[int]
+) -> None:
+    """The clock of this process is months ahead of these servers."""
+    made = world(parse_limit("2/day in Asia/Kathmandu"), **{SMS: [parse_limit("9/week in UTC")]})
+    group = [wanted(scope) for scope in (FAR, FAR, FAR, ALONE)]
+    assert made.acquire(*group) == [True, True, False, True]
+    assert trips == [2, 2, 1, 1]
+    assert made.acquire(wanted(FAR), wanted(ALONE)) == [False, True]
+    assert trips[4:] == [2, 1], "it remembers by how much"
+
+
+def test_a_rebuild_restores_the_logs_of_its_shards_alone(world: Callable[..., World]) -> None:
+    made = world(EVER, **{SMS: [EVER]})
+    ours = [made.keys(ALONE), made.keys("nothing of this")]
+    for keys in made.shards:
+        made.client.set(keys.rebuild, "mine" if keys in ours else "another's")
+    made.client.advance(SECOND)
+    taken = [(wanted(scope), MINUTE / 2) for scope in (ALONE, FAR)]
+    made.permits.restore(taken, dict.fromkeys(ours, "mine"), marker_life=MARKER_LIFE)
+    assert made.scope(ALONE) == {member(taken[0][0])}
+    assert made.logs() == [made.keys(ALONE).scope(ALONE).encode()]
+    markers = {keys: made.client.get(keys.rebuild) for keys in made.shards}
+    assert {keys for keys, marker in markers.items() if marker == b"mine+"} == {*ours}, "kept alive"
+
+
+def test_room_is_noted_in_the_shard_of_each_log_and_found_in_all(
+    world: Callable[..., World],
+) -> None:
+    made = world(Limit(1, 60_000), **{SMS: [Limit(1, 60_000)], MAIL: [Limit(9, 60_000)]})
+    of_scope, of_channel = wanted(ALONE, MAIL), wanted(NOBODY)
+    waits_for_scope, waits_for_channel = wanted(ALONE, MAIL), wanted(FAR)
+    assert made.acquire(of_scope, waits_for_scope) == [True, False]
+    assert made.acquire(of_channel, waits_for_channel) == [True, False]
+    made.client.delete(*(keys.room for keys in made.shards))  # of the scope that was asked ahead
+    made.permits.give_back([of_scope, of_channel])
+
+    assert len(made.permits.waiting(logs=1, each=9)) == 1
+    found = made.permits.waiting(logs=9, each=9)
+    assert found == {
+        made.keys(ALONE).scope(ALONE): [waits_for_scope.message_id],
+        made.keys(SMS).channel(SMS): [waits_for_channel.message_id],
+    }
+    made.permits.called(found, {waits_for_channel.message_id})
+    assert made.permits.waiting(logs=9, each=9) == {made.keys(ALONE).scope(ALONE): []}
+    made.permits.called({made.keys(ALONE).scope(ALONE): []}, set())
+    assert made.permits.waiting(logs=9, each=9) == {}
+    assert made.acquire(waits_for_channel) == [True]
+
+
+def test_fills_read_each_channel_in_its_shard(world: Callable[..., World]) -> None:
+    limits: dict[str, Sequence[LogLimit]] = {SMS: [Limit(2, 60_000)], MAIL: [Limit(3, 60_000)]}
+    made = world(EVER, **limits)
+    fills = Fills(
+        made.client, namespace=made.namespace, shards=SHARDS, channel_limits=made.channel_limits
+    )
+    made.acquire(*[wanted(f"scope {n}") for n in range(4)], wanted(ALONE, MAIL))
+    made.permits.close(MAIL, MINUTE)
+    sms, mail = fills.read()
+    assert (sms.limits[0].used, sms.waiting, sms.closed_until) == (2, 2, None)
+    assert (mail.limits[0].used, mail.waiting) == (1, 0)
+    assert mail.closed_until is not None
+    made.client.delete(made.keys(MAIL).epoch)
+    with pytest.raises(LimitersUnavailable, match="not complete"):
+        fills.read()
+
+
+# Random groups against plain counting.
+
+CHANNELS = (SMS, MAIL, "unlimited")
+SCOPES = (NEAR, FAR, ALONE, named("far too", 2), NOBODY)
+few = st.lists(
+    st.builds(Limit, st.integers(1, 4), st.integers(1, 20).map(lambda n: n * 1_000)),
+    min_size=1,
+    max_size=2,
+)
+groups = st.lists(st.tuples(st.sampled_from(SCOPES), st.sampled_from(CHANNELS)), max_size=8)
+steps = st.lists(
+    st.tuples(
+        groups,
+        st.integers(0, 8_000),
+        st.lists(st.sampled_from(["use", "give back", "forget"]), min_size=8, max_size=8),
+        st.sampled_from([None, None, None, *CHANNELS]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+class Model:
+    """Counts by hand what is granted, and knows when each permit was used."""
+
+    def __init__(self, made: World, scope_limits: Sequence[Limit]) -> None:
+        self.made = made
+        self.scope_limits = scope_limits
+        self.counted: dict[Permit, int] = {}
+        self.sent: list[tuple[Permit, int]] = []
+        self.closed: Counter[str] = Counter()
+
+    def limits_of(self, permit: Permit) -> Iterator[tuple[Callable[[Permit], bool], Limit]]:
+        """Yield the limits that a permit meets, and who else does."""
+        if permit.scope != NOBODY:
+            for limit in self.scope_limits:
+                yield lambda other: other.scope == permit.scope, limit
+        for each in self.made.channel_limits.get(permit.channel, ()):
+            assert isinstance(each, Limit)
+            yield lambda other: other.channel == permit.channel, each
+
+    def judge(self, group: Sequence[Permit], answers: Sequence[bool], now_ms: int) -> None:
+        """Fail where a refusal has no reason, or a grant or a refusal is not whole."""
+        hold_ms = HOLD // MS
+        self.counted |= {
+            each: now_ms + hold_ms for each, ok in zip(group, answers, strict=True) if ok
+        }
+        for permit, allowed in zip(group, answers, strict=True):
+            known = member(permit)
+            has = [
+                known in self.made.scope(permit.scope),
+                known in self.made.channel(permit.channel),
+            ]
+            meets = [permit.scope != NOBODY, permit.channel in self.made.channel_limits]
+            assert has == ([False, False] if not allowed else meets)
+            log = self.made.keys(permit.channel).channel(permit.channel)
+            assert (
+                allowed
+                or self.closed[permit.channel] > now_ms
+                or self.made.client.zcard(line_of(log))
+                or any(
+                    sum(mine(each) and at > now_ms - limit.length_ms
+                        for each, at in self.counted.items()) >= limit.count
+                    for mine, limit in self.limits_of(permit)
+                )
+            ), "refused, though each of its limits has room"  # fmt: skip
+
+    def check(self) -> None:
+        """Fail where more was sent in a period than a limit allows."""
+        for permit, _ in self.sent:
+            for mine, limit in self.limits_of(permit):
+                times = [at for each, at in self.sent if mine(each)]
+                assert not is_broken(times, (limit.count, limit.length_ms))
+
+
+@pytest.fixture(scope="module")
+def shared(redis_session: RedisServer) -> Iterator[Clocked]:
+    """Give a client whose scripts see the test's time to examples with namespaces of their own."""
+    client = clocked(str(redis_session.socket))
+    client.flushall()
+    client.set_us(1_763_730_000_123_456)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+@settings(max_examples=examples(120), deadline=None)
+@given(limits=st.tuples(few, few, few), plan=steps)
+def test_no_limit_is_exceeded_and_every_grant_is_whole(
+    shared: Clocked,
+    shards: int,
+    limits: tuple[list[Limit], list[Limit], list[Limit]],
+    plan: list[tuple[list[tuple[str, str]], int, list[str], str | None]],
+) -> None:
+    scope_limits, sms, mail = limits
+    made = World(shared, scope_limits=scope_limits, shards=shards, **{SMS: sms, MAIL: mail})
+    model = Model(made, scope_limits)
+    ids = (UUID(int=n) for n in count(1))
+    refused: list[Permit] = []
+    for names, pass_ms, fates, closes in plan:
+        if closes is not None:
+            made.permits.close(closes, 3 * SECOND)
+            model.closed[closes] = max(model.closed[closes], shared.now_us // 1_000 + 3_000)
+        group = [*refused, *(Permit(next(ids), 1, *each) for each in names)]
+        now_ms = shared.now_us // 1_000
+        answers = made.acquire(*group)
+        model.judge(group, answers, now_ms)
+        refused = [each for each, ok in zip(group, answers, strict=True) if not ok][:4]
+        granted = [each for each, ok in zip(group, answers, strict=True) if ok]
+        shared.advance(pass_ms * MS)
+        at_ms = shared.now_us // 1_000
+        for permit, fate in zip(granted, [*fates, *fates], strict=False):
+            if fate == "use":
+                model.sent.append((permit, at_ms))
+                made.permits.settle([(permit, timedelta(0))])
+                model.counted[permit] = at_ms + 1
+            elif fate == "give back":
+                made.permits.give_back([permit])
+                del model.counted[permit]
+        model.check()

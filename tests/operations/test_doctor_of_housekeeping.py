@@ -1,0 +1,185 @@
+"""``doctor`` about what makes the tables grow: each cause is made, found, and gone when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from dispatcher.message import Status
+from dispatcher.operations import housekeeping_checks as checks
+from dispatcher.operations.findings import Level
+from dispatcher.store import Backlog, Database, Housekeeping, Slot, StoreSurvey, migrate
+from dispatcher.store.engines import postgresql
+from dispatcher.telemetry.liveness import Kind
+from dispatcher.times.clock import SystemClock
+from tests.support.examining import OK, WARNING, examined
+from tests.support.house import House
+from tests.support.house_fixtures import Build
+from tests.support.mariadb import MariaDBServer
+from tests.support.servers import PostgresServer
+from tests.support.waiting import wait_until
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+on = {
+    kind: pytest.mark.parametrize("database_url", [kind], indirect=True)
+    for kind in ("sqlite", "postgresql", "mariadb")
+}
+CLERK = "dispatcher_clerk"
+
+
+@pytest.fixture
+def house(build: Build) -> House:
+    """Give a house with the machine's clock."""
+    return build(clock=SystemClock())
+
+
+@contextmanager
+def open_elsewhere(house: House, *statements: str) -> Iterator[None]:
+    """Run statements in a transaction of another program, which stays open inside."""
+    with closing(Database(house.url)) as other, other.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        for statement in statements:
+            connection.exec_driver_sql(statement).close()
+        yield
+        connection.exec_driver_sql("ROLLBACK")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_transaction_that_stays_open_is_warned_of(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_LONG_OPEN", timedelta(0))
+    house.submit(send_in=HOUR)
+    with open_elsewhere(house, "UPDATE dispatcher_messages SET last_error = 'x'"):
+        assert examined(house)["store.transactions"].level is WARNING
+
+
+@on["postgresql"]
+def test_a_transaction_that_keeps_no_row_is_not_warned_of(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_LONG_OPEN", timedelta(0))
+    with open_elsewhere(house, "SELECT 1"):
+        assert examined(house)["store.transactions"].found == "none keeps old versions of rows"
+
+
+@on["postgresql"]
+def test_a_role_that_sees_its_own_transactions_alone_is_told_so(
+    house: House,
+) -> None:
+    house.sql(f"CREATE ROLE {CLERK}")
+    try:
+        house.sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {CLERK}")
+        limited = f"{house.url}&options=-crole%3D{CLERK}"
+        found = examined(house, database_url=limited)["store.transactions"]
+    finally:
+        house.sql(f"DROP OWNED BY {CLERK}")
+        house.sql(f"DROP ROLE {CLERK}")
+    assert found.level is OK
+    assert "pg_read_all_stats is missing" in found.found
+    assert "missing" not in examined(house)["store.transactions"].found
+
+
+@on["mariadb"]
+def test_a_user_that_sees_no_transaction_is_told_so(house: House, mariadb: MariaDBServer) -> None:
+    url = make_url(house.url)
+    clerk = f"'{CLERK}'@'%'"
+    mariadb.execute(
+        f"CREATE OR REPLACE USER {clerk}", f"GRANT ALL ON `{url.database}`.* TO {clerk}"
+    )
+    try:
+        limited = url.set(username=CLERK).render_as_string()
+        found = examined(house, database_url=limited)["store.transactions"]
+        assert found.level is OK
+        assert "PROCESS is missing" in found.found
+    finally:
+        mariadb.execute(f"DROP USER {clerk}")
+
+
+@on["postgresql"]
+def test_rows_that_no_vacuum_removes_are_warned_of(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "_USUALLY_DEAD", 0)
+    message = house.submit(send_in=HOUR)
+    for number in range(3):
+        house.change([message], last_error=str(number))
+    # The server counts a moment later.
+    wait_until(lambda: examined(house)["store.dead_rows"].level is WARNING)
+
+    def is_removed() -> bool:
+        house.sql("VACUUM dispatcher_messages, dispatcher_attempts")
+        return examined(house)["store.dead_rows"].level is OK
+
+    wait_until(is_removed)
+
+
+def test_a_slot_without_a_consumer_is_warned_of() -> None:
+    with PostgresServer(wal_level="replica") as server:
+        url = server.url(server.migrated(migrate_at))
+        with closing(Database(url)) as database:
+            survey = StoreSurvey(database)
+            assert survey.housekeeping() is not None
+            assert checks.store_replication(survey.housekeeping()).found == "no replication slot"
+            server.execute("SELECT pg_create_physical_replication_slot('gone', true)")
+            found = checks.store_replication(survey.housekeeping())
+    assert found.level is WARNING
+    assert "gone (not in use, " in found.found
+
+
+def migrate_at(url: str) -> None:
+    with closing(Database(url)) as database:
+        migrate(database)
+
+
+@pytest.mark.parametrize(
+    ("facts", "wrong"),
+    [
+        (Housekeeping(9 * MINUTE, ()), set()),
+        (Housekeeping(11 * MINUTE, ()), {"store.transactions"}),
+        (Housekeeping(None, (Backlog("messages", 10, 10), Backlog("attempts", 0, 10))), set()),
+        (
+            Housekeeping(None, (Backlog("messages", 0, 10), Backlog("attempts", 11, 10))),
+            {"store.dead_rows"},
+        ),
+        (Housekeeping(None, (), (Slot("a", True, 2**20, 1_000),)), set()),
+        (Housekeeping(None, (), (Slot("a", True, 2**31, 0),)), {"store.replication"}),
+        (Housekeeping(None, (), (Slot("a", True, 0, 2_000_000),)), {"store.replication"}),
+        (Housekeeping(None, (), (Slot("a", False, 0, 0),)), {"store.replication"}),
+        (None, set()),
+    ],
+)
+def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping | None, wrong: set[str]) -> None:
+    found = [each(facts) for each in checks.OF_HOUSEKEEPING]
+    assert {each.check for each in found if each.level is not Level.OK} == wrong
+
+
+def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
+    message = house.submit(send_in=HOUR)
+    ended = SystemClock().now() - house.settings.retention - 2 * HOUR
+    house.change([message], status=Status.SENT.value, finished_at=ended)
+    found = examined(house)["work.prune"]
+    assert found.level is WARNING
+    assert "`prune` is 2:00:" in found.found
+    assert house.parts.sweep.prune() == 1
+    assert examined(house)["work.prune"].level is OK
+
+
+def test_messages_that_must_not_be_deleted_yet_are_not_waited_for(house: House) -> None:
+    message = house.submit(send_in=HOUR)
+    ended = SystemClock().now() - house.settings.retention - 2 * HOUR
+    house.change([message], status=Status.CANCELLED.value, finished_at=ended)
+    assert house.parts.sweep.prune() == 0
+    assert examined(house)["work.prune"].level is OK
+
+
+@on["sqlite"]
+@pytest.mark.parametrize(("minutes", "level"), [(9, OK), (11, WARNING)])
+def test_a_prune_that_is_not_done_any_more(house: House, minutes: int, level: Any) -> None:
+    house.parts.signs.note(Kind.DUTY, {"prune": minutes * MINUTE})
+    assert examined(house)["work.prune"].level is level

@@ -1,0 +1,148 @@
+"""Submits that share an idempotency key share one booking until the last of them gives up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dispatcher.errors import IdempotencyConflict, QuotaExceeded
+from dispatcher.message import new_id
+from dispatcher.reservation import Booking, Submit, Terms
+from tests.support.reserving import Reserving, reserving
+from tests.support.servers import RedisServer
+
+NOON = datetime(2100, 1, 1, 12, tzinfo=UTC)
+Opened = Callable[..., Reserving]
+
+
+def book(real: Reserving, submit: Submit, send_at: datetime = NOON) -> Booking:
+    return real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=send_at, submit=submit)
+
+
+def test_the_same_content_shares_the_booking(opened: Opened) -> None:
+    real = opened()
+    first = book(real, Submit("key", "print"))
+    second = book(real, Submit("key", "print"))
+    assert second.message_id == first.message_id
+    assert list(real.members("ann")) == [first.message_id]
+
+
+def test_other_content_is_a_conflict_and_leaves_no_trace(opened: Opened) -> None:
+    real = opened()
+    first = book(real, Submit("key", "print"))
+    before = real.dump()
+    with pytest.raises(IdempotencyConflict) as conflict:
+        book(real, Submit("key", "other"))
+    assert conflict.value.key == "key"
+    assert conflict.value.message_id == first.message_id
+    assert real.dump() == before
+
+
+def test_one_duplicate_that_gives_up_leaves_the_other_its_booking(opened: Opened) -> None:
+    real = opened()
+    first, second = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
+    real.windows.withdraw(first)
+    assert list(real.members("ann")) == [second.message_id]
+    real.windows.withdraw(first)  # a repeated call counts once
+    assert list(real.members("ann")) == [second.message_id]
+    real.windows.withdraw(second)
+    assert real.members("ann") == {}
+    keys = real.keys("ann")
+    assert not real.client.exists(keys.duplicates("key"), keys.pending)
+
+
+def test_a_key_is_free_for_other_content_when_all_gave_up(opened: Opened) -> None:
+    real = opened()
+    real.windows.withdraw(book(real, Submit("key", "print")))
+    book(real, Submit("key", "other"))
+
+
+def test_a_refused_submit_leaves_its_key_free(opened: Opened) -> None:
+    real = opened()
+    real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON)
+    with pytest.raises(QuotaExceeded):
+        book(real, Submit("key", "print"))
+    assert not real.client.exists(real.keys("ann").duplicates("key"))
+    book(real, Submit("key", "other"), NOON + timedelta(minutes=1))
+
+
+def test_a_repeated_call_of_one_submit_counts_once(opened: Opened) -> None:
+    real = opened()
+    submit = Submit("key", "print")
+    booking = book(real, submit)
+    assert book(real, submit).message_id == booking.message_id
+    real.windows.withdraw(booking)
+    assert real.members("ann") == {}
+
+
+def test_duplicates_are_forgotten_in_time_and_then_only_the_store_decides(opened: Opened) -> None:
+    real = opened()
+    booking = book(real, Submit("key", "print"))
+    duplicates = real.keys("ann").duplicates("key")
+    assert 0 < real.client.pttl(duplicates) <= 60_000
+    real.client.delete(duplicates)  # as its expiry does
+    real.windows.withdraw(booking)
+    assert list(real.members("ann")) == [booking.message_id]
+
+
+def test_giving_back_again_after_a_lost_reply_answers_the_same(opened: Opened) -> None:
+    real = opened()
+    booking = book(real, Submit("key", "print"))
+    assert real.windows.withdraw(booking)
+    assert real.windows.withdraw(booking)
+
+
+def test_a_duplicate_does_not_shorten_the_life_that_another_gave(opened: Opened) -> None:
+    real = opened()
+    real.windows.reserve(
+        new_id(), terms=Terms.plain("ann"), send_at=NOON, submit=Submit("key", "print"),
+        pending_ahead=timedelta(minutes=10),
+    )  # fmt: skip
+    book(real, Submit("key", "print"))
+    assert real.client.pttl(real.keys("ann").duplicates("key")) > 600_000
+
+
+def test_a_submit_without_a_key_gives_back_what_it_booked(opened: Opened) -> None:
+    real = opened()
+    real.windows.withdraw(real.windows.reserve(new_id(), terms=Terms.plain("ann"), send_at=NOON))
+    assert real.members("ann") == {}
+
+
+def test_many_at_once_share_one_booking(redis_server: RedisServer, opened: Opened) -> None:
+    opened()
+    bookings: list[Booking] = []
+    start = threading.Barrier(16)
+
+    def submit() -> None:
+        with reserving(redis_server.url) as mine:
+            start.wait(60)
+            bookings.append(book(mine, Submit("key", "print")))
+
+    threads = [threading.Thread(target=submit) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(bookings) == 16
+    assert len({booking.message_id for booking in bookings}) == 1
+    with reserving(redis_server.url) as real:
+        assert len(real.members("ann")) == 1
+        for booking in bookings:
+            assert len(real.members("ann")) == 1
+            real.windows.withdraw(booking)
+        assert real.members("ann") == {}
+
+
+def test_a_key_is_free_for_other_content_once_its_message_is_released(opened: Opened) -> None:
+    """Though a duplicate still counts as under way: what it relied on is not stored any more."""
+    real = opened()
+    first, _ = book(real, Submit("key", "print")), book(real, Submit("key", "print"))
+    real.windows.release(first.message_id, first.terms, key="key")
+    assert real.members("ann") == {}
+    other = book(real, Submit("key", "other"))
+    real.windows.release(first.message_id, first.terms, key="key")  # a late copy
+    assert list(real.members("ann")) == [other.message_id]
+    assert real.client.exists(real.keys("ann").duplicates("key"))

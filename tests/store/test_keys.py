@@ -1,0 +1,168 @@
+"""An idempotency key and its message are stored together and freed together, on each database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, func, select
+
+from dispatcher import Message
+from dispatcher.errors import StoreUnavailable, Suppressed
+from dispatcher.message import dump_json
+from dispatcher.store import (
+    Addition,
+    BulkMessages,
+    Database,
+    GivenUp,
+    JoinedMessages,
+    JoinedTransaction,
+    Messages,
+    StoreUpkeep,
+    Suppressions,
+)
+from dispatcher.store.engines import Unanswered
+from tests.support import rows
+from tests.support.tables import keys
+
+pytestmark = pytest.mark.every_database
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(params=["directly", "through SQLAlchemy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a message be stored on each way there is."""
+    if request.param == "directly":
+        return
+
+    def unanswered(*_: object) -> None:
+        raise Unanswered(perhaps_done=False)
+
+    monkeypatch.setattr("dispatcher.store.engines.postgresql.DirectInsert.__call__", unanswered)
+
+
+def stored_keys(database: Database) -> int:
+    """Return how many keys are stored."""
+    query = select(func.count()).select_from(keys)
+    return database.run(lambda connection: connection.execute(query).scalar_one())
+
+
+@contextmanager
+def callers_transaction(
+    database: Database,
+) -> Iterator[tuple[JoinedTransaction[None], Connection]]:
+    """Yield a transaction of a caller's that messages have joined, and its connection."""
+    level: Any = "SERIALIZABLE" if database.backend.has_one_writer else "READ COMMITTED"
+    with (
+        closing(Database(database.url.render_as_string(hide_password=False))) as theirs,
+        theirs.engine.execution_options(isolation_level=level).connect() as connection,
+    ):
+        yield JoinedMessages(database).join(connection, lambda *_: None), connection
+
+
+def add(database: Database, message: Message) -> Message:
+    return Messages(database).add(message, enqueue_at=message.send_at, fingerprint="print")
+
+
+def test_a_message_that_is_not_stored_takes_no_key(database: Database, way: None) -> None:
+    given_up = rows.a_message(idempotency_key="first")
+    StoreUpkeep(database).give_up([given_up.id])
+    with pytest.raises(GivenUp):
+        add(database, given_up)
+    unwanted = rows.a_message(idempotency_key="second")
+    Suppressions(database).add(unwanted.recipient, None)
+    with pytest.raises(Suppressed):
+        add(database, unwanted)
+    refused = rows.a_message(idempotency_key="third", max_attempts=0)
+    with pytest.raises(StoreUnavailable):
+        add(database, refused)
+    assert stored_keys(database) == 0
+    for key in ("first", "second", "third"):
+        message = rows.a_message(idempotency_key=key)
+        assert add(database, message) == message
+
+
+def test_a_taken_key_lets_no_message_be_stored(database: Database, way: None) -> None:
+    first = rows.add(database, idempotency_key="key")
+    assert add(database, rows.a_message(idempotency_key="key")) == first
+    assert rows.count(database) == 1
+
+
+def test_a_batch_stores_all_keys_with_their_messages_or_nothing(database: Database) -> None:
+    bulk = BulkMessages(database)
+
+    def add_all(*names: str | None) -> bool | None:
+        some = [rows.a_message(idempotency_key=name) for name in names]
+        return bulk.add(Addition(each, each.send_at, "f", dump_json(each.body)) for each in some)
+
+    assert add_all("a", None, "b") is True
+    assert add_all("c", "b", None) is False
+    assert (rows.count(database), stored_keys(database)) == (3, 2)
+    found = bulk.with_keys(["a", "b", "c"])
+    assert {(key, each.idempotency_key, print_) for key, (each, print_) in found.items()} == {
+        ("a", "a", "f"), ("b", "b", "f"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_callers_transaction_stores_a_key_with_its_message(database: Database, end: str) -> None:
+    message, other = (rows.a_message(idempotency_key="key") for _ in range(2))
+    with callers_transaction(database) as (joined, connection):
+        more: dict[str, Any] = {"enqueue_at": message.send_at, "fingerprint": "print"}
+        assert joined.add(message, **more)
+        assert not joined.add(other, **more)
+        assert joined.present([message.id, other.id]) == {message.id}
+        assert joined.with_key("key") == (message, "print")
+        getattr(connection, end)()
+    is_kept = end == "commit"
+    assert Messages(database).with_key("key") == ((message, "print") if is_kept else None)
+    assert (rows.count(database), stored_keys(database)) == (is_kept, is_kept)
+
+
+def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Database) -> None:
+    first = add(database, rows.a_message(idempotency_key="key"))
+    rows.add(database, idempotency_key="other")
+    upkeep = StoreUpkeep(database)
+    rows.change(database, first.id, status="sent", finished_at=rows.now() - 30 * DAY)
+    assert upkeep.prune(older_than=31 * DAY, limit=9) == 0
+    assert Messages(database).with_key("key") is not None
+    assert upkeep.prune(older_than=30 * DAY, limit=9) == 1
+    assert stored_keys(database) == 1
+    again = rows.a_message(idempotency_key="key")
+    assert add(database, again) == again
+
+
+def test_a_prune_frees_no_key_that_belongs_to_another_message_by_now(database: Database) -> None:
+    first = add(database, rows.a_message(idempotency_key="key"))
+    assert Messages(database).take_back(first)
+    again = add(database, rows.a_message(idempotency_key="key"))
+    # As a version that does not take the key from the row would leave it.
+    rows.change(
+        database, first.id, finished_at=rows.now() - 30 * DAY, idempotency_key="key", reserved=False
+    )
+    assert StoreUpkeep(database).prune(older_than=30 * DAY, limit=9) == 1
+    assert Messages(database).with_key("key") == (again, "print")
+
+
+def test_a_key_whose_message_was_deleted_by_hand_is_free(database: Database, way: None) -> None:
+    add(database, rows.a_message(idempotency_key="key"))
+    database.run(lambda connection: connection.exec_driver_sql("DELETE FROM dispatcher_messages"))
+    assert Messages(database).with_key("key") is None
+    again = rows.a_message(idempotency_key="key")
+    assert add(database, again) == again
+    assert (rows.count(database), stored_keys(database)) == (1, 1)
+
+
+def test_a_key_without_its_message_is_free_for_a_callers_transaction(
+    database: Database,
+) -> None:
+    add(database, rows.a_message(idempotency_key="key"))
+    database.run(lambda connection: connection.exec_driver_sql("DELETE FROM dispatcher_messages"))
+    again = rows.a_message(idempotency_key="key")
+    with callers_transaction(database) as (joined, connection):
+        assert joined.add(again, enqueue_at=again.send_at, fingerprint="print")
+        connection.commit()
+    assert Messages(database).with_key("key") == (again, "print")

@@ -1,0 +1,189 @@
+"""Hosts: network namespaces of a test's own, on one switch, that can be cut off.
+
+Nothing of it touches the network of the machine: the switch is a bridge in a namespace of its own,
+and no address leads out. It takes root. A guard process ends what runs on the hosts and removes
+them even when the test run itself is killed: it waits on a pipe that closes with the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+_FOLDER = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+_CALLERS = "callers"
+"""The host of the test itself: there run threads of this process, which nobody may kill."""
+_GUARD = """
+read _
+for each in /run/netns/"$1"-*; do
+  name=${each##*/}
+  [ "$name" = "$2" ] || ip netns pids "$name" | xargs -r kill -9
+  ip netns delete "$name"
+done
+"""
+_NAMED = 'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+"""Memory that processes share ends with them: libfaketime leaves its own behind."""
+
+
+class Host:
+    """One network namespace with one line to the switch."""
+
+    def __init__(self, network: str, name: str, number: int) -> None:
+        self.name = name
+        self.namespace = f"{network}-{name}"
+        self.address = f"10.99.0.{number}"
+        self.is_cut = False
+        self._switch = f"{network}-switch"
+        self._port = f"port-{number}"
+        _ip("netns", "add", self.namespace)
+        line = ("eth0", "netns", self.namespace, "type", "veth", "peer", "name", self._port)
+        _ip("link", "add", *line, "netns", self._switch)
+        self._inside("link", "set", "lo", "up")
+        self._inside("address", "add", f"{self.address}/24", "dev", "eth0")
+        self._inside("link", "set", "eth0", "up")
+        _ip("-n", self._switch, "link", "set", self._port, "master", "bridge", "up")
+
+    def command(self, *words: str) -> list[str]:
+        """Return what runs a command under this host's name, with its own shared memory."""
+        enter = ("ip", "netns", "exec", self.namespace, "unshare", "--uts")
+        return [*enter, "sh", "-c", _NAMED, self.name, *words]
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let this thread be here: what it starts meanwhile, stays."""
+        with Path("/proc/thread-self/ns/net").open() as before:
+            _enter(_FOLDER / self.namespace)
+            try:
+                yield
+            finally:
+                _set(before.fileno())
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Pull the plug at the switch: packets are lost without a word, connections stay."""
+        _ip("-n", self._switch, "link", "set", self._port, "down")
+        self.is_cut = True
+        try:
+            yield
+        finally:
+            _ip("-n", self._switch, "link", "set", self._port, "up")
+            self.is_cut = False
+
+    def cut_for(self, seconds: float) -> None:
+        """Be cut off for at least that long."""
+        with self.cut():
+            until = time.monotonic() + seconds
+            wait_until(lambda: time.monotonic() >= until)
+
+    def end_all(self) -> None:
+        """End every process here."""
+
+        def none_left() -> bool:
+            found = _ip("netns", "pids", self.namespace).split()
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            return not found
+
+        wait_until(none_left)
+
+    def _inside(self, *words: str) -> None:
+        _ip("-n", self.namespace, *words)
+
+
+class Network:
+    """A switch and hosts, one of which is that of the test's own threads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hosts: list[Host] = []
+        _ip("netns", "add", f"{name}-switch")
+        _ip("-n", f"{name}-switch", "link", "add", "bridge", "type", "bridge")
+        _ip("-n", f"{name}-switch", "link", "set", "bridge", "up")
+
+    def host(self, name: str) -> Host:
+        """Make another host."""
+        made = Host(self.name, name, len(self.hosts) + 1)
+        self.hosts.append(made)
+        return made
+
+
+@contextmanager
+def network() -> Iterator[Network]:
+    """Make a switch; meanwhile this thread, and those it starts, are on a host of it. Or skip."""
+    _require()
+    name = f"dispatcher-{uuid4().hex[:8]}"
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "guard", name, f"{name}-{_CALLERS}"],
+        stdin=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        made = Network(name)
+        with made.host(_CALLERS).inside():
+            yield made
+        for host in made.hosts[1:]:
+            host.end_all()
+    finally:
+        if guard.stdin is not None:
+            guard.stdin.close()  # it ends and removes what is left
+        guard.wait()
+
+
+def _require() -> None:
+    """Skip where hosts are not asked for; fail where they are, and there can be none."""
+    reason = ""
+    if not _is_required():
+        reason = "takes two minutes and three RabbitMQ: `make test-hosts` runs it"
+    elif os.geteuid() != 0 or shutil.which("ip") is None:
+        reason = "network namespaces need root and iproute2"
+    else:
+        name = f"dispatcher-try-{uuid4().hex[:8]}"
+        try:
+            _ip("netns", "add", name)
+            _ip("netns", "delete", name)
+        except subprocess.CalledProcessError as error:
+            reason = f"no network namespaces: {error.stderr.strip()}"
+    if reason:
+        missing(reason)
+
+
+def missing(reason: str) -> None:
+    """Skip for lack of what tests of several hosts need, or fail where that is required."""
+    if _is_required():
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _is_required() -> bool:
+    return "netns" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "")
+
+
+def _ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def _enter(namespace: Path) -> None:
+    with namespace.open() as file:
+        _set(file.fileno())
+
+
+def _set(number: int) -> None:
+    # Python has it from 3.12 on.
+    if ctypes.CDLL(None, use_errno=True).setns(number, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")

@@ -1,0 +1,124 @@
+"""Redis servers on ports of the loopback, which a test commands past all clients."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import redis
+
+from tests.support.network import Host
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+PORTS = range(10_000, 22_000)
+"""Below the ports that the system gives to clients, and so are those of the buses."""
+BUS_ABOVE = 10_000
+"""Where the bus of a cluster's node listens, above its port."""
+_ATTEMPTS = 20
+T = TypeVar("T")
+
+
+class Node(RedisServer):
+    """A Redis on a port that it keeps when it is started again.
+
+    The harness commands it through its unix socket. On a host of its own it gets a ``port``.
+    """
+
+    def __init__(self, *options: str, host: Host | None = None, port: int = 0) -> None:
+        self.port = port or free_port()
+        self.ip = host.address if host else "127.0.0.1"
+        where = ("--port", str(self.port), "--bind", self.ip, "--protected-mode", "no")
+        super().__init__(*where, *options, host=host)
+
+    def __repr__(self) -> str:
+        return f"Node({self.port})"
+
+    @property
+    def address(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, is not frozen, and others reach it."""
+        reached = self.host is None or not self.host.is_cut
+        return reached and self.running and not self.frozen
+
+    @property
+    def frozen(self) -> bool:
+        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    @property
+    def is_master(self) -> bool:
+        return self.ask(lambda client: bool(client.info("replication")["role"] == "master"))
+
+    @property
+    def has_replica(self) -> bool:
+        """Whether a replica of this server has caught up."""
+        facts = self.ask(lambda client: client.info("replication"))
+        online = facts.get("slave0", {}).get("state") == "online"
+        return bool(online and facts.get("min_slaves_good_slaves", 1) > 0)
+
+    def ask(self, work: Callable[[redis.Redis], T]) -> T:
+        """Run commands here, whichever slots this server has."""
+        with self.client() as client:
+            return work(client)
+
+    def command(self, *words: str | int | bytes) -> Any:
+        """Run one command here."""
+        return self.ask(lambda client: cast("Any", client).execute_command(*words))
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: self.frozen)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        wait_until(lambda: not self.frozen)
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Let it refuse every write that takes memory."""
+        self.command("CONFIG", "SET", "maxmemory", 1)
+        try:
+            yield
+        finally:
+            self.command("CONFIG", "SET", "maxmemory", 0)
+
+
+N = TypeVar("N", bound=RedisServer)
+
+
+@contextmanager
+def started(make: Callable[[], N]) -> Iterator[N]:
+    """Start a server; another one where its port is taken first."""
+    for _ in range(_ATTEMPTS):
+        node = make()
+        try:
+            node.start()
+        except RuntimeError as error:
+            node.close()
+            if "Address already in use" not in str(error):
+                raise
+            continue
+        with node:
+            yield node
+        return
+    raise RuntimeError("no port stayed free")
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens, nor where the bus of its node would."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as own, socket.socket() as bus, suppress(OSError):
+            own.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + BUS_ABOVE))
+            return port
+    raise RuntimeError("no free port")

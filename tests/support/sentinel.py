@@ -1,0 +1,124 @@
+"""A Redis with one replica, watched by three sentinels."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import cast
+
+import redis
+
+from tests.support.clients import SENTINEL, client_of
+from tests.support.nodes import Node, started
+from tests.support.servers import redis_executable
+from tests.support.waiting import wait_until
+
+NAME = "gate"
+"""What the sentinels call the master."""
+QUICK_MS = 1_000
+_SENTINELS, _QUORUM = 3, 2
+
+
+class Sentinel(Node):
+    """A process that watches a master and makes its replica the next one."""
+
+    def __init__(self, master: Node, down_after_ms: int) -> None:
+        super().__init__()
+        self._master, self._down_after_ms = master, down_after_ms
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        config = self.folder / "sentinel.conf"
+        if not config.exists():
+            lines = (
+                f"port {self.port}",
+                "bind 127.0.0.1",
+                f"dir {self.folder}",
+                f"unixsocket {self.socket}",
+                f"sentinel monitor {NAME} 127.0.0.1 {self._master.port} {_QUORUM}",
+                f"sentinel down-after-milliseconds {NAME} {self._down_after_ms}",
+                f"sentinel failover-timeout {NAME} {5 * self._down_after_ms}",
+            )
+            config.write_text("\n".join(lines) + "\n")
+        return subprocess.Popen(
+            [redis_executable(), config, "--sentinel"],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it knows the replica and the other sentinels."""
+        seen = self.seen()
+        return int(seen["num-slaves"]) == 1 and int(seen["num-other-sentinels"]) == _SENTINELS - 1
+
+    def seen(self) -> dict[str, str]:
+        """Return what it knows of the master."""
+        seen: dict[bytes, bytes] = self.command("SENTINEL", "MASTER", NAME)
+        return {name.decode(): value.decode() for name, value in seen.items()}
+
+
+class Watched:
+    """A master, its replica and their sentinels."""
+
+    def __init__(self, nodes: Sequence[Node], sentinels: Sequence[Sentinel]) -> None:
+        self.nodes = tuple(nodes)
+        self.sentinels = tuple(sentinels)
+
+    @property
+    def url(self) -> str:
+        """The URL that the settings take."""
+        return f"{SENTINEL}{','.join(each.address for each in self.sentinels)}/{NAME}/0"
+
+    def client(self) -> redis.Redis:
+        """Return a client of the master, without the dispatcher's fence."""
+        return client_of(self.url)
+
+    @property
+    def master(self) -> Node:
+        """The master that most sentinels name."""
+        ports = sorted(int(each.seen()["port"]) for each in self.sentinels if each.alive)
+        return next(node for node in self.nodes if node.port == ports[len(ports) // 2])
+
+    def wait_for_failover(self, old: Node) -> Node:
+        """Return the node that is master instead of ``old``, once it takes writes."""
+
+        def took_over() -> Node | None:
+            new = self.master
+            is_master = new is not old and new.ask(lambda client: client.role()[0]) == b"master"
+            return new if is_master else None
+
+        return cast("Node", wait_until(took_over))
+
+    def restart(self, node: Node) -> None:
+        """Start a killed node again as a replica of the master that there is now."""
+        node.start()
+        node.command("REPLICAOF", "127.0.0.1", self.master.port)
+
+    def wait_for_replica(self) -> None:
+        """Wait until both nodes live, and the replica has caught up."""
+        wait_until(lambda: all(node.alive for node in self.nodes) and self.master.has_replica)
+
+
+@contextmanager
+def watched_pair(
+    *options: str, down_after_ms: int = QUICK_MS, min_replicas: int = 0
+) -> Iterator[Watched]:
+    """Start a master, a replica and three sentinels; give them when they know each other."""
+    options = (
+        *("--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "2"),
+        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
+        *("--repl-ping-replica-period", "1"),
+        *options,
+    )
+    with ExitStack() as stack:
+        master, replica = [stack.enter_context(started(lambda: Node(*options))) for _ in range(2)]
+        replica.command("REPLICAOF", "127.0.0.1", master.port)
+        wait_until(lambda: master.has_replica)
+        sentinels = [
+            stack.enter_context(started(lambda: Sentinel(master, down_after_ms)))
+            for _ in range(_SENTINELS)
+        ]
+        wait_until(lambda: all(each.is_ready for each in sentinels))
+        yield Watched([master, replica], sentinels)

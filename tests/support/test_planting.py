@@ -1,0 +1,59 @@
+"""The known bugs can be planted in the package as it is."""
+
+from __future__ import annotations
+
+from re import findall
+
+import pytest
+
+from tests.simulation import bugs as simulated
+from tests.soak import seeded
+from tests.soak.faults import BY_NAME
+from tests.soak.judge import INVARIANTS
+from tests.support.environment import ROOT
+from tests.support.planting import Seams, nothing, planted, real
+
+_ALL = {**simulated.BUGS, **{name: bug.seams for name, bug in seeded.BUGS.items()}}
+
+
+@pytest.mark.parametrize("seams", _ALL.values(), ids=_ALL)
+def test_a_bug_replaces_what_it_names_and_is_gone_afterwards(seams: Seams) -> None:
+    before = [real(name) for name in seams]
+
+    with planted(seams):
+        assert not {*map(id, before)} & {id(real(name)) for name in seams}
+    assert [real(name) for name in seams] == before
+
+
+def test_a_bug_that_cannot_be_planted_is_an_error() -> None:
+    with (
+        pytest.raises(AttributeError, match="gone"),
+        planted({"store.Claims.gone": nothing}),
+    ):
+        pass
+    script = seeded.commands("return 1", "reservation/gone")
+    with (
+        pytest.raises(FileNotFoundError),
+        planted({"reservation.shards.script": script}),
+    ):
+        pass
+
+
+def test_each_bug_has_something_that_is_to_catch_it() -> None:
+    assert not simulated.BUGS.keys() & seeded.BUGS.keys()
+    assert simulated.LATE.keys() <= simulated.BUGS.keys()
+    invariants = {name.split()[0] for name in INVARIANTS}
+    for bug in seeded.BUGS.values():
+        assert bug.test or (bug.faults and bug.invariant in invariants)
+        assert {*bug.faults} <= BY_NAME.keys()
+        assert (ROOT / bug.test.partition("::")[0]).exists()
+
+
+def test_the_page_names_what_each_bug_replaces() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    _, _, table = page.partition("| bug | replaced |")
+    rows = [line.split(" | ") for line in table.partition("\n\n")[0].splitlines()[2:]]
+    told = {row[0].removeprefix("| "): set(findall(r"`(.+?)`", row[1])) for row in rows}
+    assert told == {
+        bug: {name.removeprefix("tests.") for name in seams} for bug, seams in _ALL.items()
+    }

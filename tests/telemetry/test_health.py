@@ -1,0 +1,375 @@
+"""Probes: alive while the main loop turns or its broker is away, ready while its servers answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import beat
+
+from dispatcher import Settings
+from dispatcher.app import App
+from dispatcher.broker.reconnection import Scheduler
+from dispatcher.celery_app import create_app
+from dispatcher.telemetry.health import BROKER, HANGS_AFTER, Health
+from dispatcher.telemetry.liveness import Kind
+from dispatcher.telemetry.prometheus import Exposition
+from dispatcher.times.clock import Clock, SystemClock
+from dispatcher.worker import tasks
+from tests.support.clock import MovableClock
+from tests.support.environment import broker_on
+from tests.support.far import FarDatabase
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import ADDRESS, url_at
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
+
+LONG = HANGS_AFTER + timedelta(seconds=1)
+RECONNECTS = timedelta(seconds=10)
+PROBES = 30
+
+
+class Server:
+    """Stands for a server that answers, is away, or hangs."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+        self.answers.wait()
+        if self.is_away:
+            raise ConnectionError("redis://:canary-password@away")
+
+
+def health_of(clock: Clock, **servers: Server) -> Health:
+    """Return health that waits as long as a slow machine takes."""
+    asks = {name: each.ask for name, each in servers.items()}
+    return Health(asks, clock=clock, patience=timedelta(minutes=1))
+
+
+def unused() -> Any:
+    raise AssertionError("a probe reads no vitals")
+
+
+@contextmanager
+def served(health: Health) -> Iterator[str]:
+    """Serve it; yield host and port."""
+    exposition = Exposition(unused, health, clock=SystemClock())
+    port = exposition.serve("127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        exposition.close()
+
+
+def answer(address: str, path: str, method: str = "GET", *, seconds: float = 30) -> tuple[int, str]:
+    asked = urllib.request.Request(f"http://{address}{path}", method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=seconds) as found:  # noqa: S310 - ours
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_loop_that_stands_still_is_not_alive() -> None:
+    clock = MovableClock()
+    health = health_of(clock, broker=Server())
+    clock.advance(HANGS_AFTER)
+    assert health.hangs_for() is None
+    clock.advance(timedelta(seconds=1))
+    assert health.hangs_for() is None, "its broker may have come back just now"
+    clock.advance(RECONNECTS)
+    assert health.hangs_for() == LONG + RECONNECTS
+    health.turned()
+    assert health.hangs_for() is None
+
+
+def test_an_outage_that_no_probe_has_seen_is_no_hanging() -> None:
+    clock = MovableClock()
+    health = health_of(clock, broker=Server())
+    for _ in range(3):  # outages, each over a moment before a probe
+        clock.advance(10 * HANGS_AFTER)
+        assert health.hangs_for() is None
+        clock.advance(timedelta(seconds=2))
+        health.turned()
+
+
+def test_a_loop_that_waits_for_its_broker_is_alive_and_has_time_to_come_back() -> None:
+    clock, broker = MovableClock(), Server()
+    health = health_of(clock, broker=broker)
+    broker.is_away = True
+    for _ in range(5):
+        clock.advance(LONG)
+        assert health.hangs_for() is None
+    broker.is_away = False
+    clock.advance(HANGS_AFTER)
+    assert health.hangs_for() is None, "it may not have noticed yet"
+    clock.advance(timedelta(seconds=1))
+    assert health.hangs_for() is None
+    clock.advance(RECONNECTS)
+    assert health.hangs_for() == LONG + RECONNECTS, "its broker is back for long"
+
+
+def test_another_server_that_is_away_excuses_no_hanging_loop() -> None:
+    clock, redis = MovableClock(), Server()
+    health = health_of(clock, broker=Server(), redis=redis)
+    redis.is_away = True
+    clock.advance(LONG)
+    assert health.hangs_for() is None
+    clock.advance(RECONNECTS)
+    assert health.hangs_for() == LONG + RECONNECTS
+
+
+def test_a_broker_that_answers_but_takes_no_task_is_away() -> None:
+    clock = MovableClock()
+    health = health_of(clock, broker=Server())
+
+    def publish() -> None:
+        clock.advance(timedelta(seconds=4))
+        assert health.away() == []
+        clock.advance(LONG)
+        assert health.away() == [BROKER]
+        assert health.hangs_for() is None
+
+    health.turning(health.publishing(publish))()
+    assert health.away() == []
+
+
+def test_a_beat_tells_of_each_tick_and_of_a_publish_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = MovableClock()
+    health = health_of(clock, broker=Server())
+    parts = SimpleNamespace(
+        pulse=SimpleNamespace(start=lambda *_: None), serve_metrics=lambda _: health
+    )
+    monkeypatch.setattr(tasks, "here", lambda: parts)
+    service: Any = beat.Service(create_app(Settings.load()), scheduler_cls=Scheduler)
+    found: list[tuple[Sequence[str], timedelta | None]] = []
+
+    def publish(*_: object, **__: object) -> None:
+        clock.advance(LONG)
+        found.append((health.away(), health.hangs_for()))
+
+    monkeypatch.setattr(Scheduler, "apply_async", publish)
+    vars(service.scheduler)["producer"] = None  # else it connects
+    tasks.beat_is_ready(sender=service)
+    wait_until(lambda: service.scheduler.tick() is None or found)
+    assert found == [([BROKER], None)]
+    assert health.away() == []
+    clock.advance(LONG)
+    assert health.hangs_for() is None, "it may be the broker"
+    clock.advance(RECONNECTS)
+    assert health.hangs_for() == LONG + RECONNECTS
+    service.scheduler.tick()
+    assert health.hangs_for() is None
+
+
+def test_a_publish_that_fails_hangs_no_longer() -> None:
+    clock = MovableClock()
+    health = health_of(clock, broker=Server())
+
+    def publish() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        health.turning(health.publishing(publish))()
+    clock.advance(timedelta(seconds=10))
+    assert health.away() == []
+
+
+def test_a_server_that_hangs_costs_one_thread_however_often_it_is_asked() -> None:
+    broker, redis = Server(), Server()
+    health = Health(
+        {BROKER: broker.ask, "redis": redis.ask},
+        clock=SystemClock(),
+        patience=timedelta(milliseconds=10),
+    )
+    with served(health) as address:
+        redis.answers.clear()
+        before = threading.active_count()
+        for _ in range(PROBES):
+            status, text = answer(address, "/readyz")
+            assert status == 503
+            assert "redis" in text
+        assert redis.asked == 1
+        wait_until(lambda: threading.active_count() <= before + 1)
+        assert answer(address, "/livez")[0] == 200
+        redis.answers.set()
+        wait_until(lambda: answer(address, "/readyz")[0] == 200)
+
+
+def test_servers_that_hang_share_the_time_of_a_probe() -> None:
+    servers = {name: Server() for name in (BROKER, "redis", "database")}
+    asks = {name: each.ask for name, each in servers.items()}
+    patience = timedelta(seconds=2)
+    health = Health(asks, clock=(clock := SystemClock()), patience=patience)
+    for each in servers.values():
+        each.answers.clear()
+    began = clock.monotonic()
+    assert health.away() == list(servers)
+    assert clock.monotonic() - began < 2.9 * patience.total_seconds(), "not one after the other"
+    for each in servers.values():
+        each.answers.set()
+
+
+def test_an_answer_names_servers_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    redis = Server()
+    health = health_of(MovableClock(), broker=Server(), redis=redis)
+    with served(health) as address, caplog.at_level(logging.DEBUG):
+        assert answer(address, "/readyz?verbose") == (200, "ready: broker, redis\n")
+        redis.is_away = True
+        for _ in range(3):
+            assert answer(address, "/readyz") == (503, "not ready: no answer from redis\n")
+        redis.is_away = False
+        assert answer(address, "/readyz")[0] == 200
+    said = [each.message for each in caplog.records if each.levelno >= logging.INFO]
+    assert said == ["not ready: no answer from redis", "ready: every server answers"]
+    assert "canary" not in caplog.text
+
+
+def test_only_get_and_only_three_paths_are_answered() -> None:
+    with served(health_of(MovableClock())) as address:
+        for path in ("/", "/health", "/livez/", "/metrics2", "/%2e%2e/metrics"):
+            assert answer(address, path)[0] == 404, path
+        for method in ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            status, text = answer(address, "/livez", method)
+            assert (status, text) == (405, "" if method == "HEAD" else "only GET\n"), method
+        assert answer(address, "/livez") == (200, "alive\n")
+
+
+def test_a_hanging_loop_is_told_with_its_time() -> None:
+    clock = MovableClock()
+    with served(health_of(clock, broker=Server())) as address:
+        clock.advance(LONG)
+        assert answer(address, "/livez") == (200, "alive\n")
+        clock.advance(RECONNECTS)
+        status, text = answer(address, "/livez")
+        assert (status, text) == (503, "not alive: the main loop has stood still for 71 s\n")
+
+
+def test_a_client_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.telemetry.prometheus._Handler.timeout", 0.05)
+    with served(health_of(MovableClock())) as address:
+        silent = HTTPConnection(address)
+        silent.connect()
+        assert silent.sock.recv(1) == b"", "its thread has ended"
+        silent.close()
+        assert answer(address, "/livez")[0] == 200
+
+
+@contextmanager
+def made(**settings: Any) -> Iterator[App]:
+    app = App(Settings.load(**settings))
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+@pytest.fixture
+def redis_broker() -> Iterator[RedisServer]:
+    """Give a broker that a test may stop."""
+    with RedisServer() as server:
+        yield server
+
+
+def test_a_redis_that_stops_and_comes_back(
+    own_redis: RedisServer, redis_broker: RedisServer, sqlite_template: Path
+) -> None:
+    addresses = {
+        "redis_url": own_redis.url,
+        "broker_url": broker_on(redis_broker.url),
+        "database_url": f"sqlite:///{sqlite_template}",
+    }
+    with made(**addresses) as app:
+        worker, beat = app.health(Kind.WORKER), app.health(Kind.BEAT)
+        assert worker.servers == [BROKER, "redis", "database"]
+        assert beat.servers == [BROKER]
+        for server, name in ((own_redis, "redis"), (redis_broker, BROKER)):
+            wait_until(lambda: worker.away() == [])
+            server.kill()
+            of_beat = [name] if name == BROKER else []
+            wait_until(partial(lambda those: worker.away() == those, [name]))
+            wait_until(partial(lambda those: beat.away() == those, of_beat))
+            assert worker.hangs_for() is None
+            server.start()
+        wait_until(lambda: worker.away() == [])
+        wait_until(lambda: beat.away() == [])
+
+
+@pytest.mark.parametrize("far", ["postgresql"], indirect=True)
+def test_a_database_that_refuses_hangs_and_comes_back(
+    far: FarDatabase, redis_server: RedisServer
+) -> None:
+    addresses = {"redis_url": redis_server.url, "broker_url": broker_on(redis_server.url)}
+    with made(database_url=far.through, **addresses) as app:
+        health = app.health(Kind.WORKER)
+        wait_until(lambda: health.away() == [])
+        far.proxy.refuse()
+        far.proxy.cut_all()
+        wait_until(lambda: health.away() == ["database"])
+        far.proxy.pass_all()
+        wait_until(lambda: health.away() == [])
+        far.proxy.blackhole()
+        wait_until(lambda: health.away() == ["database"])
+        far.proxy.pass_all()
+        wait_until(lambda: health.away() == [])
+
+
+def test_a_rabbitmq_that_refuses_hangs_and_comes_back(
+    rabbitmq: str, redis_server: RedisServer, sqlite_template: Path
+) -> None:
+    with ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(ADDRESS))
+        app = stack.enter_context(
+            made(
+                broker_url=url_at(("127.0.0.1", proxy.port)),
+                redis_url=redis_server.url,
+                database_url=f"sqlite:///{sqlite_template}",
+            )
+        )
+        health = app.health(Kind.WORKER)
+        wait_until(lambda: health.away() == [])
+        before = proxy.accepted
+        for _ in range(10):
+            wait_until(lambda: health.away() == [])
+        assert proxy.accepted < before + 10, "its connection is kept"
+        proxy.cut_all()
+        wait_until(lambda: health.away() == [])
+        proxy.blackhole()
+        wait_until(lambda: health.away() == [BROKER])
+        proxy.pass_all()
+        wait_until(lambda: health.away() == [])
+        proxy.refuse()
+        proxy.cut_all()
+        wait_until(lambda: health.away() == [BROKER])
+        proxy.pass_all()
+        wait_until(lambda: health.away() == [])
+
+
+def test_a_url_of_a_database_that_is_not_there_is_not_ready(redis_server: RedisServer) -> None:
+    nowhere = "postgresql://dispatcher:hunter2@127.0.0.1:1/nothing"
+    addresses = {"redis_url": redis_server.url, "broker_url": broker_on(redis_server.url)}
+    with made(database_url=nowhere, **addresses) as app:
+        health = app.health(Kind.WORKER)
+        with served(health) as address:
+            says = (503, "not ready: no answer from database\n")
+            wait_until(lambda: answer(address, "/readyz") == says)
+            assert answer(address, "/livez") == (200, "alive\n")

@@ -1,0 +1,202 @@
+"""Transports without a provider: the console, a file, which no torn line spoils, and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher import Message, TemporaryFailure
+from dispatcher.testing import a_message
+from dispatcher.times.send_time import as_text
+from dispatcher.transports import ConsoleTransport, FileTransport, MemoryTransport
+from tests.support.clock import NOON, MovableClock
+from tests.support.doubles import at_once
+from tests.support.processes import in_processes
+
+LINES = 60
+TORN = 40
+
+
+def message(body: dict[str, Any] | None = None, recipient: str = "ada") -> Message:
+    body = body or {"text": "hé\n"}
+    return a_message(channel="sms", recipient=recipient, body=body, attempt_count=2)
+
+
+def test_console_prints_one_line_with_recipient_and_body(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ConsoleTransport().send(message()) is None
+    assert capsys.readouterr().out == '[sms] to ada: {"text":"hé\\n"}\n'
+
+
+def test_no_terminal_obeys_what_the_console_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x9b31m\x85\u202ekcatta\u2066"
+    ConsoleTransport().send(message({"text": evil}))
+    printed = capsys.readouterr().out
+    assert printed[:-1].isprintable()
+    assert r"\u009b31m\u0085\u202ekcatta\u2066" in printed
+
+
+def test_file_writes_one_line_of_json_with_all_that_matters(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "sms.jsonl"
+    transport = FileTransport(path, MovableClock())
+    sent = message()
+    assert transport.send(sent) is None
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    assert json.loads(text) == {
+        "id": str(sent.id),
+        "channel": "sms",
+        "recipient": "ada",
+        "body": {"text": "hé\n"},
+        "send_at": "2100-01-01T12:00:00.000Z",
+        "sent_at": as_text(NOON),
+        "attempt": 2,
+    }
+    assert path.stat().st_mode & 0o077 == 0, "bodies are not for everybody's eyes"
+
+
+def test_file_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "sms.jsonl"
+    path.write_text("before\n")
+    FileTransport(path).send(message())
+    assert path.read_text().startswith("before\n{")
+
+
+def _write_all(gate: Any, number: int, path: Path) -> None:
+    transport = FileTransport(path)
+    gate.wait(60)
+    for n in range(LINES):
+        transport.send(message({"text": "x" * 20_000}, f"{number}-{n}"))
+
+
+def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "sms.jsonl"
+    in_processes(4, _write_all, path)
+    transport = FileTransport(path)
+    at_once([lambda: transport.send(message(recipient="thread"))] * 16)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    recipients = {line["recipient"] for line in lines}
+    assert recipients == {f"{p}-{n}" for p in range(4) for n in range(LINES)} | {"thread"}
+    assert len(lines) == 4 * LINES + 16
+
+
+def test_a_disk_that_takes_nothing_is_a_temporary_failure(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "sms.jsonl"
+    gone = FileTransport(path)
+    path.mkdir()
+    with pytest.raises(TemporaryFailure, match="cannot write: Is a directory"):
+        gone.send(message())
+
+
+def test_a_file_whose_folder_is_gone_is_made_again_and_one_made_for_nothing_goes(
+    tmp_path: Path,
+) -> None:
+    unused, used = tmp_path / "unused" / "sms.jsonl", tmp_path / "used" / "sms.jsonl"
+    for path in (unused, used):
+        transport = FileTransport(path)
+        if path is used:
+            path.parent.rmdir()
+            transport.send(message())
+        transport.close()
+    assert not unused.parent.exists()
+    assert used.parent.stat().st_mode & 0o077 == 0
+    assert len(used.read_text().splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_temporary_failure() -> None:
+    with pytest.raises(TemporaryFailure, match="No space left"):
+        FileTransport(Path("/dev/full")).send(message())
+
+
+def test_memory_remembers_and_fails_on_demand() -> None:
+    transport = MemoryTransport()
+    first, second = message(), message()
+    assert transport.send(first) == "memory-1"
+
+    def fail(_: Message) -> None:
+        raise TemporaryFailure("busy", timedelta(seconds=1))
+
+    transport.before = fail
+    with pytest.raises(TemporaryFailure):
+        transport.send(second)
+    transport.before = None
+    assert transport.send(second) == "memory-2"
+    assert transport.sent == [first, second]
+
+
+def tear(
+    transport: FileTransport, monkeypatch: pytest.MonkeyPatch, *, bytes_taken: int = TORN
+) -> None:
+    """Send something to a disk that is full after so many bytes."""
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "dispatcher.transports.local.os.write", lambda fd, data: write(fd, data[:bytes_taken])
+        )
+        with pytest.raises(TemporaryFailure, match="only part of the line"):
+            transport.send(message(recipient="torn"))
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Recipients of the lines that can be read."""
+    found = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            found.append(json.loads(line)["recipient"])
+        except ValueError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("bytes_taken", [1, TORN])
+def test_the_message_after_a_full_disk_stands_on_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_taken: int
+) -> None:
+    path = tmp_path / "sms.jsonl"
+    transport = FileTransport(path)
+    transport.send(message(recipient="before"))
+    tear(transport, monkeypatch, bytes_taken=bytes_taken)
+    for name in ("next", "and next"):
+        transport.send(message(recipient=name))
+    assert whole_lines(path) == ["before", "next", "and next"]
+    assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_line_torn_by_another_process_is_left_behind_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sms.jsonl"
+    bystander = FileTransport(path)
+    bystander.send(message(recipient="before"))
+    tear(FileTransport(path), monkeypatch)
+    bystander.send(message(recipient="next"))
+    assert whole_lines(path) == ["before", "next"]
+
+
+def test_a_disk_that_stays_full_tears_once_and_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sms.jsonl"
+    transport = FileTransport(path)
+    for _ in range(3):
+        tear(transport, monkeypatch)
+    transport.send(message(recipient="next"))
+    assert whole_lines(path) == ["next"]
+
+
+def test_without_a_torn_line_nothing_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "sms.jsonl"
+    for name in ("ada", "ben"):
+        FileTransport(path).send(message(recipient=name))
+    text = path.read_text()
+    assert text.count("\n") == 2
+    assert "\n\n" not in text
+    assert whole_lines(path) == ["ada", "ben"]
