@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -65,14 +66,27 @@ def house(
 
 @contextmanager
 def filled(disk: Path) -> Iterator[None]:
-    """Leave no byte on the disk."""
+    """Leave no byte on the disk, also where PostgreSQL gives some back meanwhile."""
     filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4_096))
+    is_full, is_over = Event(), Event()
+
+    def fill() -> None:
+        with filler.open("wb", buffering=0) as file:
+            while not is_over.is_set():
+                try:
+                    file.write(bytes(4_096))
+                except OSError:
+                    is_full.set()
+                    is_over.wait(0.01)
+
+    thread = Thread(target=fill)
+    thread.start()
     try:
+        assert is_full.wait(60)
         yield
     finally:
+        is_over.set()
+        thread.join()
         filler.unlink()
 
 
