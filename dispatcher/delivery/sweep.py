@@ -210,8 +210,10 @@ class Sweep:
         return len(made)
 
     def prune(self) -> int:
-        """Delete messages that ended longer ago than the retention."""
+        """Delete messages that ended longer ago than the retention, whole days at once."""
         keep = self._settings.retention
+        for day in self._store.keep_days(older_than=keep):
+            log.info("dropped the messages that ended on %s", day)
         return in_batches(
             lambda limit: self._store.prune(older_than=keep, limit=limit), most=_MOST_PRUNED
         )

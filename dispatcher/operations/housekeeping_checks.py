@@ -76,10 +76,31 @@ def store_replication(facts: Housekeeping | None) -> Finding:
     )
 
 
+@check("store.partitions")
+def store_partitions(facts: Housekeeping | None) -> Finding:
+    """Warn of days without a partition, whose messages are deleted one by one."""
+    if facts is None or facts.days is None:
+        return ok("this database keeps all messages in one table")
+    ahead, misplaced = facts.days
+    if ahead and not misplaced:
+        return ok(f"{ahead} of the coming days have one")
+    found = [
+        *(["tomorrow has none"] * (not ahead)),
+        *(["rows lie in the partition of other days"] * misplaced),
+    ]
+    return warning(
+        f"{' and '.join(found)}: these messages are deleted one by one",
+        "`prune` makes the partitions of the coming days: see work.prune, and look whether the "
+        "role in database_url owns the tables, which it needs for that. Rows of other days go when "
+        "they are older than the retention",
+    )
+
+
 OF_HOUSEKEEPING: tuple[Check[Housekeeping | None], ...] = (
     store_transactions,
     store_dead_rows,
     store_replication,
+    store_partitions,
 )
 
 

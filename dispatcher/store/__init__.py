@@ -13,7 +13,7 @@ operators: ``decisions``, ``listing``, ``survey`` and ``migrate``.
 from dispatcher.store.claims import Claim, Claims, Failure, Result, Unclaimed
 from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
-from dispatcher.store.engines.base import Backlog, Durability, Housekeeping, Slot
+from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
 from dispatcher.store.listing import Busy, Counts, Figures, Listing, Load, Of, OverdueFigure
 from dispatcher.store.maintenance import Due, Overdue, Rescued, StoreUpkeep, Unbegun, overdue
 from dispatcher.store.messages import BulkMessages, GivenUp, Messages, NewTime
@@ -41,6 +41,7 @@ __all__ = [
     "Claims",
     "Counts",
     "Database",
+    "Days",
     "Due",
     "Durability",
     "FailedMessages",

@@ -276,29 +276,35 @@ class Changes:
     def sent_at_once(self) -> Select[Any]:
         """Return the statement that does ``sent`` and ``outcome`` for rows of id, token, receipt.
 
-        Only for claims that are the last ones, and open; it returns the ids of the other messages.
+        Only for claims that are the last ones, and under way; it returns the ids of the other
+        messages.
         """
         given = _given_as_arrays(self.backend, ("id", "token", "receipt"))
         fixed: dict[str, ColumnElement[Any]] = {
             "outcome": literal(Outcome.SENT.value), "error": null()
         }  # fmt: skip
-        done = self._sent(*self._ours(given)).returning(self._messages.c.id).cte("done")
+        is_under_way = self._tables.has_status(Status.SENDING)
+        sent = self._sent(*self._ours(given), is_under_way)
+        done = sent.returning(self._messages.c.id).cte("done")
         outcome = cast(
             "Update",
             self.outcome.make(lambda name: fixed[name] if name in fixed else given(name)),
         )
-        recorded = outcome.where(self._attempts.c.message_id.in_(select(done.c.id)))
+        row = self._attempts.c
+        recorded = outcome.where(row.message_id.in_(select(done.c.id)), row.finished_at.is_(None))
         return _others(given, done).add_cte(recorded.cte("told"))
 
     def snoozed_at_once(self) -> Select[Any]:
         """Return the statement that does ``snoozed`` and ``undone_attempt`` for the former's rows.
 
-        It returns the ids of the messages to which ``snoozed`` does not apply.
+        Only for claims that are under way; it returns the ids of the other messages.
         """
         given = _given_as_arrays(self.backend, ("id", "token", "wait", "enqueue"))
-        snoozed = cast("Update", self.snoozed.make(given))
+        is_under_way = self._tables.has_status(Status.SENDING)
+        snoozed = cast("Update", self.snoozed.make(given)).where(is_under_way)
         done = snoozed.returning(self._messages.c.id).cte("done")
-        return _others(given, done).add_cte(self.undone_attempt.make(given).cte("undone"))
+        undone = self.undone_attempt.make(given).where(self._attempts.c.finished_at.is_(None))
+        return _others(given, done).add_cte(undone.cte("undone"))
 
     def _ours(self, given: Given) -> tuple[ColumnElement[bool], ...]:
         messages = self._messages

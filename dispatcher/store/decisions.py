@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Row, Select, Update, case, exists, or_, select, update
+from sqlalchemy import Row, Select, Update, and_, case, exists, or_, select, update
 
 from dispatcher.message import Message, Outcome, Status
 from dispatcher.store.changes import Change, Given
@@ -25,7 +25,8 @@ class HeldMessages:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._is_held = self._tables.messages.c.status == Status.HELD.value
+        tables = database.tables
+        self._is_held = and_(tables.is_live, tables.messages.c.status == Status.HELD.value)
 
     def find(self, *, limit: int) -> list[Message]:
         """Return the held messages, oldest first."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Table, and_, func, select
 
 from dispatcher.errors import MessageNotFound
 from dispatcher.message import Attempt, Message, Status
@@ -28,7 +28,6 @@ _FEW = frozenset({Status.SENDING, Status.HELD})
 MOST_COUNTED = 1_000_000
 """The most messages that one number is counted from, so that a count takes bounded time."""
 _MINUTES = 60
-_LIVE = (Status.SCHEDULED, Status.SENDING, Status.HELD)
 
 Of = Literal["scope", "recipient", "channel"]
 
@@ -245,7 +244,7 @@ class Listing:
             where.append(messages.c.send_at < wanted.until_at)
         status = Status.SCHEDULED if wanted.overdue else wanted.status
         if status is not None:
-            where.append(is_plainly(tables, status))
+            where.append(tables.is_plainly(status))
         # Redundant, so that the index of claims is used: a message that is being sent has a
         # claim; a held one has none, by which MariaDB finds it.
         if wanted.status is Status.SENDING:
@@ -276,7 +275,7 @@ class Figures:
         found: dict[str, Counter[Status]] = {}
         complete = True
         ended = messages.c.finished_at > later(database_now(), -since)
-        for where in (*(is_plainly(tables, each) for each in _LIVE), ended):
+        for where in (*(tables.is_plainly(each) for each in Status if not each.is_final), ended):
             some = (
                 select(messages.c.channel, messages.c.status)
                 .where(where, tables.is_message)
@@ -298,7 +297,7 @@ class Figures:
         """Return how many messages are overdue, and the first of them."""
         messages = self._tables.messages
         where = (
-            is_plainly(self._tables, Status.SCHEDULED),
+            self._tables.is_plainly(Status.SCHEDULED),
             *overdue_since(self._tables, self._late, self._put_off),
         )
         counted = select(func.count(), func.min(messages.c.next_attempt_at), database_now())
@@ -345,22 +344,13 @@ class Figures:
         """Return the messages that are due from ``start`` until before ``end``, soonest first."""
         messages = self._tables.messages
         query = select(*columns).where(
-            is_plainly(self._tables, Status.SCHEDULED),
+            self._tables.is_plainly(Status.SCHEDULED),
             messages.c.next_attempt_at < end,
             messages.c.enqueue_at < end + self._put_off,
         )
         if start is not None:
             query = query.where(messages.c.next_attempt_at >= start)
         return query.order_by(messages.c.enqueue_at).limit(MOST_COUNTED + 1).subquery()
-
-
-def is_plainly(tables: Tables, status: Status) -> ColumnElement[bool]:
-    """Return the condition that a row has this status, written out, so that its index is found.
-
-    SQLite takes a partial index only where it sees the value.
-    """
-    messages = tables.messages
-    return messages.c.status == bindparam(None, status.value, literal_execute=True)
 
 
 def overdue_since(tables: Tables, late: timedelta, put_off: timedelta) -> list[ColumnElement[bool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -47,7 +47,7 @@ from dispatcher.store.reservations import (
     reservation_columns,
     time_columns,
 )
-from dispatcher.store.schema import Movable, Tables, to_movable
+from dispatcher.store.schema import CLOCK_STEP, Movable, Tables, to_movable
 from dispatcher.times.send_time import to_ms
 
 T = TypeVar("T")
@@ -112,8 +112,11 @@ class StoreUpkeep:
         row, now = database.tables.messages.c, database_now()
         self._is_suspect = func.coalesce(row.last_error, "").in_([UNKNOWN, NOT_BEGUN])
         self._is_put_off = (
-            row.status == Status.SCHEDULED.value, row.send_at <= now, row.next_attempt_at > now
-        )  # fmt: skip
+            database.tables.is_live,
+            row.status == Status.SCHEDULED.value,
+            row.send_at <= now,
+            row.next_attempt_at > now,
+        )
 
     def take_due(self, *, limit: int, grace: timedelta) -> list[Due]:
         """Return messages whose time to be enqueued has come, soonest first.
@@ -123,10 +126,18 @@ class StoreUpkeep:
         """
         messages = self._tables.messages
         now = database_now()
-        is_due = (messages.c.status == Status.SCHEDULED.value, messages.c.enqueue_at <= now)
+        is_due = (
+            self._tables.is_live,
+            messages.c.status == Status.SCHEDULED.value,
+            messages.c.enqueue_at <= now,
+        )
         wanted = _first(self._tables, messages.c.enqueue_at, limit).where(*is_due, self._takes)
         due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
-        put_off = update(messages).values(enqueue_at=later(due_from, grace), enqueued_at=now)
+        put_off = (
+            update(messages)
+            .where(self._tables.is_live)
+            .values(enqueue_at=later(due_from, grace), enqueued_at=now)
+        )
         columns = (
             messages.c.id,
             messages.c.channel,
@@ -146,7 +157,11 @@ class StoreUpkeep:
         """
         messages, attempts = self._tables.messages, self._tables.attempts
         now = database_now()
-        run_out = (messages.c.status == Status.SENDING.value, messages.c.claim_expires_at <= now)
+        run_out = (
+            self._tables.is_live,
+            messages.c.status == Status.SENDING.value,
+            messages.c.claim_expires_at <= now,
+        )
         found = _first(self._tables, messages.c.claim_expires_at, limit).where(*run_out)
         chosen = found.add_columns(messages.c.channel, messages.c.attempt_count)
         hold = messages.c.on_unknown == "hold"
@@ -237,24 +252,34 @@ class StoreUpkeep:
         self._database.transact(work)
 
     def prune(self, *, older_than: timedelta, limit: int) -> int:
-        """Delete messages that ended longer ago than that; return how many.
+        """Delete messages that ended longer ago than that, with their attempts; return how many.
 
         Not those whose reservation may not be released yet, nor those whose last status is not
         reported to their status URL yet.
         """
-        tables = self._tables
-        messages = tables.messages
-        wanted = _first(tables, messages.c.finished_at, limit).where(
-            messages.c.finished_at <= later(database_now(), -older_than), tables.is_prunable
+        backend, messages = self._database.backend, self._tables.messages
+        attempts, until = self._tables.attempts, backend.pruned_until(older_than)
+        since = messages.c.next_attempt_at
+        found = (
+            (messages.c.finished_at, messages.c.finished_at <= until),
+            (since, and_(self._tables.is_void, since <= until)),
         )
-        columns = (messages.c.id, messages.c.idempotency_key)
-        prune = partial(
-            self._database.backend.update_returning,
-            ids=messages.c.id, query=wanted, change=delete(messages), wanted=columns,
-        )  # fmt: skip
 
         def work(connection: Connection) -> int:
-            rows = prune(connection)
+            rows: list[Row[Any]] = []
+            for order, is_old in found:
+                if len(rows) == limit:
+                    break
+                wanted = _first(self._tables, order, limit - len(rows)).where(
+                    is_old, self._tables.is_prunable
+                )
+                columns = (messages.c.id, messages.c.idempotency_key)
+                rows += backend.update_returning(
+                    connection, messages.c.id, wanted, delete(messages), columns
+                )
+            if rows:
+                tried = self._database.one_of(attempts.c.message_id, [row.id for row in rows])
+                connection.execute(delete(attempts).where(tried))
             keyed = [each for each in map(tuple, rows) if each[1] is not None]
             freed: list[GivenRow] = [{"id": id_, "key": key} for id_, key in keyed]
             self._freed.run(connection, sorted(freed, key=itemgetter("key")))
@@ -263,6 +288,17 @@ class StoreUpkeep:
         deleted = self._database.transact(work)
         fault("prune.after_batch")
         return deleted
+
+    def keep_days(self, *, older_than: timedelta) -> list[date]:
+        """Make the partitions of the coming days, drop those that ended longer ago than that.
+
+        Return the days whose messages were dropped. Nothing where there are no partitions. A
+        transaction that reads ended messages is waited for a moment only; the next run tries again.
+        """
+        database = self._database
+        return database.run(
+            lambda each: database.backend.keep_days(each, database.tables, older_than)
+        )
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         """Return the send times of those of the messages that hold a reservation."""
@@ -326,7 +362,8 @@ class StoreUpkeep:
         tables = self._tables
         messages = tables.messages
         by_id = messages.c.id
-        query = select(*reservation_columns(tables)).where(*_holding_since(tables, memory))
+        holding = _holding_since(self._database, memory)
+        query = select(*reservation_columns(tables)).where(*holding)
         if created is not None:
             first, end = map(_first_id, created)
             query = query.where(by_id > first, by_id < end)
@@ -337,7 +374,9 @@ class StoreUpkeep:
         """Return how many reservations :meth:`reservations` would yield now."""
         messages = self._tables.messages
         counted = select(func.count()).select_from(messages)
-        found: int = self._database.read(counted.where(*_holding_since(self._tables, memory)))[0][0]
+        found: int = self._database.read(counted.where(*_holding_since(self._database, memory)))[0][
+            0
+        ]
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
@@ -358,7 +397,9 @@ class StoreUpkeep:
         ).join(messages, messages.c.id == attempts.c.message_id)
         key: tuple[Column[Any], ...] = (attempts.c.message_id, attempts.c.token)
         under_way = query.where(attempts.c.finished_at.is_(None))
-        ended = query.where(attempts.c.finished_at > later(now, -memory))
+        ended = query.where(
+            attempts.c.finished_at > later(now, -memory), *_ended_since(self._database, memory)
+        )
         rows = chain(
             self._pages(under_way, key, batch),
             self._pages(ended, (attempts.c.finished_at, *key), batch),
@@ -449,6 +490,7 @@ def overdue(tables: Tables, channels: Collection[str], after: timedelta) -> Colu
     """
     messages = tables.messages
     return and_(
+        tables.is_live,
         messages.c.status == Status.SCHEDULED.value,
         messages.c.next_attempt_at <= later(database_now(), -after),
         messages.c.attempt_count == 0,
@@ -509,7 +551,7 @@ class Overdue:
             these = and_(free, messages.c.id.in_(ids))
         wanted = ordered.where(these).with_for_update(skip_locked=True)
         taken_until = later(now, ttl)
-        put_off = update(messages).values(enqueue_at=taken_until)
+        put_off = update(messages).where(tables.is_live).values(enqueue_at=taken_until)
         rows = self._database.update_returning(wanted, put_off, *tables.movable_columns)
         if not rows:
             return None
@@ -589,14 +631,27 @@ def _permit(row: Row[Any]) -> PermitRow:
     )
 
 
-def _holding_since(tables: Tables, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+    tables = database.tables
     messages = tables.messages
-    earliest = later(database_now(), -memory)
     return (
         messages.c.reserved == true(),
         ~tables.holds_no_reservation,
-        messages.c.send_at > earliest,
+        messages.c.send_at > later(database_now(), -memory),
+        *_ended_since(database, memory),
     )
+
+
+def _ended_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
+    """Return the condition that leaves out the days in which nothing can lie that is looked for.
+
+    A message ends after its send time and after each of its attempts. The hour is for steps of the
+    database's clock.
+    """
+    if not database.backend.has_partitions:
+        return ()
+    row, earliest = database.tables.messages.c, later(database_now(), -memory - CLOCK_STEP)
+    return (or_(row.finished_at.is_(None), row.finished_at > earliest),)
 
 
 def _first_id(instant: datetime) -> UUID:

@@ -23,7 +23,9 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    func,
     insert,
+    literal_column,
     or_,
     select,
     update,
@@ -42,9 +44,10 @@ from dispatcher.store.engines.errors import (
     unavailable,
     worth_another_try,
 )
-from dispatcher.store.engines.types import database_now
+from dispatcher.store.engines.types import database_now, later
 from dispatcher.store.schema import (
     AS_NAMED,
+    CLOCK_STEP,
     KEYED,
     TAKEN_BACK,
     VOID,
@@ -121,7 +124,13 @@ class _New:
         error, so that no key is stored without its message.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
-        is_new = ~exists().where(messages.c.id == given["id"])
+        # A message ends after it was made: earlier days are not looked at.
+        step: ColumnElement[float] = literal_column(
+            f"-{CLOCK_STEP.total_seconds()}"
+        )  # a prepared statement has no other
+        later_than_made = messages.c.finished_at >= later(given["created_at"], step)
+        may_be_it = or_(messages.c.finished_at.is_(None), later_than_made)
+        is_new = ~exists().where(messages.c.id == given["id"], may_be_it)
         values = (given["idempotency_key"], given["id"], self._fingerprint)
         row = select(*values).where(self._is_wanted, is_new)
         key = insert_if_absent(keys).from_select(KEYED, row).returning(keys.c.message_id)
@@ -155,13 +164,15 @@ class Messages:
         fingerprint: str | None,
         body_json: str | None = None,
         status_url: str | None = None,
+        perhaps_stored: bool = False,
     ) -> Message:
         """Store ``message`` and return the stored message.
 
         ``body_json`` is its body, if already encoded; ``status_url`` receives status webhooks.
-        The stored one is another where that has the idempotency key, and ``message`` itself where
-        this call stored it, or perhaps did: when the connection breaks, the INSERT is run again,
-        and the answer is read back from state. Raises StoreUnavailable when nothing was stored,
+        ``perhaps_stored``: a call before may have stored it. The stored one is another where that
+        has the idempotency key, and ``message`` itself where this call stored it, or perhaps did:
+        when the connection breaks, the INSERT is run again, and the answer is read back from state.
+        Raises StoreUnavailable when nothing was stored,
         Suppressed when its recipient has opted out, GivenUp when its reservation was released
         before, OutcomeUnknown when it is not known whether it was stored.
         """
@@ -170,7 +181,7 @@ class Messages:
         addition = Addition(message, enqueue_at, fingerprint, text, status_url)
         keyed = message.idempotency_key is not None
         insert_directly = self._insert_keyed_directly if keyed else self._insert_directly
-        if insert_directly is not None:
+        if insert_directly is not None and not perhaps_stored:
             try:
                 if insert_directly((*to_values(addition), fingerprint)):
                     return message
@@ -277,13 +288,17 @@ class Messages:
         for the next submit. Reconcile releases the reservation.
         """
         messages = self._tables.messages
-        values: dict[str, Any] = {"status": Status.CANCELLED.value, "last_error": TAKEN_BACK}
+        values: dict[str, Any] = {
+            "status": Status.CANCELLED.value,
+            "last_error": TAKEN_BACK,
+            "idempotency_key": None,
+            "finished_at": database_now(),
+        }
         if message.idempotency_key is None:
             values = {
                 "status": VOID, "recipient": "", "body": {}, "trace": None, "status_url": None,
-                "told": None,
+                "told": None, "next_attempt_at": database_now(),
             }  # fmt: skip
-        values |= {"idempotency_key": None, "finished_at": database_now()}
         this = messages.c.id == message.id
         statement = update(messages).where(this, self._tables.is_scheduled).values(**values)
         query = select(messages.c.status, messages.c.idempotency_key).where(this)
@@ -307,17 +322,28 @@ class Messages:
         self._database.execute(again)
 
     def _is_inserted(self, connection: Connection, addition: Addition) -> bool:
-        """Store a message and its key, both or none; return whether they were stored."""
-        is_inserted = self._database.backend.is_inserted
-        values = to_values(addition)
-        if addition.message.idempotency_key is None:
-            return is_inserted(connection, self._insert, values)
+        """Store a message and its key, both or none; return whether they were stored.
+
+        Where a message that has ended lies in another partition, no key of this one sees it. So it
+        is looked for once this one is inserted: nobody else can store it between.
+        """
+        backend, message = self._database.backend, addition.message
+        key, values = message.idempotency_key, to_values(addition)
+        if key is None and not backend.has_partitions:
+            return backend.is_inserted(connection, self._insert, values)
 
         def work() -> None:
-            if not is_inserted(connection, self._insert_key, to_keyed(addition)):
+            if key is not None:
+                given = to_keyed(addition)
+                if not backend.is_inserted(connection, self._insert_key, given):
+                    raise _NotInserted
+            if not backend.is_inserted(connection, self._insert, values):
                 raise _NotInserted
-            if not is_inserted(connection, self._insert, values):
-                raise _NotInserted
+            if backend.has_partitions:
+                row = self._tables.messages.c
+                same = select(func.count()).where(row.id == message.id)
+                if connection.scalar(same) != 1:
+                    raise _NotInserted
 
         try:
             self._database.transact_on(connection, work)

@@ -101,11 +101,15 @@ def schema_standing(database: Database) -> SchemaStanding:
 
 def options(tables: Tables) -> dict[str, Any]:
     """Return the options with which Alembic sees these tables and no others."""
+    split = (f"{tables.messages.name}_", f"{tables.attempts.name}_")
 
     def is_ours(name: str | None, kind: str, _parents: object) -> bool:
         if kind == "schema":
             return name == tables.schema
-        return kind != "table" or str(name).startswith(tables.prefix)
+        if kind != "table":
+            return True
+        # Partitions are made and dropped by maintenance.
+        return str(name).startswith(tables.prefix) and not str(name).startswith(split)
 
     return {
         "tables": tables,

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, and_, select, true
+from sqlalchemy import Column, Connection, and_, delete, exists, func, select, true
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.scope import Scope, counted
@@ -104,7 +104,8 @@ class ReservationStates:
         ``grace`` is how long after its end a message may still have its reservation.
         """
         row, ended = self._tables.messages.c, self._tables.holds_no_reservation
-        frees = and_(ended, row.reserved == true(), row.finished_at > later(database_now(), -grace))
+        ended_at = func.coalesce(row.finished_at, row.next_attempt_at)
+        frees = and_(ended, row.reserved == true(), ended_at > later(database_now(), -grace))
         columns = reservation_columns(self._tables)
         query = select(*columns, (~ended).label("holds"), frees.label("frees"))
         return {
@@ -170,8 +171,13 @@ def _take_singly(database: Database, message_ids: Sequence[UUID]) -> None:
 
 
 def _take(database: Database, connection: Connection, message_ids: Sequence[UUID]) -> None:
-    backend = database.backend
-    insert = backend.insert_if_absent(database.tables.messages).values(VOID_VALUES)
+    backend, messages = database.backend, database.tables.messages
+    insert = backend.insert_if_absent(messages).values(VOID_VALUES)
     with backend.impatient(connection):
         for message_id in message_ids:
             backend.is_inserted(connection, insert, {"id": message_id})
+    if backend.has_partitions:  # a message that has ended lies beside them, and keeps its id
+        ended = messages.alias()
+        is_stored = exists().where(ended.c.id == messages.c.id, ended.c.status != VOID)
+        these = database.one_of(messages.c.id, message_ids)
+        connection.execute(delete(messages).where(these, messages.c.status == VOID, is_stored))

@@ -8,7 +8,7 @@ global.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
@@ -20,7 +20,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
-    ForeignKey,
     Index,
     Integer,
     MetaData,
@@ -31,6 +30,7 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    bindparam,
     case,
     exists,
     literal_column,
@@ -52,6 +52,7 @@ from dispatcher.store.engines.types import (
     Length,
     database_now,
     id_type,
+    in_live_partition,
     json_type,
     partial,
     to_length_ms,
@@ -76,12 +77,16 @@ TOLD_OF = (Status.SENT, Status.FAILED, Status.EXPIRED, Status.CANCELLED, Status.
 """The statuses that are reported to a status URL; ``told`` is the last one, or ``scheduled``."""
 UNTOLD = f"told <> status AND {_one_of('status', TOLD_OF)}"
 """The condition that a report is due; ``told`` is NULL without a status URL."""
+UNRELEASED = "reserved AND status IN ('cancelled', 'expired', 'void')"
+"""The condition that a message does not need its reservation any more, and may still have it."""
 
 VOID = "void"
 """Status of a row that is no message: it keeps an id from being stored.
 
 Either reconcile took the id before it released the reservation (``give_up``), or a submit took its
-message back (:meth:`Messages.take_back`): its scopes name the reservation to release.
+message back (:meth:`Messages.take_back`): its scopes name the reservation to release. It has no
+end, so that it lies with the live messages, where an id is unique; ``next_attempt_at`` is when it
+became void.
 """
 
 TAKEN_BACK = "its submit was refused: its reservation was lost while it was stored"
@@ -93,6 +98,9 @@ AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
 Whatever schemas its engine translates, the tables are those of the settings.
 """
 
+CLOCK_STEP = timedelta(hours=1)
+"""How far a clock may have been set back where partitions of earlier days are not looked at."""
+
 EVERY_CHANNEL = ""
 """Every channel, in a suppression: a primary key holds no NULL."""
 
@@ -100,7 +108,7 @@ _NOW = database_now()
 VOID_VALUES: dict[str, Any] = {
     "channel": "", "recipient": "", "scope": "", "body": {}, "status": VOID, "reserved": False,
     "send_at": _NOW, "next_attempt_at": _NOW, "enqueue_at": _NOW, "created_at": _NOW,
-    "finished_at": _NOW, "attempt_count": 0, "max_attempts": 1, "claim_token": 0,
+    "attempt_count": 0, "max_attempts": 1, "claim_token": 0,
 }  # fmt: skip
 """The values of a void row, but for its id."""
 
@@ -129,10 +137,11 @@ _PARTIAL = (
     _Index(
         "unreleased",
         ("id",),
-        "reserved AND status IN ('cancelled', 'expired', 'void')",
+        UNRELEASED,
         ("status", "reserved", "told"),
     ),
     _Index("held", ("id",), "status = 'held'", ()),
+    _Index("void", ("next_attempt_at",), f"status = '{VOID}'", ()),
     _Index("untold", ("told", "status", "id"), UNTOLD, ()),
 )
 
@@ -151,7 +160,7 @@ class Tables:
         """The table that holds the revision of the schema."""
         self.metadata = MetaData(naming_convention=_NAMES, schema=schema)
         self.messages = messages = _messages(f"{prefix}messages", self.metadata)
-        self.attempts = _attempts(f"{prefix}attempts", self.metadata, messages)
+        self.attempts = _attempts(f"{prefix}attempts", self.metadata)
         self.keys = _keys(f"{prefix}idempotency_keys", self.metadata)
         self.suppressions = _suppressions(f"{prefix}suppressions", self.metadata)
         self.message_columns = tuple(messages.c[name] for name in Message.__dataclass_fields__)
@@ -160,12 +169,17 @@ class Tables:
             *self.message_columns, messages.c.move_token, database_now().label("read_at")
         )  # fmt: skip
         """The columns of a ``Movable``."""
+        self.is_live = in_live_partition(messages.c.finished_at)
+        """Redundant beside the status of a live message: leads to its partition."""
         self.is_message = messages.c.status != VOID
+        self.is_void = messages.c.status == literal_column(f"'{VOID}'")
+        """The condition of the index of the same name."""
         self.stored = select(*self.message_columns).where(self.is_message)
         """The query of messages."""
         self.is_scheduled = self.has_status(Status.SCHEDULED)
         self.is_untold: ColumnElement[bool] = literal_column(UNTOLD)
-        """The condition of the index of the same name."""
+        self.is_unreleased: ColumnElement[bool] = literal_column(UNRELEASED)
+        """The conditions of the indexes of the same names."""
         self.told_anew = case((messages.c.told.is_not(None), Status.SCHEDULED.value))
         """The value of ``told`` after which a status is reported again."""
         self.holds_no_reservation = messages.c.status.in_(
@@ -186,7 +200,16 @@ class Tables:
         estimates that they are few.
         """
         status = self.messages.c.status.concat("")
-        return or_(*(status == each.value for each in statuses))
+        known = or_(*(status == each.value for each in statuses))
+        return known if any(each.is_final for each in statuses) else and_(self.is_live, known)
+
+    def is_plainly(self, status: Status) -> ColumnElement[bool]:
+        """Return the condition that a row has this status, written out, so that its index is found.
+
+        SQLite takes a partial index only where it sees the value.
+        """
+        known = self.messages.c.status == bindparam(None, status.value, literal_execute=True)
+        return known if status.is_final else and_(self.is_live, known)
 
     def suppressed(
         self, recipient: ColumnElement[str] | str, channel: ColumnElement[str] | str
@@ -274,7 +297,7 @@ def _messages(name: str, metadata: MetaData) -> Table:
             name="sending_has_claim",
         ),
         CheckConstraint(
-            "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
+            "(status IN ('scheduled', 'sending', 'held', 'void')) = (finished_at IS NULL)",
             name="final_has_end",
         ),
         CheckConstraint("expires_at IS NULL OR expires_at > send_at", name="expires_after_send"),
@@ -299,16 +322,11 @@ def _messages(name: str, metadata: MetaData) -> Table:
     return table
 
 
-def _attempts(name: str, metadata: MetaData, messages: Table) -> Table:
+def _attempts(name: str, metadata: MetaData) -> Table:
     return Table(
         name,
         metadata,
-        Column(
-            "message_id",
-            id_type(),
-            ForeignKey(messages.c.id, ondelete="CASCADE"),
-            primary_key=True,
-        ),
+        Column("message_id", id_type(), primary_key=True),
         Column("token", Integer, primary_key=True, autoincrement=False),
         Column("started_at", Instant, nullable=False),
         Column("finished_at", Instant),

@@ -72,7 +72,8 @@ class StoreSurvey:
                 there = {each["name"] for each in found.get_indexes(table.name, schema)}
                 names |= {str(each.name) for each in table.indexes} - there
                 # Not by its name: MariaDB calls each one PRIMARY.
-                key = found.get_pk_constraint(table.name, schema)["constrained_columns"]
+                holder = self._database.backend.key_holder(table, self._tables)
+                key = found.get_pk_constraint(holder, schema)["constrained_columns"]
                 if key != table.primary_key.columns.keys():
                     names.add(str(table.primary_key.name))
             return names
@@ -113,9 +114,11 @@ class StoreSurvey:
         """Return how long ago ``prune`` should have deleted a message, the first one; 0 if none."""
         tables = self._tables
         ended, now = tables.messages.c.finished_at, database_now()
-        query = select(ended, now).where(ended <= later(now, -retention), tables.is_prunable)
+        backend = self._database.backend
+        is_old = ended <= backend.pruned_until(retention)
+        query = select(ended, now).where(is_old, tables.is_prunable)
         for first, present in self._database.read(query.order_by(ended).limit(1)):
-            late: timedelta = present - retention - first
+            late: timedelta = present - backend.pruned_at(first, retention)
             return late
         return timedelta(0)
 
@@ -161,7 +164,9 @@ class StoreSurvey:
         query = (
             select(messages.c.channel, func.count().label("many"))
             .where(
-                messages.c.status == Status.SCHEDULED.value, messages.c.channel.notin_(list(known))
+                self._tables.is_live,
+                messages.c.status == Status.SCHEDULED.value,
+                messages.c.channel.notin_(list(known)),
             )
             .group_by(messages.c.channel)
             .order_by(messages.c.channel)
@@ -169,8 +174,9 @@ class StoreSurvey:
         return {each.channel: each.many for each in self._database.read(query)}
 
     def _late(self, since: Any, status: Status, older_than: timedelta, *more: Any) -> Late:
-        messages = self._tables.messages
-        return self._late_where(since, older_than, messages.c.status == status.value, *more)
+        tables = self._tables
+        has_status = tables.messages.c.status == status.value
+        return self._late_where(since, older_than, tables.is_live, has_status, *more)
 
     def _late_where(self, since: Any, older_than: timedelta, *where: Any) -> Late:
         now = database_now()

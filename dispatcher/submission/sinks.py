@@ -220,6 +220,7 @@ class OwnTransaction:
                 fingerprint=fingerprint,
                 body_json=body_json,
                 status_url=status_url,
+                perhaps_stored=perhaps_stored,
             )
             if stored.id != message.id:
                 recalled(entry.valid, self.recall({message.idempotency_key or "": entry}))

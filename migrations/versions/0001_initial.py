@@ -18,6 +18,7 @@ _WHERE = {
     "finished_at": "finished_at IS NOT NULL",
     "unreleased": "reserved AND status IN ('cancelled', 'expired', 'void')",
     "held": "status = 'held'",
+    "void": "status = 'void'",
     "untold": (
         "told <> status AND status IN ('sent', 'failed', 'expired', 'cancelled', 'held')"
     ),
@@ -31,6 +32,12 @@ def upgrade() -> None:
     keys, suppressions = f"{tables.prefix}idempotency_keys", f"{tables.prefix}suppressions"
     made = engine.table_options() | {"schema": tables.schema}
     busy = engine.busy_table_options() | {"schema": tables.schema}
+    # Each partition has a primary key of its own; a table of partitions can have none.
+    no_key = engine.has_partitions
+
+    def key(table: str, *columns: str) -> list[sa.PrimaryKeyConstraint]:
+        name = op.f(f"pk_{table}")
+        return [] if no_key else [sa.PrimaryKeyConstraint(*columns, name=name)]
 
     def check(table: str, name: str, condition: str) -> sa.CheckConstraint:
         return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
@@ -92,7 +99,7 @@ def upgrade() -> None:
         check(
             messages,
             "final_has_end",
-            "(status IN ('scheduled', 'sending', 'held')) = (finished_at IS NULL)",
+            "(status IN ('scheduled', 'sending', 'held', 'void')) = (finished_at IS NULL)",
         ),
         check(messages, "expires_after_send", "expires_at IS NULL OR expires_at > send_at"),
         check(messages, "on_unknown_known", "on_unknown IN ('retry', 'hold')"),
@@ -107,7 +114,7 @@ def upgrade() -> None:
             "(told IS NULL) = (status_url IS NULL) AND (told IS NULL OR told IN "
             "('scheduled', 'sent', 'failed', 'expired', 'cancelled', 'held'))",
         ),
-        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{messages}")),
+        *key(messages, "id"),
         **busy,
     )
     op.create_index(f"ix_{messages}_recipient", messages, ["recipient"], schema=tables.schema)
@@ -117,6 +124,7 @@ def upgrade() -> None:
         index("enqueue_at", "enqueue_at")
         index("unreleased", "id")
         index("held", "id")
+        index("void", "next_attempt_at")
         index("untold", "told", "status", "id")
     else:
         index("claim_expires_at", "status", "claim_expires_at")
@@ -138,16 +146,11 @@ def upgrade() -> None:
             "outcome IN ('sent', 'temporary', 'permanent', 'unknown')",
         ),
         check(attempts, "outcome_has_end", "(outcome IS NULL) = (finished_at IS NULL)"),
-        sa.ForeignKeyConstraint(
-            ["message_id"],
-            [f"{tables.schema}.{messages}.id" if tables.schema else f"{messages}.id"],
-            name=op.f(f"fk_{attempts}_message_id"),
-            ondelete="CASCADE",
-        ),
-        sa.PrimaryKeyConstraint("message_id", "token", name=op.f(f"pk_{attempts}")),
+        *key(attempts, "message_id", "token"),
         **busy,
     )
     op.create_index(f"ix_{attempts}_finished_at", attempts, ["finished_at"], schema=tables.schema)
+    engine.make_partitions(op.get_bind(), tables)
 
     op.create_table(
         keys,

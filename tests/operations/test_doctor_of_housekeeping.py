@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 from dispatcher.message import Status
 from dispatcher.operations import housekeeping_checks as checks
 from dispatcher.operations.findings import Level
-from dispatcher.store import Backlog, Database, Housekeeping, Slot, StoreSurvey, migrate
+from dispatcher.store import Backlog, Database, Days, Housekeeping, Slot, StoreSurvey, migrate
 from dispatcher.store.engines import postgresql
 from dispatcher.telemetry.liveness import Kind
 from dispatcher.times.clock import SystemClock
@@ -24,7 +24,7 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.servers import PostgresServer
 from tests.support.waiting import wait_until
 
-MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 on = {
     kind: pytest.mark.parametrize("database_url", [kind], indirect=True)
     for kind in ("sqlite", "postgresql", "mariadb")
@@ -151,6 +151,9 @@ def migrate_at(url: str) -> None:
         (Housekeeping(None, (), (Slot("a", True, 2**31, 0),)), {"store.replication"}),
         (Housekeeping(None, (), (Slot("a", True, 0, 2_000_000),)), {"store.replication"}),
         (Housekeeping(None, (), (Slot("a", False, 0, 0),)), {"store.replication"}),
+        (Housekeeping(None, (), days=Days(1, False)), set()),
+        (Housekeeping(None, (), days=Days(0, False)), {"store.partitions"}),
+        (Housekeeping(None, (), days=Days(3, True)), {"store.partitions"}),
         (None, set()),
     ],
 )
@@ -161,11 +164,13 @@ def test_only_what_lasts_too_long_is_warned_of(facts: Housekeeping | None, wrong
 
 def test_messages_that_should_be_deleted_and_are_not(house: House) -> None:
     message = house.submit(send_in=HOUR)
-    ended = SystemClock().now() - house.settings.retention - 2 * HOUR
+    backend, retention = house.database.backend, house.settings.retention
+    ended = SystemClock().now() - retention - 2 * DAY
     house.change([message], status=Status.SENT.value, finished_at=ended)
     found = examined(house)["work.prune"]
     assert found.level is WARNING
-    assert "`prune` is 2:00:" in found.found
+    whole = (SystemClock().now() - backend.pruned_at(ended, retention)) // HOUR
+    assert f"`prune` is {timedelta(hours=whole)}"[:-6] in found.found
     assert house.parts.sweep.prune() == 1
     assert examined(house)["work.prune"].level is OK
 

@@ -159,7 +159,7 @@ def test_a_generated_migration_of_theirs_leaves_our_tables_alone(
     unguarded = application.differences(**options)
     dropped = {each[1].name for each in unguarded if each[0] == "remove_table"}
     ours = {table.name for table in house.tables.metadata.sorted_tables}
-    assert dropped == ours | {house.tables.version}, "what the page is for"
+    assert dropped >= ours | {house.tables.version}, "what the page is for"
     prefix = house.tables.prefix
     of_page = code_of_page(function)
 

@@ -126,8 +126,8 @@ def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Datab
     first = add(database, rows.a_message(idempotency_key="key"))
     rows.add(database, idempotency_key="other")
     upkeep = StoreUpkeep(database)
-    rows.change(database, first.id, status="sent", finished_at=rows.now() - 30 * DAY)
-    assert upkeep.prune(older_than=31 * DAY, limit=9) == 0
+    rows.change(database, first.id, status="sent", finished_at=rows.now() - 32 * DAY)
+    assert upkeep.prune(older_than=33 * DAY, limit=9) == 0
     assert Messages(database).with_key("key") is not None
     assert upkeep.prune(older_than=30 * DAY, limit=9) == 1
     assert stored_keys(database) == 1
@@ -141,7 +141,7 @@ def test_a_prune_frees_no_key_that_belongs_to_another_message_by_now(database: D
     again = add(database, rows.a_message(idempotency_key="key"))
     # As a version that does not take the key from the row would leave it.
     rows.change(
-        database, first.id, finished_at=rows.now() - 30 * DAY, idempotency_key="key", reserved=False
+        database, first.id, finished_at=rows.now() - 32 * DAY, idempotency_key="key", reserved=False
     )
     assert StoreUpkeep(database).prune(older_than=30 * DAY, limit=9) == 1
     assert Messages(database).with_key("key") == (again, "print")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from uuid import UUID
@@ -32,7 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.types import TypeEngine
 
-from dispatcher.store.engines.types import Instant
+from dispatcher.store.engines.types import Instant, database_now, later
 
 if TYPE_CHECKING:
     from alembic.ddl.impl import DefaultImpl
@@ -141,6 +141,17 @@ class Slot(NamedTuple):
     transactions: int
 
 
+class Days(NamedTuple):
+    """The partitions of the days on which messages end.
+
+    ``ahead``: days from tomorrow on that have one. ``misplaced``: rows lie in none, because their
+    day had no partition when they ended.
+    """
+
+    ahead: int
+    misplaced: bool
+
+
 class Backlog(NamedTuple):
     """Row versions that the database has not removed yet, and how many of them are usual."""
 
@@ -153,13 +164,14 @@ class Housekeeping(NamedTuple):
     """How far the database is behind with removing old row versions, and what keeps it from that.
 
     ``oldest`` is the age of the oldest open transaction that keeps them, None without one.
-    ``limited_to`` names what the look at transactions was limited to for lack of a right, and
-    ``right`` that right.
+    ``days`` is None without partitions. ``limited_to`` names what the look at transactions was
+    limited to for lack of a right, and ``right`` that right.
     """
 
     oldest: timedelta | None
     backlogs: tuple[Backlog, ...]
     slots: tuple[Slot, ...] = ()
+    days: Days | None = None
     limited_to: str = ""
     right: str = ""
 
@@ -187,6 +199,8 @@ class StoreEngine(ABC):
     sees_a_snapshot: ClassVar[bool] = False
     """Whether a caller's transaction reads by default from a snapshot of its first read."""
     has_partial_indexes: ClassVar[bool] = True
+    has_partitions: ClassVar[bool] = False
+    """Whether ended messages lie in partitions of their own: an id is unique in each one alone."""
     locks_what_it_sorts: ClassVar[bool] = False
     """Whether ``FOR UPDATE`` locks what it reads to find the first rows, not those rows alone."""
     rebuilds_tables: ClassVar[bool] = False
@@ -365,6 +379,28 @@ class StoreEngine(ABC):
         """Return how far the database is behind with its housekeeping; None where it has none."""
         del connection, tables
         return None
+
+    def make_partitions(self, connection: Connection, tables: Tables) -> None:
+        """Make the partitions of new tables, where ``has_partitions``."""
+        del connection, tables
+
+    def key_holder(self, table: Table, tables: Tables) -> str:
+        """Return the name of the table that has the primary key of ``table``."""
+        del tables
+        return table.name
+
+    def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
+        """Make the partitions of the coming days; drop old ones, and return the days dropped."""
+        del connection, tables, retention
+        return []
+
+    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
+        """Return until when a message must have ended to be deleted."""
+        return cast("ColumnElement[datetime]", later(database_now(), -retention))
+
+    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
+        """Return when a message that ended then is to be deleted."""
+        return ended_at + retention
 
     def table_options(self) -> dict[str, Any]:
         """Return the options with which a migration creates a table."""

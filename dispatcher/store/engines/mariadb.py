@@ -285,7 +285,7 @@ class MariaDBEngine(StoreEngine):
         except DBAPIError as error:
             if number_of(error) != _FORBIDDEN:
                 raise
-            return Housekeeping(None, backlogs, (), "no transaction", "PROCESS")
+            return Housekeeping(None, backlogs, limited_to="no transaction", right="PROCESS")
         return Housekeeping(None if seconds is None else timedelta(seconds=seconds), backlogs)
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
@@ -39,8 +39,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from dispatcher.errors import StoreUnavailable
+from dispatcher.store.engines import partitions
 from dispatcher.store.engines.base import (
     Backlog,
+    Days,
     DurableSettings,
     Housekeeping,
     Location,
@@ -144,6 +146,7 @@ class PostgreSQLEngine(StoreEngine):
     )
     copies = True
     takes_arrays = True
+    has_partitions = True
 
     def prepare(self, engine: Engine) -> None:
         """Make connections by :func:`_connect`."""
@@ -231,20 +234,43 @@ class PostgreSQLEngine(StoreEngine):
         sees_all = connection.scalar(_SEES_ALL)
         backlogs = []
         for table in (tables.messages, tables.attempts):
-            name = connection.dialect.identifier_preparer.format_table(table)
+            name = partitions.live_name(connection, table)
             for dead, live in connection.execute(_DEAD, {"name": name}):
                 backlogs.append(Backlog(table.name, dead, _USUALLY_DEAD + live // 5))
         return Housekeeping(
             connection.scalar(_OLDEST),
             tuple(backlogs),
             tuple(Slot._make(row) for row in connection.execute(_SLOTS)),
+            Days._make(partitions.state(connection, tables)),
             "" if sees_all else "transactions of the role in database_url",
             "" if sees_all else _ALL_STATISTICS,
         )
 
     def busy_table_options(self) -> dict[str, Any]:
-        """Leave room in each page, and let autovacuum come early."""
-        return {"postgresql_with": _BUSY_TABLE}
+        """Split the table by what lives and what has ended."""
+        return {"postgresql_partition_by": "LIST ((finished_at IS NULL))"}
+
+    def make_partitions(self, connection: Connection, tables: Tables) -> None:
+        """Leave room in each page of what lives, and let autovacuum come early."""
+        options = ", ".join(f"{name} = {value}" for name, value in _BUSY_TABLE.items())
+        partitions.make(connection, tables, options)
+
+    def keep_days(self, connection: Connection, tables: Tables, retention: timedelta) -> list[date]:
+        """Make the partitions of the coming days, and drop old ones."""
+        return partitions.keep_days(connection, tables, retention)
+
+    def pruned_until(self, retention: timedelta) -> ColumnElement[datetime]:
+        """Delete whole days."""
+        return partitions.pruned_until(retention)
+
+    def pruned_at(self, ended_at: datetime, retention: timedelta) -> datetime:
+        """Delete whole days."""
+        return partitions.pruned_at(ended_at, retention)
+
+    def key_holder(self, table: Table, tables: Tables) -> str:
+        """Return the partition of what lives."""
+        split = table.name in {tables.messages.name, tables.attempts.name}
+        return partitions.key_holder(table) if split else table.name
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:

@@ -11,7 +11,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import JSON, BigInteger, ColumnElement, DateTime, Dialect, String, Uuid, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    String,
+    Uuid,
+    text,
+)
 from sqlalchemy.dialects.mysql import BINARY, DATETIME, LONGTEXT
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -149,18 +159,27 @@ class _MinuteOf(FunctionElement[datetime]):
     name = "minute_of"
 
 
+class _InLivePartition(FunctionElement[bool]):
+    type = Boolean()
+    inherit_cache = True
+    name = "in_live_partition"
+
+
 _SPELT = {
     "sqlite": {
+        "in_live_partition": "1 = 1",
         "now": f"strftime('{_SQLITE_FORMAT}', 'now')",
         "later": f"strftime('{_SQLITE_FORMAT}', {{}}, printf('%+.3f seconds', {{}}))",
         "minute_of": "(substr({}, 1, 17) || '00.000')",
     },
     "mysql": {
+        "in_live_partition": "1 = 1",
         "now": "UTC_TIMESTAMP(6)",  # that of the statement's start, whatever the session's zone
         "later": "({} + INTERVAL ROUND({} * 1000000) MICROSECOND)",
         "minute_of": "CAST(DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:00') AS DATETIME(6))",
     },
     "postgresql": {
+        "in_live_partition": "{} IS NULL",
         "now": "statement_timestamp()",
         "later": "({} + make_interval(secs => {}))",
         "minute_of": "date_trunc('minute', {})",
@@ -172,7 +191,8 @@ _SPELT["mariadb"] = _SPELT["mysql"]
 @compiles(_DatabaseNow)
 @compiles(_Later)
 @compiles(_MinuteOf)
-def _spell(element: FunctionElement[datetime], compiler: SQLCompiler, **kw: Any) -> str:
+@compiles(_InLivePartition)
+def _spell(element: FunctionElement[Any], compiler: SQLCompiler, **kw: Any) -> str:
     spelt = _SPELT.get(compiler.dialect.name, _SPELT["postgresql"])
     return spelt[element.name].format(*(compiler.process(each, **kw) for each in element.clauses))
 
@@ -194,3 +214,11 @@ def later(
 def minute_of(instant: ColumnElement[datetime]) -> ColumnElement[datetime]:
     """Return the beginning of the minute in which ``instant`` lies."""
     return _MinuteOf(instant)
+
+
+def in_live_partition(finished_at: ColumnElement[datetime | None]) -> ColumnElement[bool]:
+    """Return the condition that a row lies in the partition of live rows.
+
+    It says nothing where there are no partitions, so that each index fits as it did.
+    """
+    return _InLivePartition(finished_at)

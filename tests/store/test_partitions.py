@@ -1,0 +1,293 @@
+"""PostgreSQL: what lives lies in one partition, what has ended in one for each day of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Executable, Text, cast, insert, literal, literal_column, select, text, update
+from sqlalchemy.dialects.postgresql import REGCLASS
+
+from dispatcher import Message, Status
+from dispatcher.message import Outcome
+from dispatcher.store import (
+    Claims,
+    Database,
+    Failure,
+    Messages,
+    Result,
+    StoreSurvey,
+    StoreUpkeep,
+)
+from tests.support import rows
+from tests.support.tables import attempts, messages
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+DAY = timedelta(days=1)
+RETENTION = 30 * DAY
+OLD = 40 * DAY
+SPLIT = ("dispatcher_messages", "dispatcher_attempts")
+
+
+def run(database: Database, statement: Any, **values: Any) -> Any:
+    """Run a statement; return the rows, if it has any."""
+
+    def work(connection: Any) -> Any:
+        query = text(statement) if isinstance(statement, str) else statement
+        done = connection.execute(query, values)
+        return done.all() if done.returns_rows else None
+
+    return database.run(work)
+
+
+def today(database: Database) -> date:
+    """Return the day by the database's clock, in UTC."""
+    found: date = run(database, "SELECT CAST(now() AT TIME ZONE 'UTC' AS date)")[0][0]
+    return found
+
+
+def days(database: Database, table: str) -> set[date]:
+    """Return the days that have a partition of their own."""
+    found = run(
+        database,
+        "SELECT relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
+        "WHERE inhparent = CAST(:history AS regclass)",
+        history=f"{table}_history",
+    )
+    names = (name.removeprefix(f"{table}_history_") for (name,) in found)
+    return {datetime.strptime(each, "%Y%m%d").date() for each in names if each.isdigit()}  # noqa: DTZ007 - a day
+
+
+def make_day(database: Database, day: date) -> None:
+    """Make the partitions of a day that is over, as maintenance did before it."""
+    start = datetime.combine(day, time(), UTC)
+    for table in SPLIT:
+        run(
+            database,
+            f"CREATE TABLE {table}_history_{day:%Y%m%d} PARTITION OF {table}_history "
+            f"FOR VALUES FROM ('{start}') TO ('{start + DAY}')",
+        )
+
+
+def ended(database: Database, ago: timedelta, **changes: Any) -> Message:
+    """Store a message that was sent so long ago, and its attempt."""
+    claim = rows.claimed(database, **changes)
+    Claims(database, ttl=rows.TTL).record([Result(claim, None)], [], enqueue_in=rows.SOON)
+    at = rows.now() - ago
+    rows.change(database, claim.message.id, finished_at=at)
+    mine = attempts.c.message_id == claim.message.id
+    run(database, update(attempts).where(mine).values(finished_at=at))
+    return claim.message
+
+
+def lies_in(database: Database, message: Message) -> tuple[str, str]:
+    """Return the partitions of a message and of its attempt."""
+    name = cast(cast(literal_column("tableoid"), REGCLASS), Text)
+    of_message = select(name).select_from(messages).where(messages.c.id == message.id)
+    of_attempt = select(name).select_from(attempts).where(attempts.c.message_id == message.id)
+    return run(database, of_message)[0][0], run(database, of_attempt)[0][0]
+
+
+@contextmanager
+def in_use(database: Database, *statements: str | Executable) -> Iterator[Any]:
+    """Run statements in a transaction of another program that stays open inside."""
+    url = database.url.render_as_string(hide_password=False)
+    with closing(Database(url)) as other, other.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        for each in statements:
+            connection.execute(text(each) if isinstance(each, str) else each).close()
+        yield connection
+        connection.exec_driver_sql("ROLLBACK")
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    """Return whether some statement in this database waits for another transaction."""
+    found = run(
+        database,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'",
+    )
+    return bool(found[0][0])
+
+
+def test_a_message_moves_to_its_day_when_it_ends_and_back_when_it_is_retried(
+    database: Database,
+) -> None:
+    claim, day = rows.claimed(database), f"_history_{today(database):%Y%m%d}"
+    assert lies_in(database, claim.message) == tuple(f"{table}_live" for table in SPLIT)
+    failure = Failure(claim, Outcome.PERMANENT, "refused", wait=None)
+    Claims(database, ttl=rows.TTL).record([], [failure], enqueue_in=rows.SOON)
+    assert lies_in(database, claim.message) == tuple(f"{table}{day}" for table in SPLIT)
+    rows.change(database, claim.message.id, status="scheduled", finished_at=None)
+    assert lies_in(database, claim.message) == (f"{SPLIT[0]}_live", f"{SPLIT[1]}{day}")
+
+
+def test_claims_and_the_sweep_look_at_live_messages_alone(database: Database) -> None:
+    """Each would wait for the locks on all other partitions, if it read one of them."""
+    claims, upkeep, store = (
+        Claims(database, ttl=rows.TTL),
+        StoreUpkeep(database),
+        Messages(database),
+    )
+    due = [rows.add_due(database) for _ in range(4)]
+    locks = [
+        f"LOCK TABLE ONLY {table}_history_{day:%Y%m%d} IN ACCESS EXCLUSIVE MODE"
+        for table in SPLIT
+        for day in days(database, table) - {today(database)}
+    ] + [f"LOCK TABLE {table}_history_other IN ACCESS EXCLUSIVE MODE" for table in SPLIT]
+    with in_use(database, *locks):
+        assert len(upkeep.take_due(limit=9, grace=rows.SOON)) == 4
+        sent, snoozed, *more = claims.claim([each.id for each in due])
+        assert claims.renew([sent]) == {sent.message.id}
+        claims.put_back([(snoozed, rows.SOON)], enqueue_in=rows.SOON)
+        claims.record([Result(sent, None)], [], enqueue_in=rows.SOON)
+        claims.enqueue_when_due([snoozed.message.id])
+        store.enqueue_again([snoozed.message.id])
+        assert not claims.unclaimed([each.message.id for each in more]).waits
+        assert upkeep.rescue(limit=9) == []
+    assert store.get(sent.message.id).status is Status.SENT
+
+
+def test_a_prune_makes_the_coming_days_and_drops_the_old_ones(database: Database) -> None:
+    day = today(database) - OLD
+    make_day(database, day)
+    tomorrow = today(database) + DAY
+    for table in SPLIT:
+        run(database, f"DROP TABLE {table}_history_{tomorrow:%Y%m%d}")
+    gone = ended(database, OLD, idempotency_key="old")
+    kept = ended(database, RETENTION - 2 * DAY, idempotency_key="new")
+    upkeep = StoreUpkeep(database)
+    assert upkeep.keep_days(older_than=RETENTION) == [day]
+    for table in SPLIT:
+        assert tomorrow in days(database, table)
+        assert day not in days(database, table)
+    store = Messages(database)
+    assert (store.with_key("old"), store.attempts(gone.id)) == (None, [])
+    found = store.with_key("new")
+    assert found is not None
+    assert found[0].id == kept.id
+    assert upkeep.prune(older_than=RETENTION, limit=9) == 0
+    assert StoreSurvey(database).housekeeping().days == (3, True)  # type: ignore[union-attr]  # PostgreSQL has it
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        {"status": "cancelled", "reserved": True},
+        {"status_url": "https://example.org", "told": "scheduled"},
+    ],
+    ids=["unreleased", "unreported"],
+)
+def test_a_day_stays_while_something_remains_to_be_done(
+    database: Database, needed: dict[str, Any]
+) -> None:
+    day = today(database) - OLD
+    make_day(database, day)
+    message, other = ended(database, OLD), ended(database, OLD)
+    rows.change(database, message.id, **needed)
+    upkeep = StoreUpkeep(database)
+    assert upkeep.keep_days(older_than=RETENTION) == []
+    assert upkeep.prune(older_than=RETENTION, limit=9) == 1
+    assert Messages(database).get(message.id).id == message.id
+    assert Messages(database).attempts(other.id) == []
+    rows.change(database, message.id, reserved=False, told=None, status_url=None)
+    assert upkeep.keep_days(older_than=RETENTION) == [day]
+    assert rows.count(database) == 0
+
+
+def test_the_attempt_that_made_a_message_held_stays_as_long_as_the_message(
+    database: Database,
+) -> None:
+    day = today(database) - OLD
+    make_day(database, day)
+    message = ended(database, OLD)
+    rows.change(database, message.id, status="held", finished_at=None)
+    run(database, "UPDATE dispatcher_attempts SET outcome = 'unknown'")
+    upkeep = StoreUpkeep(database)
+    upkeep.keep_days(older_than=RETENTION)
+    [attempt] = Messages(database).attempts(message.id)
+    assert attempt.outcome is Outcome.UNKNOWN
+    run(database, "DELETE FROM dispatcher_messages")
+    upkeep.keep_days(older_than=RETENTION)
+    assert day not in days(database, "dispatcher_attempts")
+
+
+def test_a_day_that_is_read_is_dropped_later_and_nothing_waits_for_it(database: Database) -> None:
+    day = today(database) - OLD
+    make_day(database, day)
+    ended(database, OLD)
+    upkeep = StoreUpkeep(database)
+    with in_use(database, "SELECT count(*) FROM dispatcher_messages"):
+        assert upkeep.keep_days(older_than=RETENTION) == []
+        rows.add(database)
+    assert upkeep.keep_days(older_than=RETENTION) == [day]
+
+
+def test_an_end_on_a_day_without_a_partition_is_recorded(database: Database) -> None:
+    for table in SPLIT:
+        run(database, f"DROP TABLE {table}_history_{today(database):%Y%m%d}")
+    try:
+        message = ended(database, timedelta(0))
+        assert lies_in(database, message) == tuple(f"{table}_history_other" for table in SPLIT)
+        assert StoreUpkeep(database).keep_days(older_than=RETENTION) == []
+        rows.change(database, message.id, finished_at=rows.now() - OLD)
+        assert StoreUpkeep(database).prune(older_than=RETENTION, limit=9) == 1
+    finally:
+        run(database, "TRUNCATE dispatcher_messages, dispatcher_attempts")
+        StoreUpkeep(database).keep_days(older_than=RETENTION)
+
+
+@contextmanager
+def while_another_ends_it(
+    database: Database, message: Message, *before: Executable, work: Callable[[], Any]
+) -> Iterator[Future[Any]]:
+    """Start ``work`` while another transaction moves the message to its day; it then commits."""
+    this = update(messages).where(messages.c.id == message.id)
+    end = this.values(status="sent", finished_at=rows.now())
+    with in_use(database, *before, end) as other, ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(work)
+        wait_until(lambda: waits_for_a_lock(database) or coming.done())
+        other.exec_driver_sql("COMMIT")
+        yield coming
+
+
+def test_a_cancel_that_waits_for_the_end_of_its_message_finds_it_sent(database: Database) -> None:
+    message = rows.add(database)
+    cancel = lambda: Messages(database).cancel(message.id)  # noqa: E731 - for a thread
+    with while_another_ends_it(database, message, work=cancel) as coming:
+        assert coming.result().status is Status.SENT
+    assert rows.count(database) == 1
+
+
+def test_a_message_whose_first_insert_is_not_answered_is_not_stored_twice(
+    database: Database,
+) -> None:
+    """It ends before the second INSERT, which saw neither of its partitions, looks at the keys."""
+    message = rows.a_message()
+    copy = rows.add(database)
+    names = [each.name for each in messages.columns if each.name != "id"]
+    columns = [literal(message.id, messages.c.id.type), *(messages.c[name] for name in names)]
+    like_it = select(*columns).where(messages.c.id == copy.id)
+    first = insert(messages).from_select(["id", *names], like_it)
+
+    def again() -> Message:
+        return Messages(database).add(
+            message, enqueue_at=message.send_at, fingerprint=None, perhaps_stored=True
+        )
+
+    with while_another_ends_it(database, message, first, work=again) as coming:
+        assert coming.result().id == message.id
+    assert [each.status for each in rows.listed(database) if each.id == message.id] == [Status.SENT]
+
+
+def test_no_void_row_is_left_beside_a_message_that_has_ended(database: Database) -> None:
+    message = ended(database, timedelta(0))
+    settled = StoreUpkeep(database).give_up([message.id])
+    assert (set(settled.holding), settled.void) == ({message.id}, set())
+    assert rows.count(database) == 1
