@@ -77,8 +77,9 @@ def test_what_ended_long_ago_is_pruned_with_its_attempts(slow: House) -> None:
     old, recent, waiting = slow.submit("old"), slow.submit("recent"), slow.submit("waiting")
     slow.deliver(old, recent)
     now = slow.database_time()
-    slow.change([old], finished_at=now - slow.settings.retention - timedelta(seconds=1))
-    slow.change([recent], finished_at=now - slow.settings.retention + MINUTE)
+    retention = slow.settings.retention
+    slow.change([old], finished_at=now - retention - timedelta(days=1, seconds=1))
+    slow.change([recent], finished_at=now - retention + MINUTE)
     assert slow.parts.sweep.prune() == 1
     assert {row[0] for row in slow.rows()} == {recent.id, waiting.id}
     assert [row[0] for row in slow.attempt_rows()] == [recent.id]

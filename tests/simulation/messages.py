@@ -31,8 +31,9 @@ class MemoryMessages:
         fingerprint: str | None,
         body_json: str | None = None,
         status_url: str | None = None,
+        perhaps_stored: bool = False,
     ) -> Message:
-        del body_json, status_url
+        del body_json, status_url, perhaps_stored
         tables, key = self._tables, message.idempotency_key
         if message.id in tables.void:
             raise GivenUp

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -162,15 +162,20 @@ class MemoryStoreUpkeep:
             if row.finished_at is not None and not (row.status in NO_PLACE and row.reserved)
         }
         before = tables.now() - older_than
-        old = sorted(
-            (at, id_)
-            for id_, at in (tables.void | ended).items()
-            if at <= before and id_ not in tables.taken_back
-        )
+        old = [
+            each
+            for some in (ended, tables.void)
+            for each in sorted((at, id_) for id_, at in some.items())
+            if each[0] <= before and each[1] not in tables.taken_back
+        ]
         for _, message_id in old[:limit]:
             if tables.void.pop(message_id, None) is None:
                 tables.delete(message_id)
         return len(old[:limit])
+
+    def keep_days(self, *, older_than: timedelta) -> list[date]:
+        del older_than
+        return []
 
     def holding(self, message_ids: Sequence[UUID]) -> dict[UUID, ReservedTime]:
         found = (self._tables.messages.get(message_id) for message_id in message_ids)

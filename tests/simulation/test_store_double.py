@@ -114,7 +114,7 @@ class Both:
             many = connection.scalar(select(func.count()).select_from(keys))
             tries = connection.execute(select(attempts)).all()
         real = {row.id: dict(row._mapping) for row in rows if row.status != VOID}
-        void = {row.id: row.finished_at for row in rows if row.status == VOID}
+        void = {row.id: row.next_attempt_at for row in rows if row.status == VOID}
         assert self.tables.void == void, after
         double = {
             id_: {name: getattr(row, name) for name in _COLUMNS}

@@ -221,8 +221,9 @@ def test_what_was_given_up_is_no_message_and_goes_in_time(build: Build) -> None:
     assert house.dispatcher.verify_windows().equal
     assert len(house.sql("SELECT 1 FROM dispatcher_messages")) == 1
     assert house.parts.sweep.prune() == 0
-    long_ago = house.database_time() - house.settings.retention - SECOND
-    house.database.run(lambda each: each.execute(update(messages).values(finished_at=long_ago)))
+    long_ago = house.database_time() - house.settings.retention - timedelta(days=1, seconds=1)
+    old = update(messages).values(next_attempt_at=long_ago)
+    house.database.run(lambda each: each.execute(old))
     assert house.parts.sweep.prune() == 1
 
 
