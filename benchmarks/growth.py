@@ -1,7 +1,8 @@
-"""Measure promotion, and how claim, record and promotion grow with what is stored.
+"""Measure promotion, how submit, claim, record and promotion grow, and what a day costs to drop.
 
-Promotion: messages far off that have come inside the horizon are handed to the broker by the sweep.
-The store is filled past the dispatcher: half of the rows are history, half are far-off messages.
+Promotion: messages far off that have come inside the horizon are enqueued by the sweep. The store
+is filled past the dispatcher: a third of the rows are far-off messages, two thirds ended on two
+days, with an attempt each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -19,34 +21,45 @@ from delivery import BODY, channelled, prepare
 from rounds import facts, folder
 from submit import postgres
 
-from dispatcher import Settings
+from dispatcher import Dispatcher, Settings
 from dispatcher.app import App
 from dispatcher.embedded import embedded
 from dispatcher.message import dump_json
 from dispatcher.store import Claims, Result, StoreUpkeep
 
 FAR_OFF = 200_000
-SIZES = (10_000, 100_000, 1_000_000)
+SIZES = (10_000, 1_000_000)
 GROUP, GROUPS = 50, 60
 FILL = """
+WITH made AS (
+  SELECT uuidv7(%(made)s) AS id, n, now() + %(from)s + n * %(step)s AS at
+  FROM generate_series(1, %(many)s) AS n
+), tried AS (
+  INSERT INTO dispatcher_attempts (message_id, token, started_at, finished_at, outcome)
+  SELECT id, 1, at, at, 'sent' FROM made WHERE %(ended)s
+)
 INSERT INTO dispatcher_messages (id, channel, recipient, scope, body, send_at,
   next_attempt_at, enqueue_at, status, attempt_count, max_attempts, claim_token, reserved,
   created_at, finished_at)
-SELECT gen_random_uuid(), 'sms', 'to ' || n, 'to ' || n, %(body)s::json, at, at, at - %(ahead)s,
-  CASE WHEN ended THEN 'sent' ELSE 'scheduled' END, ended::int, 5, ended::int, true, at,
-  CASE WHEN ended THEN at END
-FROM (SELECT n, n %% 2 = 0 AND %(history)s AS ended,
-  now() + %(from)s + n * %(step)s AS at FROM generate_series(1, %(many)s) AS n) AS made
+SELECT id, 'sms', 'to ' || n, 'to ' || n, %(body)s::json, at, at, at - %(ahead)s,
+  CASE WHEN %(ended)s THEN 'sent' ELSE 'scheduled' END, %(ended)s::int, 5, %(ended)s::int, true,
+  at, CASE WHEN %(ended)s THEN at END
+FROM made
 """
+AT_ONCE = 500_000
+DAYS = (41, 40)
+"""How many days ago messages ended: longer ago than the retention."""
 PLANS = {
     "promotion": (
-        "SELECT id FROM dispatcher_messages WHERE status = 'scheduled' AND enqueue_at <= now() "
+        "SELECT id FROM dispatcher_messages WHERE finished_at IS NULL "
+        "AND status = 'scheduled' AND enqueue_at <= now() "
         "ORDER BY enqueue_at LIMIT 1000 FOR UPDATE SKIP LOCKED"
     ),
     "claim": (
         "SELECT id FROM dispatcher_messages WHERE id = ANY "
         "(ARRAY(SELECT id FROM dispatcher_messages WHERE status = 'scheduled' LIMIT 50)) "
-        "AND (status || '') = 'scheduled' ORDER BY id FOR UPDATE SKIP LOCKED"
+        "AND finished_at IS NULL AND (status || '') = 'scheduled' "
+        "ORDER BY id FOR UPDATE SKIP LOCKED"
     ),
 }
 MS = timedelta(milliseconds=1)
@@ -64,7 +77,7 @@ def main(sizes: Sequence[int]) -> None:
 
 def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
     """Enqueue what came near meanwhile."""
-    fill(connection, FAR_OFF, history=False, start=timedelta(minutes=10), step=MS / 10)
+    fill(connection, FAR_OFF, start=timedelta(minutes=10), step=MS / 10)
     connection.execute("UPDATE dispatcher_messages SET enqueue_at = now()")
     connection.execute("VACUUM ANALYZE dispatcher_messages")
     parts = App(settings)
@@ -81,31 +94,43 @@ def promote(settings: Settings, connection: psycopg.Connection[Any]) -> None:
 
 
 def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequence[int]) -> None:
-    """Do the same work on more and more rows."""
+    """Do the same work on more and more rows, then drop a day."""
     print(f"\n### Milliseconds by what is stored, PostgreSQL, groups of {GROUP}\n")
-    print("| rows | claim | record | promotion of 1,000 | MB in all | bytes a row |")
-    print("|---|---|---|---|---|---|")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {facts()}\n")
+    print("| rows | submit | claim | record | promotion of 1,000 | MB of what lives | MB in all |")
+    print("|---|---|---|---|---|---|---|")
+    for each in DAYS:
+        make_day(connection, each)
     stored = 0
     for size in sizes:
-        fill(connection, size - stored, history=True, start=timedelta(days=1), step=MS)
+        more = (size - stored) // 3
+        fill(connection, more, start=timedelta(days=1), step=MS)
+        for each in DAYS:
+            start = -timedelta(days=each)
+            fill(connection, more, start=start, step=timedelta(0), ended=True)
         stored = size
-        connection.execute("VACUUM ANALYZE dispatcher_messages")
+        connection.execute("VACUUM ANALYZE")
         parts = App(settings)
+        submit = submitted(settings)
         claim, record = claimed(parts, connection)
-        due = timedelta(seconds=-1)
-        fill(connection, 20_000, history=False, start=due, step=timedelta(0))
-        stored += 20_000
+        fill(connection, 20_000, start=timedelta(seconds=-1), step=timedelta(0))
         upkeep = StoreUpkeep(parts.database)
         promotion = [
             timed(partial(upkeep.take_due, limit=1_000, grace=settings.enqueue_grace))[0]
             for _ in range(15)
         ]
-        parts.close()
-        [[weight]] = connection.execute("SELECT pg_total_relation_size('dispatcher_messages')")
-        print(
-            f"| {size:,} | {statistics.median(claim):.1f} | {statistics.median(record):.1f} "
-            f"| {statistics.median(promotion):.1f} | {weight / 1e6:,.0f} | {weight / stored:.0f} |"
+        [[live]] = connection.execute("SELECT pg_total_relation_size('dispatcher_messages_live')")
+        [[whole]] = connection.execute(
+            "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' "
+            "AND relname ~ '^dispatcher_(messages|attempts)_'"
         )
+        figures = (f"{statistics.median(each):.2f}" for each in (submit, claim, record, promotion))
+        print(
+            f"| {size:,} | {' | '.join(figures)} | {live / 1e6:,.0f} | {float(whole) / 1e6:,.0f} |"
+        )
+        if size == sizes[-1]:
+            drop(parts, connection)
+        parts.close()
     for name, statement in PLANS.items():
         print(f"\nPlan of a {name} at the last size:\n\n```")
         for (line,) in connection.execute("EXPLAIN (COSTS OFF) " + statement):
@@ -113,11 +138,45 @@ def grow(settings: Settings, connection: psycopg.Connection[Any], sizes: Sequenc
         print("```")
 
 
+def drop(parts: App, connection: psycopg.Connection[Any]) -> None:
+    """Drop the days, while another thread claims and records groups."""
+    before, _ = claimed(parts, connection)
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(claimed, parts, connection)
+        dropping = StoreUpkeep(parts.database)
+        took, days = timed(partial(dropping.keep_days, older_than=parts.settings.retention))
+        meanwhile, _ = coming.result()
+    longest = f"{max(before):.1f} ms before, {max(meanwhile):.1f} ms beside it"
+    print(f"\n{len(days)} days dropped in {took:,.0f} ms; longest claim of a group {longest}\n")
+
+
+def make_day(connection: psycopg.Connection[Any], ago: int) -> None:
+    """Make the partitions of a day, as maintenance did before it."""
+    for table in ("dispatcher_messages", "dispatcher_attempts"):
+        connection.execute(
+            f"DO $$ DECLARE day timestamptz := date_trunc('day', now() - interval '{ago} days', "
+            "'UTC'); BEGIN EXECUTE format('CREATE TABLE %I PARTITION OF "
+            f"{table}_history FOR VALUES FROM (%L) TO (%L)', '{table}_history_' || "
+            "to_char(day AT TIME ZONE 'UTC', 'YYYYMMDD'), day, day + interval '1 day'); END $$"
+        )
+
+
+def submitted(settings: Settings) -> list[float]:
+    """Submit messages one by one; return the ms of each."""
+    with Dispatcher(settings) as dispatcher:
+        took = [
+            timed(partial(dispatcher.submit, channel="sms", recipient=f"{time.time()} {number}", body=BODY,
+                          send_at=datetime.now(UTC) + timedelta(days=2)))[0]
+            for number in range(300)
+        ]  # fmt: skip
+    return took[50:]
+
+
 def claimed(parts: App, connection: psycopg.Connection[Any]) -> tuple[list[float], list[float]]:
     """Claim and record groups; return the ms of each."""
     claims = Claims(parts.database, ttl=parts.settings.claim_ttl)
     many = GROUP * GROUPS
-    fill(connection, many, history=False, start=timedelta(seconds=-2), step=timedelta(0))
+    fill(connection, many, start=timedelta(seconds=-2), step=timedelta(0))
     rows = connection.execute(
         "SELECT id FROM dispatcher_messages WHERE status = 'scheduled' AND next_attempt_at <= now()"
     ).fetchall()
@@ -138,16 +197,19 @@ def fill(
     connection: psycopg.Connection[Any],
     many: int,
     *,
-    history: bool,
     start: timedelta,
     step: timedelta,
+    ended: bool = False,
 ) -> None:
     """Store messages, from ``start`` after now on, one each ``step``."""
-    connection.execute(
-        FILL,
-        {"body": dump_json(BODY), "ahead": timedelta(seconds=30), "many": many,
-         "history": history, "from": start, "step": step},
-    )  # fmt: skip
+    made = min(start, timedelta(0))
+    for first in range(0, many, AT_ONCE):
+        connection.execute(
+            FILL,
+            {"body": dump_json(BODY), "ahead": timedelta(seconds=30),
+             "many": min(AT_ONCE, many - first), "ended": ended, "made": made,
+             "from": start + first * step, "step": step},
+        )  # fmt: skip
 
 
 def timed(act: Callable[[], Any]) -> tuple[float, Any]:
