@@ -167,6 +167,10 @@ class Environment:
     def ledger(self) -> list[ledger.Line]:
         return ledger.read(self._ledger)
 
+    def log(self, name: str) -> str:
+        """Return the log of a service."""
+        return self._services[name].log.read_text(errors="replace")
+
     def logs(self) -> str:
         """Return the ends of all logs."""
         ends = [
