@@ -164,11 +164,10 @@ def make_day(connection: psycopg.Connection[Any], ago: int) -> None:
 def submitted(settings: Settings) -> list[float]:
     """Submit messages one by one; return the ms of each."""
     with Dispatcher(settings) as dispatcher:
-        took = [
-            timed(partial(dispatcher.submit, channel="sms", recipient=f"{time.time()} {number}", body=BODY,
-                          send_at=datetime.now(UTC) + timedelta(days=2)))[0]
-            for number in range(300)
-        ]  # fmt: skip
+        at = datetime.now(UTC) + timedelta(days=2)
+        submit = partial(dispatcher.submit, channel="sms", body=BODY, send_at=at)
+        names = (f"{time.time()} {number}" for number in range(300))
+        took = [timed(partial(submit, recipient=name))[0] for name in names]
     return took[50:]
 
 

@@ -339,11 +339,10 @@ class Messages:
                     raise _NotInserted
             if not backend.is_inserted(connection, self._insert, values):
                 raise _NotInserted
-            if backend.has_partitions:
-                row = self._tables.messages.c
-                same = select(func.count()).where(row.id == message.id)
-                if connection.scalar(same) != 1:
-                    raise _NotInserted
+            if not backend.has_partitions:
+                return
+            if not is_stored_once(self._tables, connection, message.id):
+                raise _NotInserted
 
         try:
             self._database.transact_on(connection, work)
@@ -499,6 +498,12 @@ def free_key_without_message(tables: Tables, connection: Connection, key: str) -
     query = select(keys.c.message_id).where(keys.c.idempotency_key == key, ~has_message)
     for (message_id,) in connection.execute(query, execution_options=AS_NAMED).all():
         connection.execute(_free_key(tables, key, message_id), execution_options=AS_NAMED)
+
+
+def is_stored_once(tables: Tables, connection: Connection, message_id: UUID) -> bool:
+    """Return whether a message that was just inserted is the only one with its id."""
+    same = select(func.count()).where(tables.messages.c.id == message_id)
+    return connection.scalar(same, execution_options=AS_NAMED) == 1
 
 
 def cancellation(

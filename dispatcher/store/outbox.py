@@ -27,7 +27,7 @@ from dispatcher.store.database import Database
 from dispatcher.store.engines import StoreEngine
 from dispatcher.store.engines.base import Location, files_of
 from dispatcher.store.engines.errors import refused_by_driver, unavailable
-from dispatcher.store.messages import free_key_without_message, having_key
+from dispatcher.store.messages import free_key_without_message, having_key, is_stored_once
 from dispatcher.store.schema import AS_NAMED, KEYED, Tables, to_message, to_row
 from dispatcher.store.suppressions import is_suppressed
 
@@ -121,14 +121,18 @@ class JoinedTransaction(Generic[T]):
             self._check_wanted(message.recipient, message.channel)
             if not self._backend.is_inserted(self._connection, self._insert, row, AS_NAMED):
                 return False
-            key = message.idempotency_key
-            if key is None or self._takes_key(key, message.id, fingerprint):
+            key, connection = message.idempotency_key, self._connection
+            if key is None:
+                return True
+            is_new = not self._backend.has_partitions or is_stored_once(
+                self._tables, connection, message.id
+            )
+            if is_new and self._takes_key(key, message.id, fingerprint):
                 return True
             # Not all databases undo both statements here: the first one is undone by hand.
-            this = self._tables.messages.c.id == message.id
-            self._connection.execute(
-                delete(self._tables.messages).where(this), execution_options=AS_NAMED
-            )
+            this = (self._tables.messages.c.id == message.id, self._tables.is_live)
+            undo = delete(self._tables.messages).where(*this)
+            connection.execute(undo, execution_options=AS_NAMED)
             return False
 
     def check_wanted(self, recipient: str, channel: str) -> None:

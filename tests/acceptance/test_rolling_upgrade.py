@@ -53,8 +53,8 @@ def git(*arguments: str) -> str:
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the source of the version before: the last commit but one that changed the package.
 
-    ``DISPATCHER_TESTS_BEFORE`` names another one. Skip where there is none that can run on this schema: then the database is migrated once all
-    workers of that version have ended.
+    ``DISPATCHER_TESTS_BEFORE`` names another one. Skip where there is none that can run on this
+    schema: then the database is migrated once all workers of that version have ended.
     """
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no history of commits")

@@ -122,6 +122,21 @@ def test_a_callers_transaction_stores_a_key_with_its_message(database: Database,
     assert (rows.count(database), stored_keys(database)) == (is_kept, is_kept)
 
 
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_a_callers_transaction_stores_no_id_again(database: Database, is_taken_back: bool) -> None:
+    """A duplicate submit had the same id, and its message has ended since."""
+    message = add(database, rows.a_message(idempotency_key="key"))
+    if is_taken_back:
+        assert Messages(database).take_back(message)
+    else:
+        Messages(database).cancel(message.id)
+    with callers_transaction(database) as (joined, connection):
+        assert not joined.add(message, enqueue_at=message.send_at, fingerprint="print")
+        connection.commit()
+    assert rows.row(database, message.id).status == "cancelled"
+    assert stored_keys(database) == (not is_taken_back)
+
+
 def test_a_key_is_free_when_its_message_is_pruned_and_not_before(database: Database) -> None:
     first = add(database, rows.a_message(idempotency_key="key"))
     rows.add(database, idempotency_key="other")

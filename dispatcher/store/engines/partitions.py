@@ -57,6 +57,10 @@ _MADE_BEFORE = frozenset({"42P07", "23505", "42710"})
 _IN_USE, _MISPLACED = "55P03", "23514"
 
 
+class _InUse(Exception):
+    """Another transaction uses the table."""
+
+
 class _Split(NamedTuple):
     """A table and its partitions, on a connection."""
 
@@ -141,24 +145,26 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
 
     A day of messages goes when nothing that remains to be done needs one of them. A day of attempts
     goes later when a message is still stored whose outcome is unknown by one of them. Nothing is
-    waited for: what another transaction uses stays until the next run.
+    waited for: where another transaction uses a table, the rest is left to the next run.
     """
-    splits = _splits(connection, tables)
-    for split in splits:
-        there = set(split.days())
-        for day in _coming(connection):
-            if day not in there:
-                _alone(connection, _make_day(split, day))
-    until: datetime | None = connection.scalar(select(pruned_until(retention)))
-    dropped = []
-    for split in splits:
-        for day in split.days():
-            if until is None or _end(day) > until or _is_needed(split, day, tables):
-                continue
-            if split.table is tables.messages:
-                _free_keys(split, day, tables)
-            if _alone(connection, f"DROP TABLE {split.name(split.of_day(day))}"):
+    dropped: list[date] = []
+    try:
+        for split in _splits(connection, tables):
+            there = set(split.days())
+            for day in _coming(connection):
+                if day not in there:
+                    _alone(connection, _make_day(split, day))
+        until: datetime | None = connection.scalar(select(pruned_until(retention)))
+        for split in _splits(connection, tables):
+            for day in split.days():
+                if until is None or _end(day) > until or _is_needed(split, day, tables):
+                    continue
+                if split.table is tables.messages:
+                    _free_keys(split, day, tables)
+                _alone(connection, f"DROP TABLE {split.name(split.of_day(day))}")
                 dropped += [day] * (split.table is tables.messages)
+    except _InUse as error:
+        log.debug("partitions are left to the next run: %s", error)
     return dropped
 
 
@@ -201,10 +207,10 @@ def _make_day(split: _Split, day: date) -> str:
     )
 
 
-def _alone(connection: Connection, statement: str) -> bool:
-    """Run a statement that locks a table, in a transaction; False where it would have to wait.
+def _alone(connection: Connection, statement: str) -> None:
+    """Run a statement that locks a table, in a transaction. Raises _InUse where it would wait.
 
-    Also where the day that it makes is there, or has rows in the partition of other days.
+    Nothing is done where the day that it makes is there, or has rows in the partition of others.
     """
     connection.exec_driver_sql("BEGIN")
     try:
@@ -214,11 +220,10 @@ def _alone(connection: Connection, statement: str) -> bool:
     except DBAPIError as error:
         connection.exec_driver_sql("ROLLBACK")
         code = getattr(error.orig, "sqlstate", None)
-        if code not in {_IN_USE, _MISPLACED, *_MADE_BEFORE}:
+        if code == _IN_USE:
+            raise _InUse(statement) from None
+        if code not in {_MISPLACED, *_MADE_BEFORE}:
             raise
-        log.debug("left to the next run (%s): %s", code, statement)
-        return False
-    return True
 
 
 def _is_needed(split: _Split, day: date, tables: Tables) -> bool:

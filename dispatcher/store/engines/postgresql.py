@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
@@ -72,6 +72,7 @@ _OPTIONS = {
 _ENCODING = {"client_encoding": "utf8"}
 """Given like this it also wins over the environment."""
 _CURSOR = "dispatcher.cursor"
+_TRIES = 3
 _MIGRATION_LOCK = 0x64697370  # "disp": two migrations at a time take turns
 _LOCATION = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
 _VACUUM_SHARE, _VACUUM_LEAST = 0.02, 1_000
@@ -305,7 +306,7 @@ class _Direct:
             cursor = pooled.info.get(_CURSOR)
             if cursor is None:  # the pool forgets it with its connection
                 cursor = pooled.info[_CURSOR] = driver.cursor()
-            return answer(cursor.execute(self._text, given))
+            return answer(_executed(cursor, self._text, given))
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
             raise StoreUnavailable(answered(error.sqlstate)) from None
         except (psycopg.Error, ValueError, OverflowError) as error:
@@ -354,6 +355,14 @@ class DirectInsert(_Direct):
     def __call__(self, values: Sequence[Any]) -> bool:
         """Run it; return whether it added the row. Raises as :meth:`StoreEngine.direct_insert`."""
         return self._run([values[index] for index in self._indexes], _count) > 0
+
+
+def _executed(cursor: psycopg.Cursor[Any], statement: bytes, given: Any) -> psycopg.Cursor[Any]:
+    """Run a statement, again where a row that it waited for has moved to another partition."""
+    for _ in range(_TRIES - 1):
+        with suppress(psycopg.errors.SerializationFailure):
+            return cursor.execute(statement, given)
+    return cursor.execute(statement, given)
 
 
 def _copied_as(column: Column[Any], connection: Connection) -> str:
