@@ -235,7 +235,7 @@ class Stage:
         with self.sql() as connection:
             query = (
                 "SELECT 1 FROM dispatcher_messages "
-                "WHERE finished_at IS NULL AND status <> 'held' LIMIT 1"
+                "WHERE finished_at IS NULL AND status NOT IN ('held', 'void') LIMIT 1"
             )
             return connection.execute(query).fetchone() is None
 
