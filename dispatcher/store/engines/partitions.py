@@ -123,8 +123,11 @@ def make(connection: Connection, tables: Tables, options: str) -> None:
             "FOR VALUES IN (false) PARTITION BY RANGE (finished_at)"
         )
         run(f"CREATE TABLE {split.name(split.part(_OTHER))} PARTITION OF {history} DEFAULT")
+        # What a day is asked before it is dropped.
         if split.table is tables.attempts:
             run(f"CREATE INDEX ON {history} (message_id) WHERE outcome = 'unknown'")
+        else:
+            run(f"CREATE INDEX ON {history} (id) WHERE idempotency_key IS NOT NULL")
         for day in _coming(connection):
             run(_make_day(split, day))
 
