@@ -374,9 +374,8 @@ class StoreUpkeep:
         """Return how many reservations :meth:`reservations` would yield now."""
         messages = self._tables.messages
         counted = select(func.count()).select_from(messages)
-        found: int = self._database.read(counted.where(*_holding_since(self._database, memory)))[0][
-            0
-        ]
+        holding = counted.where(*_holding_since(self._database, memory))
+        found: int = self._database.read(holding)[0][0]
         return found
 
     def permits(self, *, memory: timedelta, batch: int) -> Iterator[list[PermitRow]]:
@@ -645,8 +644,7 @@ def _holding_since(database: Database, memory: timedelta) -> tuple[ColumnElement
 def _ended_since(database: Database, memory: timedelta) -> tuple[ColumnElement[bool], ...]:
     """Return the condition that leaves out the days in which nothing can lie that is looked for.
 
-    A message ends after its send time and after each of its attempts. The hour is for steps of the
-    database's clock.
+    A message ends after its send time and after each of its attempts.
     """
     if not database.backend.has_partitions:
         return ()

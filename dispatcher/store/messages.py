@@ -124,10 +124,9 @@ class _New:
         error, so that no key is stored without its message.
         """
         messages, keys, given = self._tables.messages, self._tables.keys, self._given
-        # A message ends after it was made: earlier days are not looked at.
-        step: ColumnElement[float] = literal_column(
-            f"-{CLOCK_STEP.total_seconds()}"
-        )  # a prepared statement has no other
+        # A message ends after it was made: earlier days are not looked at. The length is written
+        # out, because a prepared statement has no other values.
+        step: ColumnElement[float] = literal_column(f"-{CLOCK_STEP.total_seconds()}")
         later_than_made = messages.c.finished_at >= later(given["created_at"], step)
         may_be_it = or_(messages.c.finished_at.is_(None), later_than_made)
         is_new = ~exists().where(messages.c.id == given["id"], may_be_it)

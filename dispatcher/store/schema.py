@@ -98,8 +98,8 @@ AS_NAMED: Mapping[str, Any] = MappingProxyType({"schema_translate_map": None})
 Whatever schemas its engine translates, the tables are those of the settings.
 """
 
-CLOCK_STEP = timedelta(hours=1)
-"""How far a clock may have been set back where partitions of earlier days are not looked at."""
+CLOCK_STEP = timedelta(days=1)
+"""How far clocks may be apart, or set back, where partitions of earlier days are not looked at."""
 
 EVERY_CHANNEL = ""
 """Every channel, in a suppression: a primary key holds no NULL."""

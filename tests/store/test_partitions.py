@@ -291,3 +291,26 @@ def test_no_void_row_is_left_beside_a_message_that_has_ended(database: Database)
     settled = StoreUpkeep(database).give_up([message.id])
     assert (set(settled.holding), settled.void) == ({message.id}, set())
     assert rows.count(database) == 1
+
+
+def test_a_role_that_does_not_own_the_tables_prunes_one_by_one(database: Database) -> None:
+    day = today(database) - OLD
+    make_day(database, day)
+    ended(database, OLD)
+    run(database, "CREATE ROLE dispatcher_guest")
+    try:
+        run(database, "GRANT USAGE ON SCHEMA public TO dispatcher_guest")
+        for table in (*SPLIT, "dispatcher_idempotency_keys"):
+            run(database, f"GRANT SELECT, UPDATE, DELETE ON {table} TO dispatcher_guest")
+        url = database.url.render_as_string(hide_password=False)
+        with closing(Database(f"{url}&options=-crole%3Ddispatcher_guest")) as theirs:
+            upkeep = StoreUpkeep(theirs)
+            assert upkeep.keep_days(older_than=RETENTION) == []
+            assert upkeep.prune(older_than=RETENTION, limit=9) == 1
+            found = StoreSurvey(theirs).housekeeping()
+            assert found is not None
+            assert found.days == (3, False)
+    finally:
+        run(database, "DROP OWNED BY dispatcher_guest")
+        run(database, "DROP ROLE dispatcher_guest")
+        StoreUpkeep(database).keep_days(older_than=RETENTION)

@@ -54,11 +54,8 @@ _DAYS = text(
 _TODAY = text("SELECT CAST(statement_timestamp() AT TIME ZONE 'UTC' AS date)")
 # Another sweep makes the same day.
 _MADE_BEFORE = frozenset({"42P07", "23505", "42710"})
-_IN_USE, _MISPLACED = "55P03", "23514"
-
-
-class _InUse(Exception):
-    """Another transaction uses the table."""
+_MISPLACED = "23514"
+_IN_USE, _GONE, _NOT_OWNED = "55P03", "42P01", "42501"
 
 
 class _Split(NamedTuple):
@@ -147,8 +144,9 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
     """Make the partitions of the coming days; drop those of old ones, and return these days.
 
     A day of messages goes when nothing that remains to be done needs one of them. A day of attempts
-    goes later when a message is still stored whose outcome is unknown by one of them. Nothing is
-    waited for: where another transaction uses a table, the rest is left to the next run.
+    goes later when a message is still stored whose outcome is unknown by one of them. Where another
+    transaction uses a table, another sweep drops it, or its owner is another role, the rest is left
+    to the next run.
     """
     dropped: list[date] = []
     try:
@@ -156,27 +154,36 @@ def keep_days(connection: Connection, tables: Tables, retention: timedelta) -> l
             there = set(split.days())
             for day in _coming(connection):
                 if day not in there:
-                    _alone(connection, _make_day(split, day))
-        until: datetime | None = connection.scalar(select(pruned_until(retention)))
+                    _make_alone(connection, split, day)
+        until: datetime = connection.execute(select(pruned_until(retention))).scalar_one()
         for split in _splits(connection, tables):
             for day in split.days():
-                if until is None or _end(day) > until or _is_needed(split, day, tables):
+                if _end(day) > until or _is_needed(split, day, tables):
                     continue
                 if split.table is tables.messages:
                     _free_keys(split, day, tables)
                 _alone(connection, f"DROP TABLE {split.name(split.of_day(day))}")
                 dropped += [day] * (split.table is tables.messages)
-    except _InUse as error:
-        log.debug("partitions are left to the next run: %s", error)
+    except DBAPIError as error:
+        if _code(error) not in {_IN_USE, _GONE, _NOT_OWNED}:
+            raise
+        log.debug("partitions are left to the next run (%s)", _code(error))
     return dropped
 
 
 def state(connection: Connection, tables: Tables) -> tuple[int, bool]:
-    """Return how many days from tomorrow on have a partition, and whether rows lie in no day's."""
+    """Return how many days from tomorrow on have a partition, and whether rows lie in no day's.
+
+    A role that may not read partitions alone sees none of the latter.
+    """
     today, splits = _today(connection), _splits(connection, tables)
     ahead = min(sum(day > today for day in split.days()) for split in splits)
-    others = (split.part(_OTHER) for split in splits)
-    return ahead, any(splits[0].has(select(literal(1)).select_from(each)) for each in others)
+    others = [(split, split.part(_OTHER)) for split in splits]
+    return ahead, any(
+        split.has(select(literal(1)).select_from(other))
+        for split, other in others
+        if connection.scalar(select(func.has_table_privilege(split.name(other), "SELECT")))
+    )
 
 
 def _splits(connection: Connection, tables: Tables) -> list[_Split]:
@@ -210,23 +217,30 @@ def _make_day(split: _Split, day: date) -> str:
     )
 
 
-def _alone(connection: Connection, statement: str) -> None:
-    """Run a statement that locks a table, in a transaction. Raises _InUse where it would wait.
+def _make_alone(connection: Connection, split: _Split, day: date) -> None:
+    """Make a day, unless another sweep does, or it has rows in the partition of other days."""
+    try:
+        _alone(connection, _make_day(split, day))
+    except DBAPIError as error:
+        if _code(error) not in {_MISPLACED, *_MADE_BEFORE}:
+            raise
 
-    Nothing is done where the day that it makes is there, or has rows in the partition of others.
-    """
+
+def _alone(connection: Connection, statement: str) -> None:
+    """Run a statement that locks a table, in a transaction that waits for a moment only."""
     connection.exec_driver_sql("BEGIN")
     try:
         connection.exec_driver_sql(_IMPATIENT)
         connection.exec_driver_sql(statement)
         connection.exec_driver_sql("COMMIT")
-    except DBAPIError as error:
+    except DBAPIError:
         connection.exec_driver_sql("ROLLBACK")
-        code = getattr(error.orig, "sqlstate", None)
-        if code == _IN_USE:
-            raise _InUse(statement) from None
-        if code not in {_MISPLACED, *_MADE_BEFORE}:
-            raise
+        raise
+
+
+def _code(error: DBAPIError) -> str | None:
+    found: str | None = getattr(error.orig, "sqlstate", None)
+    return found
 
 
 def _is_needed(split: _Split, day: date, tables: Tables) -> bool:
