@@ -40,6 +40,7 @@ from dispatcher.reservation import (
 )
 from dispatcher.settings import Settings
 from dispatcher.store import (
+    MOST_GRACES,
     BulkMessages,
     Claims,
     Database,
@@ -634,7 +635,7 @@ class App:
     def _patience(self) -> tuple[timedelta, timedelta]:
         """When a message is overdue, and how long at most the sweep postpones a due one."""
         late = self.settings.enqueue_grace
-        return late, max(late, self.settings.claim_ttl)
+        return late, max(MOST_GRACES * late, self.settings.claim_ttl)
 
     # Begin and end.
 

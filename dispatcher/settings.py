@@ -178,7 +178,10 @@ class Settings(BaseSettings):
     queue_type: Literal["quorum", "classic"] = "quorum"
     """RabbitMQ broker: the type of its queues. An existing queue cannot change its type."""
     enqueue_grace: Length = timedelta(seconds=5)
-    """How long past its time a message stays unclaimed before it is enqueued again."""
+    """How long past its time a message stays unclaimed before it is enqueued again.
+
+    Then again when it is about twice as late, after 16 times this at most.
+    """
     overdue_after: Length = timedelta(minutes=5)
     """How long past its time an unclaimed message is overdue: see ``catch_up`` of a channel."""
     group_size: Annotated[int, Field(ge=1, le=1_000)] = 50

@@ -16,7 +16,7 @@ from dispatcher.operations.server_checks import StoreFacts
 from dispatcher.redis.errors import START_REDIS
 from dispatcher.reservation import RedisFacts, RedisSurvey
 from dispatcher.settings import Settings, config_file
-from dispatcher.store import Late, StoreSurvey
+from dispatcher.store import MOST_GRACES, Late, StoreSurvey
 from dispatcher.telemetry import hooks
 from dispatcher.telemetry.liveness import Kind, Signs
 from dispatcher.templating import Templates
@@ -158,7 +158,8 @@ class Doctor:
             return ask.not_enqueued(older_than=patience)
 
         def overdue() -> Late:
-            return ask.overdue(older_than=given.enqueue_grace + patience, grace=given.enqueue_grace)
+            grace = given.enqueue_grace
+            return ask.overdue(older_than=grace + patience, grace=MOST_GRACES * grace)
 
         def orphans() -> int:
             return self._redis.unconfirmed(older_than=given.reconcile_grace + patience)

@@ -15,7 +15,15 @@ from dispatcher.store.database import Database
 from dispatcher.store.decisions import FailedMessages, HeldMessages, Standstill
 from dispatcher.store.engines.base import Backlog, Days, Durability, Housekeeping, Slot
 from dispatcher.store.listing import Busy, Counts, Figures, Listing, Load, Of, OverdueFigure
-from dispatcher.store.maintenance import Due, Overdue, Rescued, StoreUpkeep, Unbegun, overdue
+from dispatcher.store.maintenance import (
+    MOST_GRACES,
+    Due,
+    Overdue,
+    Rescued,
+    StoreUpkeep,
+    Unbegun,
+    overdue,
+)
 from dispatcher.store.messages import BulkMessages, GivenUp, Messages, NewTime
 from dispatcher.store.migrate import SchemaStanding, migrate
 from dispatcher.store.notifications import Notifications
@@ -32,6 +40,7 @@ from dispatcher.store.suppressions import REASON, Suppression, Suppressions
 from dispatcher.store.survey import Late, StoreSurvey
 
 __all__ = [
+    "MOST_GRACES",
     "REASON",
     "Addition",
     "Backlog",

@@ -56,6 +56,9 @@ UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its l
 NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
 OVERDUE = "overdue: nobody took it in time"
 NO_SLOT = "overdue: no slot was left for it"
+_LATE = (8, 4, 2, 1)
+MOST_GRACES = 2 * _LATE[0]
+"""After so many times ``enqueue_grace`` an unclaimed message is enqueued again at the latest."""
 
 
 class Due(NamedTuple):
@@ -122,7 +125,9 @@ class StoreUpkeep:
         """Return messages whose time to be enqueued has come, soonest first.
 
         Each is returned again ``grace`` after it is due if it is not claimed by then: its task was
-        lost.
+        lost, or waits behind others. So a message that is late is returned again when it is twice
+        to four times as late, after 16 ``grace`` at most: else the tasks of a backlog would be
+        enqueued faster than workers can find out that they are done.
         """
         messages = self._tables.messages
         now = database_now()
@@ -132,11 +137,19 @@ class StoreUpkeep:
             messages.c.enqueue_at <= now,
         )
         wanted = _first(self._tables, messages.c.enqueue_at, limit).where(*is_due, self._takes)
-        due_from = case((messages.c.next_attempt_at > now, messages.c.next_attempt_at), else_=now)
+        due_at = messages.c.next_attempt_at
+        again_at = case(
+            (due_at > now, later(due_at, grace)),
+            *(
+                (due_at <= later(now, -each * grace), later(now, 2 * each * grace))
+                for each in _LATE
+            ),
+            else_=later(now, grace),
+        )
         put_off = (
             update(messages)
             .where(self._tables.is_live)
-            .values(enqueue_at=later(due_from, grace), enqueued_at=now)
+            .values(enqueue_at=again_at, enqueued_at=now)
         )
         columns = (
             messages.c.id,

@@ -47,7 +47,11 @@ class MemoryStoreUpkeep:
         ]
         rows.sort(key=lambda row: row.enqueue_at)
         for row in rows[:limit]:
-            row.enqueue_at, row.enqueued_at = max(row.next_attempt_at, now) + grace, now
+            graces = (
+                2 * late for late in (8, 4, 2, 1) if row.next_attempt_at <= now - late * grace
+            )
+            row.enqueue_at = max(row.next_attempt_at, now) + next(graces, 1) * grace
+            row.enqueued_at = now
         due = [
             Due(
                 row.id,

@@ -97,6 +97,20 @@ def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
     assert rows.row(database, message.id).enqueue_at == message.send_at + GRACE
 
 
+@pytest.mark.parametrize(
+    ("late", "graces"), [(0, 1), (0.9, 1), (1, 2), (3, 4), (7, 8), (8, 16), (1_000, 16)]
+)
+def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(
+    database: Database, late: float, graces: int
+) -> None:
+    message = rows.add(database, send_at=rows.now() - late * GRACE)
+    before = rows.now()
+    assert len(StoreUpkeep(database).take_due(limit=9, grace=GRACE)) == 1
+    again_at = rows.row(database, message.id).enqueue_at
+    spent = rows.now() - before
+    assert timedelta(0) <= again_at - (before + graces * GRACE) <= spent + timedelta(milliseconds=9)
+
+
 def test_what_is_taken_says_when_by_the_clock_of_the_database(database: Database) -> None:
     message, far = rows.add_due(database), rows.add(database)
     before = database.run(lambda connection: connection.scalar(select(database_now())))
