@@ -75,15 +75,6 @@ class Hosts:
         self.load.wait_for(accepted + 60)
         wait_until(lambda: len(self.running.ledger()) > lines + 20)
 
-    def drain(self) -> None:
-        """Wait until all have ended; the deadline is for each next one."""
-
-        def under_way() -> int:
-            return sum(not each.status.is_final for each in self.running.stored())
-
-        while left := under_way():
-            wait_until(lambda: under_way() < left, every=0.1)
-
     def check(self) -> None:
         """Fail if a promise was broken."""
         failures = self.load.failures
@@ -180,7 +171,7 @@ def test_hosts_cut_off_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
     hosts.flow()
 
     hosts.load.stop()
-    hosts.drain()
+    hosts.running.wait_until_ended()
     hosts.check()
 
 
