@@ -49,7 +49,7 @@ test-slow: $(READY) ## Run all tests with half of the processor: no result may d
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.slow $(BIN)/python -m pytest -n 3 --dist loadfile --all
 
 test-hosts: $(READY) ## Run the test in which each part has a host of its own, as root: 2 minutes
-	DISPATCHER_TESTS_REQUIRE=netns $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py
+	DISPATCHER_TESTS_REQUIRE=netns timeout 900 $(BIN)/python -m pytest --all tests/acceptance/test_hosts.py tests/support/test_network.py
 
 test-logs: $(READY) ## Run the tests on SQLite with every log at DEBUG: no line may have a secret
 	$(BIN)/python -m pytest -n 3 --dist loadfile --all --log-level=DEBUG --show-capture=no \

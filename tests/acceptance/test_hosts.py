@@ -1,4 +1,4 @@
-"""Each part of a dispatcher has a host of its own; hosts are cut off, and clocks are wrong.
+"""Each part of a dispatcher has a host of its own; hosts are cut off or slow, and clocks are wrong.
 
 Two workers, a beat, PostgreSQL, a Redis Cluster and a RabbitMQ cluster live in network namespaces.
 One worker's clock is three seconds ahead, the other's three behind. The ledger goes by a clock that
@@ -44,6 +44,8 @@ COUNT, SECONDS = 8, 2
 DATABASE_SECONDS = 1.0
 SHORT_SECONDS = 0.1
 ROUNDS = 2
+DELAY_MS, LOSS = 10, 0.02
+"""Of each packet to or from a host with a slow line."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,6 @@ class Hosts:
         accepted, lines = len(self.load.accepted), len(self.running.ledger())
         self.load.wait_for(accepted + 60)
         wait_until(lambda: len(self.running.ledger()) > lines + 20)
-
-    def drain(self) -> None:
-        """Wait until all have ended; the deadline is for each next one."""
-
-        def under_way() -> int:
-            return sum(not each.status.is_final for each in self.running.stored())
-
-        while left := under_way():
-            wait_until(lambda: under_way() < left, every=0.1)
 
     def check(self) -> None:
         """Fail if a promise was broken."""
@@ -147,7 +140,7 @@ def hosts(request: pytest.FixtureRequest, folder: Path) -> Iterator[Hosts]:
         yield made
 
 
-def test_hosts_cut_off_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
+def test_hosts_cut_off_slow_lines_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
     for host, seconds in zip(hosts.workers, (AHEAD, BEHIND), strict=True):
         assert_off_by(host, seconds)
 
@@ -173,6 +166,10 @@ def test_hosts_cut_off_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
         hosts.flow()
     hosts.flow()
 
+    for host in (hosts.database, hosts.workers[0], hosts.rabbitmq[0].at):
+        with host.slowed(DELAY_MS, LOSS):
+            hosts.flow()
+
     for _ in range(ROUNDS):
         for host in hosts.all:
             host.cut_for(SHORT_SECONDS)
@@ -180,7 +177,7 @@ def test_hosts_cut_off_and_wrong_clocks_break_no_promise(hosts: Hosts) -> None:
     hosts.flow()
 
     hosts.load.stop()
-    hosts.drain()
+    hosts.running.wait_until_ended()
     hosts.check()
 
 

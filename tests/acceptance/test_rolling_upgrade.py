@@ -1,116 +1,165 @@
-"""A worker of the version before and one of this version, side by side on this version's schema."""
+"""The version before this one and this one, side by side: an upgrade without a stop."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
+from dispatcher import Settings
+from tests.acceptance.conftest import show_logs_of_failure
+from tests.support import submitting
 from tests.support.environment import (
-    ROOT,
-    SERVICES,
     Environment,
-    Maker,
+    broker_on,
     child_environment,
     dispatcher_command,
+    short_settings,
 )
+from tests.support.previous import Previous, previous
+from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-BATCHES, BATCH, PAUSE_SECONDS = 100, 25, 0.1
-MIGRATIONS = "migrations/versions"
-SUBMIT = f"""
-import time
-from datetime import timedelta
-from dispatcher import Dispatcher, Draft
-
-with Dispatcher() as dispatcher:
-    for batch in range({BATCHES}):
-        drafts = [
-            Draft(channel="ledger", recipient=f"%s {{batch}} {{number}}", body={{}},
-                  send_in=timedelta(seconds=1))
-            for number in range({BATCH})
-        ]
-        for answer in dispatcher.submit_many(drafts):
-            print(getattr(answer, "id", repr(answer)), flush=True)
-        time.sleep({PAUSE_SECONDS})
-"""
+RATE = 250
+"""Submits a second of one process; a slow machine makes fewer."""
+ALONE, TOGETHER = 300, 2_000
+"""How many messages are accepted from each process: beside no other version, and in each stage."""
 
 
-def git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+class Submitter:
+    """A process that submits with one of the two versions."""
+
+    def __init__(self, name: str, command: Sequence[str], seed: int, settings: Settings) -> None:
+        self.file = settings.data_dir / f"submits-{name}"
+        log = (settings.data_dir / f"submitter-{name}.log").open("wb")
+        self._process = subprocess.Popen(
+            [*command, "-m", submitting.__name__, str(self.file), str(RATE), str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=settings.data_dir,
+            env=child_environment(settings),
+        )
+        log.close()
+
+    @property
+    def lines(self) -> int:
+        return self.file.read_text().count('"accepted"') if self.file.exists() else 0
+
+    def flow(self, count: int) -> None:
+        """Wait until so many more submits were accepted; the deadline is for each next one."""
+        enough = self.lines + count
+        while (seen := self._ran()) < enough:
+            wait_until(lambda: self._ran() > seen, every=0.1)
+
+    def stop(self) -> None:
+        """End it; what it began it finishes."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        assert self._process.wait(60) == 0
+
+    def _ran(self) -> int:
+        assert self._process.poll() is None, "the submitting process has ended"
+        return self.lines
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the source of the version before: the last commit but one that changed the package.
-
-    ``DISPATCHER_TESTS_BEFORE`` names another one. Skip where there is none that can run on this
-    schema: then the database is migrated once all workers of that version have ended.
-    """
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("no history of commits")
-    versions = git("log", "-2", "--format=%H", "--", "dispatcher").split()
-    revision = os.environ.get("DISPATCHER_TESTS_BEFORE", versions[-1])
-    if revision == versions[0]:
-        pytest.skip("no version before this one")
-    changed = git("diff", "--name-status", "--diff-filter=a", revision, "HEAD", "--", MIGRATIONS)
-    if changed:
-        pytest.skip("a migration of the version before was edited: no release has it")
-    folder = tmp_path_factory.mktemp("before")
-    packed = folder / "before.tar"
-    git("archive", f"--output={packed}", revision, "dispatcher", "migrations")
-    shutil.unpack_archive(packed, folder, filter="data")
-    return folder
+@pytest.fixture
+def before(folder: Path) -> Previous:
+    """Give the previous version; skip where no migration leads from its schema to this one's."""
+    made = previous(folder / "previous")
+    if edited := made.edited_migrations():
+        pytest.skip(
+            f"{made.revision} and this version have different migrations of one name: "
+            f"{', '.join(edited)}. No database can be upgraded from there"
+        )
+    return made
 
 
-def running_with(source: Path, *command: str) -> list[str]:
-    """Return the command that runs with the dispatcher of this source."""
-    path = os.pathsep.join([str(source), str(ROOT)])
-    return ["env", f"PYTHONPATH={path}", *command]
+@pytest.fixture
+def settings(folder: Path, own_redis: RedisServer) -> Iterator[Settings]:
+    """Give the settings that both versions have."""
+    with PostgresServer() as postgres:
+        yield short_settings(
+            folder,
+            database_url=postgres.url(postgres.create_database()),
+            redis_url=own_redis.url,
+            broker_url=broker_on(own_redis.url),
+            claim_ttl=20,
+            transport_timeout=10,
+            redelivery_timeout=60,
+        )
 
 
-def submitting(environment: Environment, source: Path, name: str) -> subprocess.Popen[str]:
-    """Start a process that submits with the dispatcher of this source."""
-    return subprocess.Popen(
-        running_with(source, sys.executable, "-c", SUBMIT % name),
-        env=child_environment(environment.settings), cwd=source, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@pytest.fixture
+def stack(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_two_versions_lose_and_refuse_nothing(environment: Maker, before: Path) -> None:
-    imported = [sys.executable, "-c", "import dispatcher; print(dispatcher.__file__)"]
-    found = subprocess.run(
-        running_with(before, *imported), env=child_environment(), cwd=before,
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert found.stdout.startswith(str(before))
+@pytest.mark.timeout(900)
+def test_two_versions_side_by_side_lose_and_refuse_nothing(
+    request: pytest.FixtureRequest, settings: Settings, before: Previous, stack: ExitStack
+) -> None:
+    folder, env = settings.data_dir, child_environment(settings)
 
-    old = running_with(before, *dispatcher_command("worker", "--no-doctor"))
-    running = environment(services={"worker-before": old, **SERVICES})
-    with (
-        submitting(running, before, "before") as theirs,
-        submitting(running, ROOT, "now") as ours,
-    ):
-        wait_until(lambda: len(running.ledger()) > BATCHES * BATCH)
-        running.stop("worker-before")  # as a roll-out ends it, while the load goes on
-        answers = [*theirs.communicate()[0].split("\n"), *ours.communicate()[0].split("\n")]
-    answers = [each for each in answers if each]
-    assert [each for each in answers if "(" in each] == [], "none is refused"
-    accepted = {UUID(each) for each in answers}
-    assert len(accepted) == 2 * BATCHES * BATCH
-    running.wait_until_ended()
-    messages = [each for each in running.dispatcher.select() if each.id in accepted]
-    assert len(messages) == len(accepted), "none is lost"
-    running.check(messages)
-    log = running.log("worker-before")
-    assert " sent " in log, "the worker of the version before has sent some"
+    def run(command: Sequence[str]) -> str:
+        done = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
+        return done.stdout.decode()
+
+    def running(services: dict[str, Sequence[str]]) -> Environment:
+        made = Environment(folder, settings, services)
+        stack.callback(show_logs_of_failure, request.node, made)
+        return stack.enter_context(made)
+
+    def submitter(name: str, command: Sequence[str], seed: int) -> Submitter:
+        made = Submitter(name, command, seed, settings)
+        stack.callback(made.stop)
+        return made
+
+    place = run(before.command("-c", "import dispatcher; print(dispatcher.__file__)"))
+    assert Path(place.strip()).is_relative_to(before.folder), "the installed package wins"
+
+    run(before.command("-m", "dispatcher", "migrate"))
+    old = running({
+        "old-worker": before.command("-m", "dispatcher", "worker"),
+        "old-beat": before.command("-m", "dispatcher", "beat"),
+    })  # fmt: skip
+    of_old = submitter("old", before.command(), 1)
+    of_old.flow(ALONE)
+
+    run(dispatcher_command("migrate"))
+    new = running({"worker": dispatcher_command("worker"), "beat": dispatcher_command("beat")})
+    of_new = submitter("new", [sys.executable], 2)
+    seen = [sent(folder / "old-worker.log"), sent(folder / "worker.log")]
+    for each in (of_old, of_new):
+        each.flow(TOGETHER)
+    assert sent(folder / "old-worker.log") > seen[0], "both versions deliver"
+    assert sent(folder / "worker.log") > seen[1], "both versions deliver"
+
+    old.stop("old-worker")
+    old.stop("old-beat")
+    for each in (of_old, of_new):
+        each.flow(ALONE)
+    of_old.stop()
+    of_new.stop()
+    new.wait_until_ended()
+
+    told = [submitting.read(each.file) for each in (of_old, of_new)]
+    assert told[0].package.is_relative_to(before.folder)
+    assert not told[1].package.is_relative_to(before.folder)
+    assert [each for submits in told for each in submits.failures] == []
+    accepted = [each for submits in told for each in submits.accepted]
+    new.check(accepted, rescued=old.rescued() | new.rescued())
+    assert {row.status for row in new.rows()} == {"sent"}
+    assert old.restarts == new.restarts == 0
+
+
+def sent(log: Path) -> int:
+    """Return how many messages a worker has sent, by its log."""
+    return log.read_text().count(" sent channel=") if log.exists() else 0

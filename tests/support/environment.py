@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -167,10 +167,6 @@ class Environment:
     def ledger(self) -> list[ledger.Line]:
         return ledger.read(self._ledger)
 
-    def log(self, name: str) -> str:
-        """Return the log of a service."""
-        return self._services[name].log.read_text(errors="replace")
-
     def logs(self) -> str:
         """Return the ends of all logs."""
         ends = [
@@ -209,12 +205,13 @@ class Environment:
         return [(each.count, each.length_ms) for each in rolling]
 
     def wait_until_ended(self) -> None:
-        """Wait until nothing is scheduled or being sent."""
+        """Wait until nothing is scheduled or being sent; the deadline is for each next message."""
 
-        def all_ended() -> bool:
-            return all(each.status.is_final for each in self.stored())
+        def under_way() -> int:
+            return sum(not each.status.is_final for each in self.stored())
 
-        wait_until(all_ended, every=0.1)
+        while left := under_way():
+            wait_until(lambda: under_way() < left, every=0.1)
 
     def rescued(self) -> set[tuple[UUID, int]]:
         """Return the attempts that a rescue gave up, by the logs: message and number."""
@@ -226,7 +223,7 @@ class Environment:
 
     def check(
         self,
-        accepted: Sequence[Message],
+        accepted: Iterable[Message | UUID],
         *,
         cancelled: Sequence[UUID] = (),
         rescued: Collection[tuple[UUID, int]] = (),
@@ -237,7 +234,7 @@ class Environment:
         and recorded it after the next attempt had begun.
         """
         history = History(
-            accepted=frozenset(message.id for message in accepted),
+            accepted=frozenset(each if isinstance(each, UUID) else each.id for each in accepted),
             stored=[_as_then(each, rescued) for each in self.stored()],
             ledger=self.ledger(),
             cancelled=frozenset(cancelled),

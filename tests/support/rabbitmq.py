@@ -117,8 +117,12 @@ class RabbitMQNode(Server):
                 "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
                 "RABBITMQ_LOG_BASE": str(self.folder / "logs"),
                 "RABBITMQ_PID_FILE": str(self.folder / "pid"),
-                # Two cores are shared with all others: one scheduler, which does not spin.
-                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +sbwtdcpu none",
+                # Two cores are shared with all others: one scheduler, which does not spin. Nodes
+                # notice one that is cut off after 6 to 10 s; by default after 45 to 75 s, and what
+                # changes the cluster's metadata may wait as long.
+                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                    "+S 1:1 +sbwt none +sbwtdcpu none -kernel net_ticktime 8"
+                ),
             },
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

@@ -25,7 +25,15 @@ from tests.support.emptying import emptied, end_others, schema_of
 from tests.support.network import Host
 from tests.support.waiting import DEADLINE, wait_until
 
-_GUARD = 'read _; kill -9 "$1" 2>/dev/null; rm -rf "$2"'
+_GUARD = """
+read _
+kill -9 "$1" 2>/dev/null
+for _ in 1 2 3 4 5; do
+  [ -z "$3" ] || ip netns pids "$3" 2>/dev/null | xargs -r kill -9
+  rm -rf "$2" && break  # what is being killed may still write there
+  sleep 1
+done
+"""
 _UNPRIVILEGED = "nobody"
 HARNESS = "harness"
 """What connections to PostgreSQL call themselves that are nobody's but the tests'."""
@@ -69,7 +77,10 @@ class Server:
         with (self.folder / "log").open("ab") as log, there:
             self._process = self._launch(log.fileno())
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid), str(self.folder)],
+            [
+                *("/bin/sh", "-c", _GUARD, "guard", str(self._process.pid), str(self.folder)),
+                self.host.namespace if self.host else "",
+            ],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

@@ -1,0 +1,82 @@
+"""The package as it was at an earlier revision, for tests that run two versions side by side."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from tests.support.environment import ROOT
+
+REVISION = "DISPATCHER_TESTS_PREVIOUS"
+"""The variable that names the revision; without it, it is the commit before the one checked out."""
+_PARTS = ("dispatcher", "migrations")
+
+
+@dataclass(frozen=True)
+class Previous:
+    """A folder with the earlier package and its migrations. The tests in use are today's."""
+
+    revision: str
+    folder: Path
+
+    def command(self, *words: str) -> list[str]:
+        """Return what runs Python with the earlier package, and the tests of this version."""
+        path = f"PYTHONPATH={self.folder}{os.pathsep}{ROOT}"
+        return ["env", path, sys.executable, *words]
+
+    def edited_migrations(self) -> list[str]:
+        """Return the migrations of both versions whose text differs.
+
+        No migration leads from the earlier schema to this one if there are any.
+        """
+        theirs = self.folder / "migrations" / "versions"
+        ours = ROOT / "migrations" / "versions"
+        return sorted(
+            each.name
+            for each in theirs.glob("*.py")
+            if not (ours / each.name).exists()
+            or (ours / each.name).read_bytes() != each.read_bytes()
+        )
+
+
+def previous(folder: Path) -> Previous:
+    """Unpack the earlier version into ``folder``. Skip where the checkout does not have it.
+
+    Where ``DISPATCHER_TESTS_REQUIRE`` has ``git``, fail instead.
+    """
+    named = os.environ.get(REVISION)
+    if shutil.which("git") is None:
+        _missing("git is not installed")
+    found = _git("rev-parse", "--verify", "--quiet", f"{named or 'HEAD~1'}^{{commit}}")
+    if found.returncode != 0:
+        if named:
+            pytest.fail(f"{REVISION}: this checkout has no revision {named}")
+        _missing("this checkout has no commit before the one checked out")
+    revision = found.stdout.decode().strip()
+    archive = _git("archive", "--format=tar", revision, *_PARTS)
+    if archive.returncode != 0:
+        pytest.fail(f"git archive {revision}: {archive.stderr.decode().strip()}")
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as packed:
+        packed.extractall(folder, filter="data")
+    return Previous(revision, folder)
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    # The files may belong to another user than the one who runs the tests.
+    safe: Sequence[str] = ("-c", f"safe.directory={ROOT}")
+    return subprocess.run(["git", *safe, *words], cwd=ROOT, check=False, capture_output=True)
+
+
+def _missing(reason: str) -> None:
+    if "git" in os.environ.get("DISPATCHER_TESTS_REQUIRE", "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)
