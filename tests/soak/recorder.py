@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_BEGIN = '{"kind": "'
+
 
 def now_us() -> int:
     """Return microseconds since 1970 by the host's clock, which all parts of a soak share."""
@@ -25,7 +27,8 @@ def digest_of(channel: str, recipient: str, body: Mapping[str, Any]) -> str:
 class Recorder:
     """Appends JSON objects to a file that others may append to.
 
-    A line is one write in append mode: whoever is killed leaves whole lines only.
+    A line is one write in append mode. Linux may end the write of a killed process at the end of a
+    page of memory: then its line is torn, and :func:`read` leaves it out.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -41,7 +44,15 @@ class Recorder:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a history, in the order in which they were written."""
+    """Return the lines of a history, in the order in which they were written, but for torn ones."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for text in path.read_text().split("\n") for line in _whole(text)]
+
+
+def _whole(text: str) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(text)] if text else []
+    except json.JSONDecodeError:
+        _, begin, rest = text[1:].rpartition(_BEGIN)  # the next writer went on in the torn line
+        return _whole(begin + rest)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.soak.judge import INVARIANTS, judge
+from tests.soak.recorder import Recorder, read
 
 Lines = list[dict[str, Any]]
 ANN, BEN = "ann's", "ben's"
@@ -368,3 +370,17 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
 def test_a_line_of_an_unknown_kind_is_an_error() -> None:
     with pytest.raises(ValueError, match="strange"):
         judge([TERMS, {"kind": "strange", "at": 0}])
+
+
+def test_a_line_that_a_killed_process_has_torn_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    recorder = Recorder(path)
+    recorder.write("first", text="a\u2028b")
+    with path.open("a") as file:
+        file.write('{"kind": "torn", "at": 1, "text": "half')
+    recorder.write("next")
+    recorder.write("last")
+    recorder.close()
+    with path.open("a") as file:
+        file.write('{"kind": "torn", "at"')
+    assert [line["kind"] for line in read(path)] == ["first", "next", "last"]
