@@ -55,4 +55,4 @@ def _whole(text: str) -> list[dict[str, Any]]:
         return [json.loads(text)] if text else []
     except json.JSONDecodeError:
         _, begin, rest = text[1:].rpartition(_BEGIN)  # the next writer went on in the torn line
-        return _whole(begin + rest)
+        return _whole(begin + rest) if begin else []
