@@ -19,16 +19,16 @@ BUSY = 0.6
 class Costs:
     """CPU seconds for 1,000 messages, and bytes for one."""
 
-    submit: float = 0.41
-    submit_redis: float = 0.10
-    submit_sql: float = 0.24
-    deliver: float = 0.33
-    deliver_redis: float = 0.08
-    deliver_sql: float = 0.11
+    submit: float = 0.22
+    submit_redis: float = 0.06
+    submit_sql: float = 0.14
+    deliver: float = 0.14
+    deliver_redis: float = 0.04
+    deliver_sql: float = 0.06
     reservation_bytes: float = 145
-    live_bytes: float = 299
-    ended_bytes: float = 598
-    wal_bytes: float = 2_090
+    live_bytes: float = 301
+    ended_bytes: float = 382
+    wal_bytes: float = 2_150
 
 
 COSTS = Costs()
