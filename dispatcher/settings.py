@@ -180,7 +180,8 @@ class Settings(BaseSettings):
     enqueue_grace: Length = timedelta(seconds=5)
     """How long past its time a message stays unclaimed before it is enqueued again.
 
-    Then again when it is about twice as late, after 16 times this at most.
+    Then again each time that this is over; when it is late by four times this, after eight times
+    this, and when it is late by eight times, after 16.
     """
     overdue_after: Length = timedelta(minutes=5)
     """How long past its time an unclaimed message is overdue: see ``catch_up`` of a channel."""

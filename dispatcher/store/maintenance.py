@@ -56,7 +56,7 @@ UNKNOWN = "the outcome of the last try is unknown: its worker died or lost its l
 NOT_BEGUN = "not sent: before its send began, its worker died or could not put it back"
 OVERDUE = "overdue: nobody took it in time"
 NO_SLOT = "overdue: no slot was left for it"
-_LATE = (8, 4, 2, 1)
+_LATE = (8, 4)
 MOST_GRACES = 2 * _LATE[0]
 """After so many times ``enqueue_grace`` an unclaimed message is enqueued again at the latest."""
 
@@ -125,9 +125,9 @@ class StoreUpkeep:
         """Return messages whose time to be enqueued has come, soonest first.
 
         Each is returned again ``grace`` after it is due if it is not claimed by then: its task was
-        lost, or waits behind others. So a message that is late is returned again when it is twice
-        to four times as late, after 16 ``grace`` at most: else the tasks of a backlog would be
-        enqueued faster than workers can find out that they are done.
+        lost, or waits behind others. So a message that is late by four times ``grace`` is returned
+        again after twice that time, by eight times after sixteen: else the tasks of a backlog would
+        be enqueued faster than workers can find out that they are done.
         """
         messages = self._tables.messages
         now = database_now()

@@ -47,9 +47,7 @@ class MemoryStoreUpkeep:
         ]
         rows.sort(key=lambda row: row.enqueue_at)
         for row in rows[:limit]:
-            graces = (
-                2 * late for late in (8, 4, 2, 1) if row.next_attempt_at <= now - late * grace
-            )
+            graces = (2 * late for late in (8, 4) if row.next_attempt_at <= now - late * grace)
             row.enqueue_at = max(row.next_attempt_at, now) + next(graces, 1) * grace
             row.enqueued_at = now
         due = [

@@ -98,7 +98,7 @@ def test_a_message_taken_before_it_is_due_comes_again_only_after_it_was_due(
 
 
 @pytest.mark.parametrize(
-    ("late", "graces"), [(0, 1), (0.9, 1), (1, 2), (3, 4), (7, 8), (8, 16), (1_000, 16)]
+    ("late", "graces"), [(0, 1), (1, 1), (3, 1), (4, 8), (7, 8), (8, 16), (1_000, 16)]
 )
 def test_the_later_a_message_is_the_longer_until_it_is_enqueued_again(
     database: Database, late: float, graces: int
